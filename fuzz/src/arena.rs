@@ -1,10 +1,10 @@
 //! Parsers of the client of OpenArena's server, and the client's reassembly of messages.
 
-#[path = "../../crates/bench/src/arena/protocol/mod.rs"]
+#[path = "../../crates/bench/src/openarena/protocol/mod.rs"]
 #[allow(dead_code, reason = "clients write more than is read here")]
 mod protocol;
 
-use protocol::bits::Writer;
+use protocol::bits::BitWriter;
 use protocol::client_message::{ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand};
 use protocol::netchan::Reassembly;
 use protocol::{connectionless, server_message};
@@ -45,43 +45,43 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Returns a game state: one setting, and an entity that differs in its first field.
 fn gamestate() -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.long(0);
-    writer.byte(2);
-    writer.long(3);
-    writer.byte(3);
-    writer.number(1, 16);
-    writer.text("\\sv_serverid\\9");
-    writer.byte(4);
-    writer.number(5, 10);
-    writer.number(0b10, 2);
-    writer.byte(1);
-    writer.number(0b11, 2);
-    writer.long(1234);
-    writer.byte(8);
-    writer.long(0);
-    writer.long(55);
-    writer.byte(8);
+    let mut writer = BitWriter::default();
+    writer.write_i32(0);
+    writer.write_byte(2);
+    writer.write_i32(3);
+    writer.write_byte(3);
+    writer.write_bits(1, 16);
+    writer.write_string("\\sv_serverid\\9");
+    writer.write_byte(4);
+    writer.write_bits(5, 10);
+    writer.write_bits(0b10, 2);
+    writer.write_byte(1);
+    writer.write_bits(0b11, 2);
+    writer.write_i32(1234);
+    writer.write_byte(8);
+    writer.write_i32(0);
+    writer.write_i32(55);
+    writer.write_byte(8);
     writer.into_bytes()
 }
 
 /// Returns a command, and a snapshot with two fields of the player: a time and a whole number.
 fn snapshot() -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.long(1);
-    writer.byte(5);
-    writer.long(1);
-    writer.text("print \"hello\"");
-    writer.byte(7);
-    writer.long(1000);
+    let mut writer = BitWriter::default();
+    writer.write_i32(1);
+    writer.write_byte(5);
+    writer.write_i32(1);
+    writer.write_string("print \"hello\"");
+    writer.write_byte(7);
+    writer.write_i32(1000);
     // Not relative to another snapshot, no flags, one area.
     for byte in [0, 0, 1, 9, 2] {
-        writer.byte(byte);
+        writer.write_byte(byte);
     }
-    writer.number(1, 1);
-    writer.long(990);
-    writer.number(0b01, 2);
-    writer.number(4196, 13);
+    writer.write_bits(1, 1);
+    writer.write_i32(990);
+    writer.write_bits(0b01, 2);
+    writer.write_bits(4196, 13);
     writer.into_bytes()
 }
 

@@ -1,6 +1,6 @@
 //! Decoder of frames.
 
-use holdfast_wire::{Decoder, Frame, VERSION, encode};
+use holdfast_wire::{Frame, FrameDecoder, VERSION, encode};
 
 /// Decodes frames from the bytes after the first. An even first byte makes these bytes a stream, read in pieces of this
 /// size plus 1; an odd one makes them the body of one frame. Decoded frames survive encoding and decoding.
@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) -> bool {
 
 /// Returns the frames up to the first error.
 pub(crate) fn decode(bytes: &[u8], piece: usize) -> Vec<Frame> {
-    let mut decoder = Decoder::new();
+    let mut decoder = FrameDecoder::new();
     let mut frames = Vec::new();
     for piece in bytes.chunks(piece) {
         decoder.feed(piece);

@@ -2,11 +2,11 @@
 
 use crate::frame::decode;
 use bytes::Bytes;
+use holdfast_proto::flow_ownership;
 use holdfast_proto::handoff::{
-    Command, Completion, Config, Drain, FrozenFlow, Handoff, Output, Request, Results,
-    SendQueueInfo, StaticFlow, Token,
+    Command, CommandToken, Completion, DrainPolicy, FrozenFlow, Handoff, HandoffMachineConfig,
+    Output, Request, Results, SendQueueInfo, StaticFlow,
 };
-use holdfast_proto::ownership;
 use holdfast_wire::{Flow, NodeId};
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ pub fn run(data: &[u8]) -> bool {
         return false;
     };
     let holder = NodeId(u16::from(choice % 3) + 1);
-    let config = Config::new(NodeId(1), 1, holder, [NodeId(2), NodeId(3)]);
+    let config = HandoffMachineConfig::new(NodeId(1), 1, holder, [NodeId(2), NodeId(3)]);
     let mut machine = Handoff::new(config);
     let mut now = Duration::ZERO;
     let flows = (1..4).map(flow).collect();
     let request = Request {
         flows,
         to: NodeId(2),
-        drain: Drain::Yes,
+        drain: DrainPolicy::Yes,
     };
     machine
         .handle_request(now, request)
@@ -67,7 +67,7 @@ fn execute_commands(machine: &mut Handoff, now: Duration) {
 }
 
 /// Returns success, except that the holder knows no flow.
-fn results(command: &Command) -> (Token, Results) {
+fn results(command: &Command) -> (CommandToken, Results) {
     match command {
         Command::ReadStatic { token, flows } => {
             let state = StaticFlow {
@@ -107,7 +107,7 @@ fn results(command: &Command) -> (Token, Results) {
             asker,
             changes,
         } => {
-            let apply = |change| ownership::apply_change(None, change, *asker);
+            let apply = |change| flow_ownership::apply_change(None, change, *asker);
             (
                 *token,
                 Results::Arbitrated(changes.iter().map(apply).collect()),

@@ -1,8 +1,9 @@
 //! Images of processes from a donor: the acceptor decodes them, and checks the rules that the types cannot express.
 
-use holdfast_sys::process::files::Image;
+use holdfast_sys::process::files::FilesImage;
 use holdfast_sys::process::image::{
-    BorrowedPages, Descriptors, Files, FrozenTree, MissingPages, Tree, Validate, decode, encode,
+    BorrowedPages, DescriptorUpdate, MissingPages, OpenFilesUpdate, ProcessTreeState, TreeLayout,
+    Validate, decode, encode,
 };
 
 /// Decodes an image of the kind that the first byte gives. An accepted image survives encoding and decoding, and
@@ -12,9 +13,9 @@ pub fn run(data: &[u8]) -> bool {
         return false;
     };
     match choice % 5 {
-        0 => assert_round_trip::<Tree>(rest).is_some(),
-        1 => assert_round_trip::<FrozenTree>(rest).is_some(),
-        2 => assert_round_trip::<Descriptors>(rest).is_some_and(check_descriptors),
+        0 => assert_round_trip::<TreeLayout>(rest).is_some(),
+        1 => assert_round_trip::<ProcessTreeState>(rest).is_some(),
+        2 => assert_round_trip::<DescriptorUpdate>(rest).is_some_and(check_descriptors),
         3 => assert_round_trip::<MissingPages>(rest).is_some(),
         _ => check_pages(rest),
     }
@@ -29,15 +30,15 @@ fn assert_round_trip<T: Validate + PartialEq + std::fmt::Debug>(bytes: &[u8]) ->
 }
 
 /// Changes are checked together with the image that results from them.
-fn check_descriptors(found: Descriptors) -> bool {
+fn check_descriptors(found: DescriptorUpdate) -> bool {
     match found.files {
-        Files::Image(image) => {
+        OpenFilesUpdate::Image(image) => {
             let empty_changes = image.changes_since(&image);
             let mut same = image.clone();
             assert!(same.apply(empty_changes).is_ok() && same == image);
         }
-        Files::Changes(changes) => {
-            let _ = Image::default().apply(changes);
+        OpenFilesUpdate::Changes(changes) => {
+            let _ = FilesImage::default().apply(changes);
         }
     }
     true

@@ -6,10 +6,12 @@ mod mutated_messages;
 mod user_rights;
 
 use holdfast_sys::process::image::{
-    BorrowedPages, Descriptors, FrozenTree, Mapping, MemorySpace, MissingPages, Pages, Tree,
-    Validate, decode, encode,
+    BorrowedPages, DescriptorUpdate, Mapping, MemorySpace, MissingPages, PagesMessage,
+    ProcessTreeState, TreeLayout, Validate, decode, encode,
 };
-use holdfast_sys::process::judge::{ImagePolicy, Judge, Message, MessageSequence, NodeLimits};
+use holdfast_sys::process::image_judge::{
+    DonorMessageKind, ImageJudge, ImagePolicy, MessageSequence, NodeLimits,
+};
 use std::collections::BTreeSet;
 
 /// The accepted user, its group, the directory of its programs, and its permitted privileged port.
@@ -19,22 +21,22 @@ const PROGRAMS: &str = "/usr/games";
 const PORT: u16 = 443;
 
 /// Messages, indexed by the number that represents them in an input.
-const MESSAGES: [Message; 15] = [
-    Message::Tree,
-    Message::Descriptors,
-    Message::StatePreview,
-    Message::Pages,
-    Message::TcpSnapshots,
-    Message::FreezeStart,
-    Message::MissingPages,
-    Message::LastDescriptors,
-    Message::Sockets,
-    Message::LastSockets,
-    Message::State,
-    Message::Digest,
-    Message::PostcopyPages,
-    Message::PostcopyLost,
-    Message::Locks,
+const MESSAGES: [DonorMessageKind; 15] = [
+    DonorMessageKind::Tree,
+    DonorMessageKind::Descriptors,
+    DonorMessageKind::StatePreview,
+    DonorMessageKind::Pages,
+    DonorMessageKind::TcpSnapshots,
+    DonorMessageKind::FreezeStart,
+    DonorMessageKind::MissingPages,
+    DonorMessageKind::LastDescriptors,
+    DonorMessageKind::Sockets,
+    DonorMessageKind::LastSockets,
+    DonorMessageKind::State,
+    DonorMessageKind::Digest,
+    DonorMessageKind::PostcopyPages,
+    DonorMessageKind::PostcopyLost,
+    DonorMessageKind::Locks,
 ];
 /// Flag of a record that contains its message as bytes.
 const RAW: u8 = 0x80;
@@ -61,7 +63,7 @@ pub fn run(data: &[u8]) -> bool {
 }
 
 /// Builds a record of a message with changes, each of a field to a value.
-pub fn record(message: Message, changes: &[(u8, u8)]) -> Vec<u8> {
+pub fn record(message: DonorMessageKind, changes: &[(u8, u8)]) -> Vec<u8> {
     let number = MESSAGES.iter().position(|of| *of == message);
     let mut record = vec![number.unwrap_or(0) as u8, changes.len() as u8];
     record.extend(changes.iter().flat_map(|(field, value)| [*field, *value]));
@@ -70,11 +72,11 @@ pub fn record(message: Message, changes: &[(u8, u8)]) -> Vec<u8> {
 
 /// Returns conversations in valid order; the acceptor accepts the complete ones.
 pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
-    use Message::{
+    use DonorMessageKind::{
         Descriptors, Digest, FreezeStart, LastDescriptors, LastSockets, MissingPages, Pages,
         Sockets, State, StatePreview, TcpSnapshots, Tree,
     };
-    let records_of = |messages: &[Message]| -> Vec<u8> {
+    let records_of = |messages: &[DonorMessageKind]| -> Vec<u8> {
         messages.iter().flat_map(|of| record(*of, &[])).collect()
     };
     let first_messages = [Tree, Descriptors, StatePreview, Pages];
@@ -120,7 +122,7 @@ fn split_raw(bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     (body.to_vec(), rest)
 }
 
-fn split_changed(message: Message, bytes: &[u8]) -> (Vec<u8>, &[u8]) {
+fn split_changed(message: DonorMessageKind, bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     let Some((count, rest)) = bytes.split_first() else {
         return (sound_message(message, &[]), &[]);
     };
@@ -130,14 +132,16 @@ fn split_changed(message: Message, bytes: &[u8]) -> (Vec<u8>, &[u8]) {
 }
 
 /// Returns a message as an honest donor sends it, after these changes.
-fn sound_message(message: Message, changes: &[u8]) -> Vec<u8> {
+fn sound_message(message: DonorMessageKind, changes: &[u8]) -> Vec<u8> {
     let changes = changes.chunks_exact(2).map(|pair| (pair[0], pair[1]));
     match message {
-        Message::Tree => mutated_messages::tree_message(changes),
-        Message::Descriptors => mutated_messages::descriptors_message(changes),
-        Message::StatePreview | Message::State => mutated_messages::frozen_message(changes),
-        Message::Pages => mutated_messages::pages_message(changes),
-        Message::MissingPages => mutated_messages::missing_message(),
+        DonorMessageKind::Tree => mutated_messages::tree_message(changes),
+        DonorMessageKind::Descriptors => mutated_messages::descriptors_message(changes),
+        DonorMessageKind::StatePreview | DonorMessageKind::State => {
+            mutated_messages::frozen_message(changes)
+        }
+        DonorMessageKind::Pages => mutated_messages::pages_message(changes),
+        DonorMessageKind::MissingPages => mutated_messages::missing_message(),
         _ => Vec::new(),
     }
 }
@@ -145,10 +149,10 @@ fn sound_message(message: Message, changes: &[u8]) -> Vec<u8> {
 /// State of an acceptor for one arriving process.
 struct Acceptor {
     order: MessageSequence,
-    judge: Judge,
+    judge: ImageJudge,
     /// Accepted messages.
-    accepted: Vec<Message>,
-    tree: Option<Tree>,
+    accepted: Vec<DonorMessageKind>,
+    tree: Option<TreeLayout>,
 }
 
 impl Acceptor {
@@ -161,44 +165,44 @@ impl Acceptor {
         };
         Acceptor {
             order: MessageSequence::default(),
-            judge: Judge::new(allowed, NodeLimits::default()),
+            judge: ImageJudge::new(allowed, NodeLimits::default()),
             accepted: Vec::new(),
             tree: None,
         }
     }
 
     /// Accepts a message as the daemon does: first its order, then its form, then the judge.
-    fn accept(&mut self, message: Message, body: &[u8]) -> Result<(), String> {
+    fn accept(&mut self, message: DonorMessageKind, body: &[u8]) -> Result<(), String> {
         self.order.accept(message)?;
         match message {
-            Message::Tree => {
-                let tree: Tree = decode_message(body)?;
+            DonorMessageKind::Tree => {
+                let tree: TreeLayout = decode_message(body)?;
                 self.judge.check_tree(&tree)?;
                 user_rights::assert_tree(&tree);
                 self.tree = Some(tree);
             }
-            Message::Descriptors => {
-                let found: Descriptors = decode_message(body)?;
+            DonorMessageKind::Descriptors => {
+                let found: DescriptorUpdate = decode_message(body)?;
                 self.judge.check_descriptors(&found)?;
                 user_rights::assert_descriptors(&found);
             }
-            Message::StatePreview | Message::State => {
-                let frozen: FrozenTree = decode_message(body)?;
+            DonorMessageKind::StatePreview | DonorMessageKind::State => {
+                let frozen: ProcessTreeState = decode_message(body)?;
                 self.judge.check_state(&frozen)?;
                 user_rights::assert_frozen(&frozen);
             }
-            Message::Pages => self.accept_pages(body)?,
-            Message::MissingPages => drop(decode_message::<MissingPages>(body)?),
+            DonorMessageKind::Pages => self.accept_pages(body)?,
+            DonorMessageKind::MissingPages => drop(decode_message::<MissingPages>(body)?),
             // Messages that need a daemon's knowledge, such as socket states and checksums, are not checked here.
-            Message::TcpSnapshots
-            | Message::FreezeStart
-            | Message::LastDescriptors
-            | Message::Sockets
-            | Message::LastSockets
-            | Message::Digest
-            | Message::Locks
-            | Message::PostcopyPages
-            | Message::PostcopyLost => {}
+            DonorMessageKind::TcpSnapshots
+            | DonorMessageKind::FreezeStart
+            | DonorMessageKind::LastDescriptors
+            | DonorMessageKind::Sockets
+            | DonorMessageKind::LastSockets
+            | DonorMessageKind::Digest
+            | DonorMessageKind::Locks
+            | DonorMessageKind::PostcopyPages
+            | DonorMessageKind::PostcopyLost => {}
         }
         self.accepted.push(message);
         self.assert_order();
@@ -226,44 +230,56 @@ impl Acceptor {
     fn assert_order(&self) {
         let position_of = |message| self.accepted.iter().position(|of| *of == message);
         let count = |message| self.accepted.iter().filter(|of| **of == message).count();
-        assert_eq!(self.accepted[0], Message::Tree);
+        assert_eq!(self.accepted[0], DonorMessageKind::Tree);
         for unique_message in [
-            Message::StatePreview,
-            Message::LastDescriptors,
-            Message::LastSockets,
-            Message::State,
-            Message::Digest,
-            Message::Locks,
+            DonorMessageKind::StatePreview,
+            DonorMessageKind::LastDescriptors,
+            DonorMessageKind::LastSockets,
+            DonorMessageKind::State,
+            DonorMessageKind::Digest,
+            DonorMessageKind::Locks,
         ] {
             assert!(count(unique_message) <= 1, "{unique_message:?} came twice");
         }
         let orders = [
-            (Message::Descriptors, Message::StatePreview),
-            (Message::StatePreview, Message::Pages),
-            (Message::FreezeStart, Message::MissingPages),
-            (Message::FreezeStart, Message::LastDescriptors),
-            (Message::LastDescriptors, Message::Sockets),
-            (Message::LastDescriptors, Message::LastSockets),
-            (Message::LastSockets, Message::State),
-            (Message::State, Message::Digest),
-            (Message::State, Message::Locks),
+            (
+                DonorMessageKind::Descriptors,
+                DonorMessageKind::StatePreview,
+            ),
+            (DonorMessageKind::StatePreview, DonorMessageKind::Pages),
+            (
+                DonorMessageKind::FreezeStart,
+                DonorMessageKind::MissingPages,
+            ),
+            (
+                DonorMessageKind::FreezeStart,
+                DonorMessageKind::LastDescriptors,
+            ),
+            (DonorMessageKind::LastDescriptors, DonorMessageKind::Sockets),
+            (
+                DonorMessageKind::LastDescriptors,
+                DonorMessageKind::LastSockets,
+            ),
+            (DonorMessageKind::LastSockets, DonorMessageKind::State),
+            (DonorMessageKind::State, DonorMessageKind::Digest),
+            (DonorMessageKind::State, DonorMessageKind::Locks),
         ];
         for (first, second) in orders {
             let is_ordered = position_of(second)
                 .is_none_or(|second| position_of(first).is_some_and(|at| at < second));
             assert!(is_ordered, "{second:?} before {first:?}");
         }
-        if let Some(last) = position_of(Message::LastDescriptors) {
+        if let Some(last) = position_of(DonorMessageKind::LastDescriptors) {
             let later_messages: BTreeSet<u8> = self.accepted[last + 1..]
                 .iter()
                 .map(|of| *of as u8)
                 .collect();
             let allowed_messages = [
-                Message::Sockets,
-                Message::LastSockets,
-                Message::State,
-                Message::Digest,
-                Message::Locks,
+                DonorMessageKind::Sockets,
+                DonorMessageKind::LastSockets,
+                DonorMessageKind::State,
+                DonorMessageKind::Digest,
+                DonorMessageKind::Locks,
             ];
             assert!(
                 later_messages
@@ -271,7 +287,10 @@ impl Acceptor {
                     .all(|of| allowed_messages.iter().any(|may| *may as u8 == *of))
             );
         }
-        for forbidden_message in [Message::PostcopyPages, Message::PostcopyLost] {
+        for forbidden_message in [
+            DonorMessageKind::PostcopyPages,
+            DonorMessageKind::PostcopyLost,
+        ] {
             assert_eq!(
                 count(forbidden_message),
                 0,
@@ -280,7 +299,7 @@ impl Acceptor {
         }
         assert_eq!(
             self.order.is_complete(),
-            position_of(Message::State).is_some()
+            position_of(DonorMessageKind::State).is_some()
         );
     }
 }
@@ -294,7 +313,7 @@ fn encode_message<T: Validate>(message: &T) -> Vec<u8> {
     encode(message).unwrap_or_default()
 }
 
-fn encode_pages(pages: Pages) -> Vec<u8> {
+fn encode_pages(pages: PagesMessage) -> Vec<u8> {
     let parts = pages.into_message();
     parts.map_or_else(|_| Vec::new(), |(front, content)| [front, content].concat())
 }

@@ -1,7 +1,7 @@
 //! The registrar machine with arbitrary messages.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{AssociationId, Config, Output, Protocol, Registrar};
+use holdfast_proto::registrar::{AssociationId, Config, Output, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::{
     ElementId, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap,
     enrp,
@@ -54,10 +54,10 @@ fn address(from: u8) -> SocketAddr {
     SocketAddr::from(([10, 1, 0, from], 5000 + u16::from(from)))
 }
 
-fn protocol(from: u8) -> Protocol {
+fn protocol(from: u8) -> PoolProtocol {
     match from < FIRST_REGISTRAR {
-        true => Protocol::Asap,
-        false => Protocol::Enrp,
+        true => PoolProtocol::Asap,
+        false => PoolProtocol::Enrp,
     }
 }
 
@@ -85,7 +85,8 @@ impl RegistrarHarness {
         settings.check_addresses = false;
         let registrars = (FIRST_REGISTRAR..ASSOCIATIONS - 1).map(|from| address(from).ip());
         let prefixes = registrars.map(|ip| ip.to_string().parse().expect("an address"));
-        settings.access.registrar = holdfast_proto::registrar::Permission::Only(prefixes.collect());
+        settings.access.registrar =
+            holdfast_proto::registrar::PermittedHosts::Only(prefixes.collect());
         let mut world = RegistrarHarness {
             machine: Registrar::new(Duration::ZERO, config),
             now: Duration::ZERO,
@@ -129,8 +130,8 @@ impl RegistrarHarness {
                 .machine
                 .handle_send_failed(id(from), protocol(from), message),
             _ => match protocol(from) {
-                Protocol::Asap => self.machine.handle_asap(self.now, id(from), message),
-                Protocol::Enrp => self.machine.handle_enrp(self.now, id(from), message),
+                PoolProtocol::Asap => self.machine.handle_asap(self.now, id(from), message),
+                PoolProtocol::Enrp => self.machine.handle_enrp(self.now, id(from), message),
             },
         }
         self.execute_outputs();
@@ -188,10 +189,10 @@ impl RegistrarHarness {
     }
 }
 
-fn assert_reports_encode(protocol: Protocol, message: &Bytes) {
+fn assert_reports_encode(protocol: PoolProtocol, message: &Bytes) {
     let reports = match protocol {
-        Protocol::Asap => asap::Message::parse(message).map(|parsed| parsed.reports),
-        Protocol::Enrp => enrp::Message::parse(message).map(|parsed| parsed.reports),
+        PoolProtocol::Asap => asap::Message::parse(message).map(|parsed| parsed.reports),
+        PoolProtocol::Enrp => enrp::Message::parse(message).map(|parsed| parsed.reports),
     };
     assert!(reports.expect("what it says can be read").is_empty());
 }

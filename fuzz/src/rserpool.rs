@@ -1,24 +1,26 @@
 //! Messages of Reliable Server Pooling.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp, message_length, peek};
+use holdfast_wire::rserpool::{
+    DecodeError, EncodeError, ParsedMessage, asap, enrp, message_length, message_subject,
+};
 use std::fmt::Debug;
 
 /// Parses any bytes to an ASAP message or an error; a message survives writing and reading.
 pub fn asap(data: &[u8]) -> bool {
-    peek::asap(data);
+    message_subject::asap_subject(data);
     run_parser(data, asap::Message::parse, asap::Message::encode)
 }
 
 /// Parses any bytes to an ENRP message or an error; a message survives writing and reading.
 pub fn enrp(data: &[u8]) -> bool {
-    peek::enrp(data);
+    message_subject::enrp_subject(data);
     run_parser(data, enrp::Message::parse, enrp::Message::encode)
 }
 
 fn run_parser<M: PartialEq + Debug>(
     data: &[u8],
-    parse: fn(&Bytes) -> Result<Parsed<M>, Error>,
+    parse: fn(&Bytes) -> Result<ParsedMessage<M>, DecodeError>,
     encode: fn(&M, &mut BytesMut) -> Result<(), EncodeError>,
 ) -> bool {
     let reports = match parse(&Bytes::copy_from_slice(data)) {
@@ -39,7 +41,7 @@ fn run_parser<M: PartialEq + Debug>(
 /// A message that was read can be written as one message. The result may be longer if the original lacked padding.
 fn assert_round_trip<M: PartialEq + Debug>(
     message: &M,
-    parse: fn(&Bytes) -> Result<Parsed<M>, Error>,
+    parse: fn(&Bytes) -> Result<ParsedMessage<M>, DecodeError>,
     encode: fn(&M, &mut BytesMut) -> Result<(), EncodeError>,
 ) {
     let mut buffer = BytesMut::new();

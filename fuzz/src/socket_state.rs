@@ -1,15 +1,15 @@
 //! State of a TCP socket from a donor: the acceptor decodes it, and builds a packet from it.
 
-use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic, state_injection};
+use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState, state_injection};
 use serde::{Deserialize, Serialize};
 
 /// Both parts of a socket's state, encoded like the blobs between nodes.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// The part transferred before the freeze.
-    pub static_state: TcpStatic,
+    pub static_state: TcpStaticState,
     /// The part transferred in the freeze.
-    pub dynamic: TcpDynamic,
+    pub dynamic: TcpDynamicState,
 }
 
 /// Decoded state survives encoding and decoding, and computations on it do not panic.

@@ -1,16 +1,16 @@
 //! Workspace chores, run as `cargo xtask CHORE`.
 #![forbid(unsafe_code)]
 
+mod source_tree;
 mod test_run;
 mod tidy;
-mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::tree::Tree;
+use crate::source_tree::SourceTree;
 
 const USAGE: &str = "\
 Usage: cargo xtask CHORE
@@ -54,7 +54,7 @@ fn checkout() -> Result<PathBuf> {
 }
 
 fn tidy(lower_ratchet: bool) -> Result<ExitCode> {
-    let mut tree = Tree::read()?;
+    let mut tree = SourceTree::read()?;
     if lower_ratchet {
         tidy::ratchet::lower_sizes(&mut tree)?;
     }

@@ -73,7 +73,7 @@ pub enum CaError {
 
 /// Files of a certificate just issued.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Issued {
+pub struct IssuedFiles {
     /// The certificate (PEM).
     pub cert: PathBuf,
     /// The private key (PEM).
@@ -83,17 +83,17 @@ pub struct Issued {
 }
 
 /// A certificate authority that can issue and revoke certificates.
-pub struct Authority {
+pub struct CertificateAuthority {
     dir: PathBuf,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Creates an authority for the group `group` in `dir`, which is created if necessary.
     ///
     /// # Errors
     /// `dir` holds an authority already, cannot be written, or `group` is not a name.
-    pub fn init(dir: &Path, group: &str) -> Result<Authority, CaError> {
+    pub fn init(dir: &Path, group: &str) -> Result<CertificateAuthority, CaError> {
         check_name(group)?;
         fs::DirBuilder::new()
             .recursive(true)
@@ -114,7 +114,7 @@ impl Authority {
         create(&dir.join("ca.key"), &key.serialize_pem())?;
         create(&dir.join("ca.pem"), &certificate.pem())?;
         create(&dir.join("serials.log"), "")?;
-        let authority = Authority {
+        let authority = CertificateAuthority {
             dir: dir.to_owned(),
             issuer: Issuer::new(params, key),
         };
@@ -126,10 +126,10 @@ impl Authority {
     ///
     /// # Errors
     /// Its files are missing or damaged.
-    pub fn open(dir: &Path) -> Result<Authority, CaError> {
+    pub fn open(dir: &Path) -> Result<CertificateAuthority, CaError> {
         let key = KeyPair::from_pem(&read(&dir.join("ca.key"))?)?;
         let certificate = read(&dir.join("ca.pem"))?;
-        Ok(Authority {
+        Ok(CertificateAuthority {
             dir: dir.to_owned(),
             issuer: Issuer::from_ca_cert_pem(&certificate, key)?,
         })
@@ -139,7 +139,12 @@ impl Authority {
     ///
     /// # Errors
     /// `node` is not a name, or its files exist already (revoke moves them aside).
-    pub fn issue(&self, node: &str, addresses: &[IpAddr], days: u32) -> Result<Issued, CaError> {
+    pub fn issue(
+        &self,
+        node: &str,
+        addresses: &[IpAddr],
+        days: u32,
+    ) -> Result<IssuedFiles, CaError> {
         check_name(node)?;
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -159,7 +164,7 @@ impl Authority {
         params.serial_number = Some(serial_from_key(&key));
         set_validity(&mut params, days);
         let certificate = params.signed_by(&key, &self.issuer)?;
-        let issued = Issued {
+        let issued = IssuedFiles {
             cert: self.dir.join(format!("{node}.pem")),
             key: self.dir.join(format!("{node}.key")),
             serial: hex(&serial_from_key(&key).to_bytes()),

@@ -4,11 +4,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use holdfast_api::ca::{Authority, CaError, NODE_DAYS};
+use holdfast_api::ca::{CaError, CertificateAuthority, NODE_DAYS};
 
-fn new_authority() -> (tempfile::TempDir, Authority) {
+fn new_authority() -> (tempfile::TempDir, CertificateAuthority) {
     let dir = tempfile::tempdir().unwrap();
-    let authority = Authority::init(&dir.path().join("ca"), "files").unwrap();
+    let authority = CertificateAuthority::init(&dir.path().join("ca"), "files").unwrap();
     (dir, authority)
 }
 
@@ -39,7 +39,7 @@ fn authority_files_are_private() {
 fn authority_files_are_never_overwritten() {
     let (dir, authority) = new_authority();
     let before = fs::read(dir.path().join("ca/ca.pem")).unwrap();
-    let again = Authority::init(&dir.path().join("ca"), "files");
+    let again = CertificateAuthority::init(&dir.path().join("ca"), "files");
     assert!(matches!(again.err(), Some(CaError::Exists(_))));
     assert_eq!(fs::read(dir.path().join("ca/ca.pem")).unwrap(), before);
 
@@ -62,7 +62,7 @@ fn a_reopened_authority_issues_and_revokes() {
     let (dir, authority) = new_authority();
     drop(authority);
     let path = dir.path().join("ca");
-    let authority = Authority::open(&path).unwrap();
+    let authority = CertificateAuthority::open(&path).unwrap();
     let addresses = ["10.0.0.11".parse().unwrap(), "fd00::11".parse().unwrap()];
     let first = authority.issue("n1", &addresses, NODE_DAYS).unwrap();
     let other = authority.issue("n2", &[], NODE_DAYS).unwrap();
@@ -122,6 +122,9 @@ fn bad_names_and_a_damaged_log_are_refused() {
 #[test]
 fn a_missing_authority_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let error = Authority::open(dir.path()).err().unwrap().to_string();
+    let error = CertificateAuthority::open(dir.path())
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("ca.key"), "{error}");
 }

@@ -1,21 +1,21 @@
 //! Benchmarks, demonstrations and the papers' experiments: the library of the program `holdfast-bench`.
 #![forbid(unsafe_code)]
 
-pub mod arena;
+mod balanced_trees;
 pub mod capture;
 pub mod churn;
 pub mod cluster;
+pub mod connection_load;
 pub mod demo;
 pub mod handlespace;
 pub mod handoff;
-pub mod load;
 pub mod migrate;
-pub mod moves;
-pub mod pools;
+pub mod openarena;
+pub mod pool_lab;
+pub mod process_moves;
 pub mod programs;
 pub mod registrar;
 pub mod repro;
 pub mod sim;
 pub mod steer;
-mod trees;
-pub mod zone;
+pub mod zone_server_lab;

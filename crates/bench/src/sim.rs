@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_sim::Time;
-use holdfast_sim::pools::{Choice, Config, Workload, Zone, run as simulate};
+use holdfast_sim::pools::{ElementChoice, PoolRunConfig, Workload, ZoneConfig, run as simulate};
 use serde::Serialize;
 
 /// Flags of `holdfast bench sim`.
@@ -25,7 +25,7 @@ pub struct SimArgs {
 
 /// Result of one scenario.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct SimRow {
     scenario: &'static str,
     events: u64,
     wall_s: f64,
@@ -35,9 +35,9 @@ pub struct Row {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct SimReport<'a> {
     bench: &'static str,
-    rows: &'a [Row],
+    rows: &'a [SimRow],
 }
 
 /// The scenarios: name, zones, elements per zone, users per element, virtual seconds.
@@ -49,11 +49,17 @@ const SCENARIOS: [(&str, usize, u32, u32, f64); 4] = [
     ("million", 4, 25_000, 10, 20.0),
 ];
 
-fn config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> Config {
+fn scenario_config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> PoolRunConfig {
     let users = elements * ratio;
-    let zones = vec![Zone { elements, users }; zones];
+    let zones = vec![ZoneConfig { elements, users }; zones];
     let workload = Workload::for_utilisation(1e6, 1e6, f64::from(ratio), 0.6);
-    let mut config = Config::new(zones, 10.0, 100.0, Choice::LeastUsedDpf(1e-5), workload);
+    let mut config = PoolRunConfig::new(
+        zones,
+        10.0,
+        100.0,
+        ElementChoice::LeastUsedDpf(1e-5),
+        workload,
+    );
     config.runtime = Time::from_secs_f64(runtime_s);
     config
 }
@@ -75,7 +81,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
     let mut rows = Vec::new();
     for (name, zones, elements, ratio, runtime_s) in SCENARIOS {
         if wanted(name) {
-            let row = measure(name, &config(zones, elements, ratio, runtime_s))?;
+            let row = measure(name, &scenario_config(zones, elements, ratio, runtime_s))?;
             println!(
                 "{name:<10} {:>11} events in {:>6.2} s: {:>9.0} per second; {:.0} virtual s, {:.0} MiB",
                 row.events, row.wall_s, row.events_per_s, row.simulated_s, row.peak_mib
@@ -84,7 +90,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         }
     }
     if let Some(path) = &args.json {
-        let report = Report {
+        let report = SimReport {
             bench: "sim",
             rows: &rows,
         };
@@ -94,13 +100,13 @@ pub fn run(args: &SimArgs) -> Result<()> {
     Ok(())
 }
 
-fn measure(scenario: &'static str, config: &Config) -> Result<Row> {
+fn measure(scenario: &'static str, config: &PoolRunConfig) -> Result<SimRow> {
     // Resets the peak memory (VmHWM); see `clear_refs` in proc(5).
     std::fs::write("/proc/self/clear_refs", "5").context("reset the peak memory counter")?;
     let begin = Instant::now();
     let outcome = simulate(config, 1);
     let wall_s = begin.elapsed().as_secs_f64();
-    Ok(Row {
+    Ok(SimRow {
         scenario,
         events: outcome.events,
         wall_s,

@@ -5,9 +5,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_bench::cluster::Family;
+use holdfast_bench::cluster::IpFamily;
 use holdfast_bench::demo::{DemoDisplay, DemoReport, DemoSpec, run};
-use holdfast_lab::Reach;
+use holdfast_lab::ServiceReach;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -66,7 +66,7 @@ fn download_survives_handoffs_over_ipv4() {
 #[test]
 fn download_survives_handoffs_over_ipv6() {
     run_and_check(&DemoSpec {
-        family: Family::V6,
+        family: IpFamily::V6,
         ..demo_spec("v6")
     });
 }
@@ -74,7 +74,7 @@ fn download_survives_handoffs_over_ipv6() {
 #[test]
 fn download_survives_handoffs_with_broadcast() {
     run_and_check(&DemoSpec {
-        reach: Reach::Broadcast,
+        reach: ServiceReach::Broadcast,
         ..demo_spec("broadcast")
     });
 }
@@ -82,8 +82,8 @@ fn download_survives_handoffs_with_broadcast() {
 #[test]
 fn download_survives_handoffs_with_broadcast_over_ipv6() {
     run_and_check(&DemoSpec {
-        reach: Reach::Broadcast,
-        family: Family::V6,
+        reach: ServiceReach::Broadcast,
+        family: IpFamily::V6,
         ..demo_spec("broadcast6")
     });
 }
@@ -100,7 +100,7 @@ fn download_survives_handoffs_across_segments() {
 fn download_survives_handoffs_across_segments_over_ipv6() {
     run_and_check(&DemoSpec {
         segments: 2,
-        family: Family::V6,
+        family: IpFamily::V6,
         ..demo_spec("segments6")
     });
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use holdfast_api::control::{BlockingClient, PolicyDetail, ResolveQuery};
-use holdfast_api::pool::{Element, Registration, Service};
+use holdfast_api::control::{BlockingControlClient, PolicyDetail, ResolveQuery};
+use holdfast_api::pool::{Element, ElementService, Registration};
 use holdfast_bench::cluster::find_program;
-use holdfast_bench::pools::{PoolLab, command_words};
-use holdfast_lab::{LinkEntry, Spec, Topology};
+use holdfast_bench::pool_lab::{PoolLab, command_words};
+use holdfast_lab::{LabSpec, LinkEntry, Topology};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -14,7 +14,7 @@ const LINK_DELAY_MS: f64 = 60.0;
 const ROUNDING_STEP_MS: u32 = 150;
 
 /// Returns the distance of the pool's only element, as a registrar reports it to pool users.
-fn reported_distance(daemon: &BlockingClient) -> Option<u32> {
+fn reported_distance(daemon: &BlockingControlClient) -> Option<u32> {
     let query = ResolveQuery::default();
     let found = daemon.run(|daemon| daemon.resolve("far", &query)).ok()?;
     found.elements.first()?.policy.distance_ms
@@ -38,7 +38,7 @@ fn start_registrar(lab: &mut PoolLab, host: &str, peer: Option<&str>) {
         .expect("a registrar");
     // A pool daemon on the same host leaves the port of encapsulated SCTP to the registrar only when the registrar has
     // opened that port.
-    let client = lab.control(host, "registrar").expect("a client");
+    let client = lab.control_client(host, "registrar").expect("a client");
     let status = || client.run(|daemon| daemon.registrar()).ok();
     lab.wait_for("the registrar", PATIENCE, status)
         .expect("a registrar");
@@ -62,7 +62,7 @@ fn delays_are_summed_before_rounding() {
     let topology = links.into_iter().fold(Topology::default(), |all, (a, b)| {
         all.with_entry(link(a, b))
     });
-    let spec = Spec::new(&format!("distances-{}", std::process::id()))
+    let spec = LabSpec::new(&format!("distances-{}", std::process::id()))
         .nodes(3)
         .clients(0)
         .topology(topology)
@@ -81,12 +81,13 @@ fn delays_are_summed_before_rounding() {
         delay_penalty: Some(1e-5),
         ..PolicyDetail::default()
     };
-    let mut registration = Registration::new("far", Service::Tcp((own_address, 80).into()));
+    let mut registration = Registration::new("far", ElementService::Tcp((own_address, 80).into()));
     registration.policy = policy(0.0);
     let element = || Element::register(&socket, registration.clone()).ok();
     let element = lab.wait_for("the pool daemon", PATIENCE, element);
     let element = element.expect("a pool daemon");
-    let [home, other] = ["n1", "n3"].map(|host| lab.control(host, "pool").expect("a client"));
+    let [home, other] =
+        ["n1", "n3"].map(|host| lab.control_client(host, "pool").expect("a client"));
     let mut load = 0.0;
     let expected_distances = || {
         // Each registration carries the delay that is known at that time.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_bench::churn::{self, Plan, measure};
+use holdfast_bench::churn::{self, ChurnPlan, measure};
 use holdfast_bench::programs::{
     BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RealProgram, RunningProgram,
 };
@@ -38,7 +38,7 @@ fn move_program(program: &'static RealProgram) -> Result<()> {
     let began = Instant::now();
     let mut scene = RunningProgram::up(program)?;
     let mut freezes_us = Vec::new();
-    let outcome = scene.under_load(|scene| {
+    let outcome = scene.run_under_load(|scene| {
         for number in 1..=MOVES {
             let status = scene
                 .move_to_next_node()
@@ -62,7 +62,7 @@ fn move_program(program: &'static RealProgram) -> Result<()> {
     );
     // New clients reach the server on the node where it runs after the moves.
     scene.direct_new_clients()?;
-    let Err(load_error) = scene.under_load(|scene| break_one_connection(scene)) else {
+    let Err(load_error) = scene.run_under_load(|scene| break_one_connection(scene)) else {
         bail!("the load did not detect a broken connection");
     };
     let error_text = format!("{load_error:#}");
@@ -111,7 +111,7 @@ fn servers_migrate_during_connection_churn() {
         .iter()
         .filter(|program| measured.contains(&program.name))
     {
-        let plan = Plan {
+        let plan = ChurnPlan {
             program,
             long_connections: 32,
             new_per_s: 20,

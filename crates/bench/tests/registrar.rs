@@ -91,7 +91,7 @@ fn external_registrar_is_benchmarked() {
         .spawn()
         .expect("it runs");
     let client =
-        holdfast_api::control::BlockingClient::new(directory.path().join("registrar.sock"))
+        holdfast_api::control::BlockingControlClient::new(directory.path().join("registrar.sock"))
             .expect("a client");
     let status = (0..6000).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));

@@ -11,10 +11,10 @@ use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowFilter, FlowOutcome, HandoffRequest, HandoffState, Selection, SocketStrategy,
 };
-use holdfast_bench::churn::{self, BACKEND_HOST, CLIENT_HOST, Clients, Server};
-use holdfast_bench::cluster::{Cluster, Family, Program};
-use holdfast_bench::load::{Load, connect, interval};
-use holdfast_bench::moves::{AttemptOutcome, Group};
+use holdfast_bench::churn::{self, BACKEND_HOST, CLIENT_HOST, ChurnClients, RunningServer};
+use holdfast_bench::cluster::{Cluster, ExampleServer, IpFamily};
+use holdfast_bench::connection_load::{ConnectionLoad, connect, message_interval};
+use holdfast_bench::process_moves::{AttemptOutcome, NodeGroup};
 
 const SECONDS: u64 = 120;
 /// Length of a period. Daemons are killed in its first half and left alone in its second half, in which a daemon must
@@ -66,28 +66,28 @@ fn clients_unaffected_and_daemons_do_not_grow() {
 
 fn run_soak(length: Duration) -> Result<()> {
     let name = format!("soak-{}", std::process::id());
-    let spec = churn::spec(name).program(Program::Echo { port: ECHO_PORT });
-    let group = Group::up(spec)?;
+    let spec = churn::server_cluster_spec(name).program(ExampleServer::Echo { port: ECHO_PORT });
+    let group = NodeGroup::up(spec)?;
     let folder = tempfile::tempdir()?;
-    let server = Server::start(churn::program("nginx")?, &group, folder.path())?;
+    let server = RunningServer::start(churn::find_server_program("nginx")?, &group, folder.path())?;
     let outcome = run_actions(&group, &server, length);
-    group.with_output(outcome, folder.path())
+    group.add_program_output(outcome, folder.path())
 }
 
-fn run_actions(group: &Group, server: &Server, length: Duration) -> Result<()> {
+fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> Result<()> {
     let cluster = group.cluster();
-    let service = SocketAddr::new(cluster.service_address(Family::V4), ECHO_PORT);
+    let service = SocketAddr::new(cluster.service_address(IpFamily::V4), ECHO_PORT);
     let streams = connect(cluster.lab(), CLIENT_HOST, service, ECHOES)?;
-    let echoes = Load::start(streams, interval(ECHOES))?;
+    let echoes = ConnectionLoad::start(streams, message_interval(ECHOES))?;
     let connection_counts = (IDLE_CONNECTIONS, NEW_CONNECTIONS_PER_S);
-    let clients = Clients::start(
+    let clients = ChurnClients::start(
         cluster.lab(),
         CLIENT_HOST,
         server.address_and_protocol(),
         connection_counts,
     )?;
     group.wait_for("all connections exchange", || {
-        clients.all_exchange().then_some(())
+        clients.have_all_exchanged().then_some(())
     })?;
     let deadline = Instant::now() + length;
     let stop = AtomicBool::new(false);
@@ -107,7 +107,7 @@ fn run_actions(group: &Group, server: &Server, length: Duration) -> Result<()> {
         (done.kills, done.grown) = kills.join().expect(joined)?;
         Result::<()>::Ok(())
     });
-    let broken_members = echoes.members().iter().filter(|one| one.is_broken());
+    let broken_members = echoes.connections().iter().filter(|one| one.is_broken());
     let broken = broken_members.count();
     let wrong = echoes.compared.wrong_bytes();
     echoes.stop()?;
@@ -153,14 +153,14 @@ fn pause_and_continue(deadline: Instant, stop: &AtomicBool, pause: Duration) -> 
 /// Moves the server there and back. Returns the numbers of moves made and of moves not made. The control socket of a
 /// daemon that was killed does not answer until the daemon is restarted.
 fn move_server(
-    group: &Group,
+    group: &NodeGroup,
     mut pid: i32,
     deadline: Instant,
     stop: &AtomicBool,
 ) -> Result<(usize, usize)> {
     let (mut moved, mut kept, mut number) = (0, 0, 0);
     while pause_and_continue(deadline, stop, MOVE_EVERY) {
-        match group.attempt(pid, number, SocketStrategy::default()) {
+        match group.request_move(pid, number, SocketStrategy::default()) {
             Ok(AttemptOutcome::Moved(made)) => {
                 moved += 1;
                 number += 1;
@@ -181,12 +181,12 @@ fn move_server(
 }
 
 /// Finds the server after a move in which a daemon was killed: returns its PID there, and the number of the next move.
-fn locate_server(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
+fn locate_server(group: &NodeGroup, pid: i32, number: usize) -> Result<(i32, usize)> {
     group.wait_for("the server is at one node", || {
-        let to = holdfast_bench::moves::SERVER_NODES[(number + 1) % 2];
-        let from = holdfast_bench::moves::SERVER_NODES[number % 2];
+        let to = holdfast_bench::process_moves::SERVER_NODES[(number + 1) % 2];
+        let from = holdfast_bench::process_moves::SERVER_NODES[number % 2];
         let residents = |node| {
-            let control = group.cluster().control_blocking(node).ok()?;
+            let control = group.cluster().blocking_control_client(node).ok()?;
             let status = control.run(async |client| client.status().await).ok()?;
             Some(status.residents)
         };
@@ -227,7 +227,7 @@ fn hand_off_repeatedly(cluster: &Cluster, deadline: Instant, stop: &AtomicBool) 
 }
 
 fn hand_off_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
-    let donor = cluster.control_blocking(from)?;
+    let donor = cluster.blocking_control_client(from)?;
     let request = HandoffRequest {
         selection: Selection::AllOf(FlowFilter {
             pool: Some("echo".to_owned()),
@@ -268,7 +268,7 @@ fn flood_repeatedly(
     while floods == 0 || pause_and_continue(deadline, stop, FLOOD_EVERY) {
         cluster
             .lab()
-            .in_net(BACKEND_HOST, || -> std::io::Result<()> {
+            .run_in_net_namespace(BACKEND_HOST, || -> std::io::Result<()> {
                 for port in FLOOD_PORTS {
                     let socket = UdpSocket::bind(("0.0.0.0", port))?;
                     for _ in 0..3 {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use holdfast_bench::zone::{DATABASE_HOST, LoadedZoneServer, ZoneSpec};
+use holdfast_bench::zone_server_lab::{DATABASE_HOST, ZoneServerLab, ZoneSpec};
 use holdfast_lab::Topology;
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn start_zone(name: &str, connections: usize, database: bool) -> Option<LoadedZoneServer> {
+fn start_zone(name: &str, connections: usize, database: bool) -> Option<ZoneServerLab> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: a lab needs root");
         return None;
@@ -22,7 +22,7 @@ fn start_zone(name: &str, connections: usize, database: bool) -> Option<LoadedZo
         dirty_mib_per_s: 4,
         database,
     };
-    Some(LoadedZoneServer::up(&spec).unwrap())
+    Some(ZoneServerLab::up(&spec).unwrap())
 }
 
 #[test]
@@ -47,9 +47,9 @@ fn every_client_notices_killed_server() {
         return;
     };
     zone.wait_for_answers(2, PATIENCE).unwrap();
-    zone.lab().kill("n1", "zone").unwrap();
+    zone.lab().kill_by_name("n1", "zone").unwrap();
     let all_noticed = zone.lab().wait_for("every client notices", PATIENCE, || {
-        let mut members = zone.load.members().iter();
+        let mut members = zone.load.connections().iter();
         members.all(|member| member.is_broken()).then_some(())
     });
     all_noticed.unwrap();
@@ -69,7 +69,7 @@ fn database_session_end_is_noticed() {
     });
     query_count.unwrap();
     zone.check_errors().unwrap();
-    lab.kill(DATABASE_HOST, "mariadbd").unwrap();
+    lab.kill_by_name(DATABASE_HOST, "mariadbd").unwrap();
     let end_noticed = lab.wait_for("the session's end is noticed", PATIENCE, || {
         (zone.status().ok()?.query_errors == 1).then_some(())
     });

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use libbpf_rs::Object;
 
-use crate::shared::{FlowKey, Handshake};
-use crate::{Error, Hook, Table, link, load_object, map_handle, program};
+use crate::shared_with_c::{FlowKey, Handshake};
+use crate::{Error, Hook, KernelMap, link, load_object, map_handle, program};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/accept_queue.bpf.o"));
 
@@ -14,7 +14,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/accept_queue.bp
 /// completes its handshake arrives, and is then removed from the table.
 pub struct AcceptQueue {
     /// Handshake results of the waiting connections.
-    pub pending_handshakes: Table<FlowKey, Handshake>,
+    pub pending_handshakes: KernelMap<FlowKey, Handshake>,
     _object: Object,
     _link: OwnedFd,
 }
@@ -26,7 +26,7 @@ impl AcceptQueue {
     /// The kernel's error: the program needs `bpf_sk_assign_tcp_reqsk` (Linux 6.9 with SYN cookies).
     pub fn attach(pins: &Path, ifindex: u32) -> Result<Self, Error> {
         let object = load_object(OBJECT, pins, 1)?;
-        let pending_handshakes = Table::new(map_handle(&object, "waiting")?, "waiting");
+        let pending_handshakes = KernelMap::new(map_handle(&object, "waiting")?, "waiting");
         let hook = Hook::Ingress(ifindex);
         let link = link::attach_unpinned(program(&object, "holdfast_queue")?, hook)?;
         Ok(Self {

@@ -9,7 +9,7 @@ use libbpf_rs::{MapHandle, Object};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::mapped_array::MappedArray;
-use crate::shared::FlowKey;
+use crate::shared_with_c::FlowKey;
 use crate::{Error, program};
 
 /// Most changes in one batch.
@@ -18,7 +18,7 @@ const CHANGES_MAX: usize = 1024;
 /// One flow or record to be set.
 #[repr(C)]
 #[derive(Clone, Copy, FromZeros)]
-pub(crate) struct Change {
+pub(crate) struct MapChange {
     key: FlowKey,
     /// A [`FlowValue`](crate::shared::FlowValue) or a [`Record`](crate::shared::Record).
     value: [u8; 16],
@@ -33,10 +33,10 @@ struct BatchHeader {
     failed: u32,
 }
 
-const _: () = assert!(size_of::<Change>() == 56 && size_of::<BatchHeader>() == 8);
+const _: () = assert!(size_of::<MapChange>() == 56 && size_of::<BatchHeader>() == 8);
 
 /// Shared memory in which changes are written for the programs: one batch at a time.
-pub(crate) type ChangeBuffer = Mutex<MappedArray<Change>>;
+pub(crate) type ChangeBuffer = Mutex<MappedArray<MapChange>>;
 
 /// Maps the array of changes.
 pub(crate) fn map_change_buffer(map: &MapHandle) -> Result<Arc<ChangeBuffer>, Error> {
@@ -84,7 +84,7 @@ impl BatchSetter {
         let mut failed = 0;
         for (keys, values) in batches {
             for (index, (key, value)) in keys.iter().zip(values).enumerate() {
-                let mut change = Change::new_zeroed();
+                let mut change = MapChange::new_zeroed();
                 change.key = *key;
                 change.value[..size_of::<V>()].copy_from_slice(value.as_bytes());
                 // SAFETY: the lock keeps other writers from the mapping.

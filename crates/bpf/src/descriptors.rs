@@ -5,10 +5,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
 use crate::bpf_iterator::BpfIterator;
-use crate::records::read_all;
+use crate::iterator_records::read_all;
 
 /// Bits of [`Descriptor::bits`].
-pub mod bits {
+pub mod descriptor_flags {
     /// `FD_CLOEXEC`.
     pub const CLOSE_ON_EXEC: u32 = 1;
     /// The descriptor's kind, or locks on it, add lines to `fdinfo`.
@@ -43,7 +43,7 @@ pub struct Descriptor {
     pub fd: u32,
     /// Access mode and status flags.
     pub flags: u32,
-    /// Bits of [`bits`].
+    /// Bits of [`descriptor_flags`].
     pub bits: u32,
     /// Type and permissions of the inode.
     pub mode: u16,

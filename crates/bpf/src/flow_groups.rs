@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use crate::Error;
 use crate::mapped_array::MappedArray;
-use crate::shared::{FlowGroup, FlowState, FlowValue, MAX_FLOW_GROUPS};
+use crate::shared_with_c::{FlowGroup, FlowState, FlowValue, MAX_FLOW_GROUPS};
 
 /// All flow groups.
 pub struct FlowGroups {

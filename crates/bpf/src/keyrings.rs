@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
 use crate::bpf_iterator::BpfIterator;
-use crate::records::read_all;
+use crate::iterator_records::read_all;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keyrings.bpf.o"));
 

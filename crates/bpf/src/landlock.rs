@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
 use crate::bpf_iterator::BpfIterator;
-use crate::records::read_all;
+use crate::iterator_records::read_all;
 
 /// Number of words inspected, more than security modules use.
 const BLOB_WORDS: usize = 31;

@@ -10,22 +10,22 @@
 mod accept_queue;
 mod batch_setter;
 mod bpf_iterator;
-mod congestion;
+mod congestion_restore;
 pub mod descriptors;
 mod flow_groups;
 mod flow_quota;
 mod hold_counters;
+mod iterator_records;
+mod kernel_map;
 pub mod keyrings;
 pub mod landlock;
 mod link;
 mod mapped_array;
-mod records;
 pub mod reuseport;
 pub mod rto_max;
-pub mod shared;
+pub mod shared_with_c;
 pub mod socket_snapshots;
-mod steering;
-mod table;
+mod steering_table;
 pub mod traffic;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
 use batch_setter::BatchSetter;
-use congestion::CongestionRestorer;
+use congestion_restore::CongestionRestorer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
 };
@@ -43,20 +43,20 @@ pub use accept_queue::AcceptQueue;
 pub use flow_groups::FlowGroups;
 pub use flow_quota::{FlowQuota, guaranteed_flows};
 pub use hold_counters::HoldCounters;
+pub use kernel_map::KernelMap;
 pub use link::Hook;
-use shared::{
+use shared_with_c::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
     ServiceKey, Successor, Translation,
 };
-pub use steering::Steering;
-pub use table::Table;
+pub use steering_table::SteeringTable;
 
 /// Reader of the programs' events.
-pub struct Events<'a> {
+pub struct EventReader<'a> {
     ring: RingBuffer<'a>,
 }
 
-impl Events<'_> {
+impl EventReader<'_> {
     /// Handles all waiting events.
     ///
     /// The kernel wakes a reader only for an event published after all earlier ones were read. The kernel checks the
@@ -71,7 +71,7 @@ impl Events<'_> {
     }
 }
 
-impl AsFd for Events<'_> {
+impl AsFd for EventReader<'_> {
     /// The descriptor is readable when events wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to the ring, which outlives the borrow.
@@ -121,21 +121,21 @@ pub struct Dataplane {
     links: Vec<OwnedFd>,
     flow_setter: BatchSetter,
     /// Flows of this node.
-    pub flows: Table<FlowKey, FlowValue>,
+    pub flows: KernelMap<FlowKey, FlowValue>,
     /// Nodes of private flows' peers that are not at their address, because they moved.
-    pub translations: Table<FlowKey, Translation>,
+    pub translations: KernelMap<FlowKey, Translation>,
     /// The steering table; empty except at the holder.
-    pub steering: Steering,
+    pub steering: SteeringTable,
     /// Services by address and port.
-    pub services: Table<ServiceKey, Service>,
+    pub services: KernelMap<ServiceKey, Service>,
     /// Nodes to which servers of services have moved from this node.
-    pub successors: Table<ServiceKey, Successor>,
+    pub successors: KernelMap<ServiceKey, Successor>,
     /// Nodes by ID.
-    pub nodes: Table<u32, Node>,
+    pub nodes: KernelMap<u32, Node>,
     /// Addresses from which encapsulated packets are accepted.
-    pub peers: Table<[u8; 16], u16>,
+    pub peers: KernelMap<[u8; 16], u16>,
     /// Congestion state for sockets about to be restored; `None` if the kernel has no struct_ops.
-    pub congestion: Option<Table<FlowKey, Congestion>>,
+    pub congestion: Option<KernelMap<FlowKey, Congestion>>,
     /// Counters of held packets.
     pub hold_counters: HoldCounters,
     /// Groups of flows that move together.
@@ -182,28 +182,28 @@ impl Dataplane {
         let change_buffer = batch_setter::map_change_buffer(&table("changes")?)?;
         let setter =
             |program_name, name| BatchSetter::new(&object, &change_buffer, program_name, name);
-        let restorer = congestion::load().ok();
+        let restorer = congestion_restore::load().ok();
         let congestion = match &restorer {
-            Some(restorer) => Some(Table::new(
+            Some(restorer) => Some(KernelMap::new(
                 map_handle(&restorer.object, "congestion")?,
                 "congestion",
             )),
             None => None,
         };
         Ok(Self {
-            flows: Table::new(table("flows")?, "flows"),
+            flows: KernelMap::new(table("flows")?, "flows"),
             flow_setter: setter("change_flows", "flows")?,
-            translations: Table::new(table("translations")?, "translations"),
-            steering: Steering::new(
-                Table::new(table("steering")?, "steering"),
+            translations: KernelMap::new(table("translations")?, "translations"),
+            steering: SteeringTable::new(
+                KernelMap::new(table("steering")?, "steering"),
                 setter("change_records", "steering")?,
                 &table("destinations")?,
-                &Table::new(table("seed")?, "seed"),
+                &KernelMap::new(table("seed")?, "seed"),
             )?,
-            services: Table::new(table("services")?, "services"),
-            successors: Table::new(table("successors")?, "successors"),
-            nodes: Table::new(table("nodes")?, "nodes"),
-            peers: Table::new(table("peers")?, "peers"),
+            services: KernelMap::new(table("services")?, "services"),
+            successors: KernelMap::new(table("successors")?, "successors"),
+            nodes: KernelMap::new(table("nodes")?, "nodes"),
+            peers: KernelMap::new(table("peers")?, "peers"),
             hold_counters,
             flow_groups: FlowGroups::map(&table("convoys")?)?,
             flow_quota: FlowQuota::map(&table("room")?)?,
@@ -248,7 +248,7 @@ impl Dataplane {
 
     /// Returns the `TCP_CONGESTION` name that makes a socket take the state in [`Dataplane::congestion`] for its flow.
     #[must_use]
-    pub fn congestion_restorer(&self) -> Option<&str> {
+    pub fn congestion_control_name(&self) -> Option<&str> {
         self.congestion_restorer
             .as_ref()
             .map(|restorer| restorer.name.as_str())
@@ -259,7 +259,7 @@ impl Dataplane {
     /// # Errors
     /// The kernel's error.
     pub fn set_config(&self, config: &Config) -> Result<(), Error> {
-        Table::<u32, Config>::new(map_handle(&self.object, "config")?, "config").set(&0, config)
+        KernelMap::<u32, Config>::new(map_handle(&self.object, "config")?, "config").set(&0, config)
     }
 
     /// Fills one half of a service's placement table with the node ID of each slot.
@@ -275,7 +275,7 @@ impl Dataplane {
         let map = map_handle(&self.object, "placement")?;
         let first = (u32::from(index) * 2 + u32::from(generation & 1)) * PLACEMENT_SLOTS as u32;
         let keys: Vec<u32> = (first..first + PLACEMENT_SLOTS as u32).collect();
-        Table::<u32, u16>::new(map, "placement").set_many(&keys, slots)
+        KernelMap::<u32, u16>::new(map, "placement").set_many(&keys, slots)
     }
 
     /// Sets many of this node's flows with few system calls.
@@ -309,14 +309,14 @@ impl Dataplane {
             .collect()
     }
 
-    /// Makes a reader of the programs' events; [`Events::consume`] calls `handle_event` for each.
+    /// Makes a reader of the programs' events; [`EventReader::consume`] calls `handle_event` for each.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn events<'a>(
         &self,
         mut handle_event: impl FnMut(Event) + 'a,
-    ) -> Result<Events<'a>, Error> {
+    ) -> Result<EventReader<'a>, Error> {
         let map = map_handle(&self.object, "events")?;
         let mut builder = RingBufferBuilder::new();
         let map_error = |e: libbpf_rs::Error| Error::Map {
@@ -331,7 +331,7 @@ impl Dataplane {
                 0
             })
             .map_err(map_error)?;
-        Ok(Events {
+        Ok(EventReader {
             ring: builder.build().map_err(map_error)?,
         })
     }

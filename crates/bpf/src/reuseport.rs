@@ -13,9 +13,9 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::bpf_iterator::BpfIterator;
-use crate::records::read_bytes;
-use crate::shared::FlowKey;
-use crate::{Error, Table, map_handle, program};
+use crate::iterator_records::read_bytes;
+use crate::shared_with_c::FlowKey;
+use crate::{Error, KernelMap, map_handle, program};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reuseport.bpf.o"));
 
@@ -47,7 +47,7 @@ struct SelectionQueries {
 
 /// Selection of a group's socket for an incoming packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selector {
+pub enum SocketSelector {
     /// Selection by the kernel, or by this crate's program.
     KernelHash,
     /// A classic program (`SO_ATTACH_REUSEPORT_CBPF`) with its instructions in the layout of `struct sock_filter`.
@@ -68,13 +68,13 @@ pub struct ReuseportSocket {
     /// Index of the socket in the group, by which programs select; `None` in a group that is too large.
     pub index: Option<u32>,
     /// Selection method of the group.
-    pub selector: Selector,
+    pub selector: SocketSelector,
 }
 
 /// A record of `list_reuseport`, without the instructions that follow it.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes)]
-struct ListRecord {
+struct ReuseportRecord {
     group: u64,
     cookie: u64,
     tag: [u8; 8],
@@ -95,10 +95,10 @@ pub struct ReuseportGroups {
     query_program: OwnedFd,
     select_program: OwnedFd,
     members: MapHandle,
-    clients: Table<FlowKey, u32>,
+    clients: KernelMap<FlowKey, u32>,
     marks: MapHandle,
     /// Table of queries, used by one caller at a time.
-    queries: Mutex<Table<u32, SelectionQueries>>,
+    queries: Mutex<KernelMap<u32, SelectionQueries>>,
 }
 
 impl ReuseportGroups {
@@ -134,9 +134,9 @@ impl ReuseportGroups {
             query_program: own_program("query_receivers")?,
             select_program: own_program("select_socket")?,
             members: map_handle(&object, "members")?,
-            clients: Table::new(map_handle(&object, "clients")?, "clients"),
+            clients: KernelMap::new(map_handle(&object, "clients")?, "clients"),
             marks: map_handle(&object, "marks")?,
-            queries: Mutex::new(Table::new(
+            queries: Mutex::new(KernelMap::new(
                 map_handle(&object, "selection_queries")?,
                 "selection_queries",
             )),
@@ -171,7 +171,7 @@ impl ReuseportGroups {
 
     fn query_marked(
         &self,
-        table: &Table<u32, SelectionQueries>,
+        table: &KernelMap<u32, SelectionQueries>,
         sockets: &[BorrowedFd<'_>],
         flows: &[FlowKey],
     ) -> Result<Vec<Option<usize>>, Error> {
@@ -276,7 +276,7 @@ impl ReuseportGroups {
 
     fn parse(&self, mut bytes: &[u8]) -> Vec<ReuseportSocket> {
         let mut found = Vec::new();
-        while let Ok((record, rest)) = ListRecord::read_from_prefix(bytes) {
+        while let Ok((record, rest)) = ReuseportRecord::read_from_prefix(bytes) {
             let length = record.length as usize * size_of::<u64>();
             let Some((code, rest)) = rest.split_at_checked(length) else {
                 break;
@@ -290,9 +290,9 @@ impl ReuseportGroups {
                 fd: record.fd,
                 index: Some(record.index).filter(|index| *index < GROUP_MAX),
                 selector: match record.tag {
-                    tag if tag == [0; 8] || tag == self.tag => Selector::KernelHash,
-                    _ if record.length > 0 => Selector::ClassicBpf(code.collect()),
-                    _ => Selector::Unreadable,
+                    tag if tag == [0; 8] || tag == self.tag => SocketSelector::KernelHash,
+                    _ if record.length > 0 => SocketSelector::ClassicBpf(code.collect()),
+                    _ => SocketSelector::Unreadable,
                 },
             });
         }

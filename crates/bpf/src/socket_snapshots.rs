@@ -16,7 +16,7 @@ use crate::{Error, map_handle};
 pub const OPTION_FINGERPRINT_BYTES: usize = 176;
 
 /// Bits of [`SocketSnapshot::flags`].
-pub mod flags {
+pub mod socket_flags {
     /// The socket is an IPv6 socket, whose flow may be IPv4.
     pub const V6: u8 = 1;
     /// The socket has no filter, upper layer protocol, keys, urgent data, ECN, headers or peek offset.
@@ -48,7 +48,7 @@ pub struct SocketSnapshot {
     pub remote_port: [u8; 2],
     /// `sk_state`, as in `TCP_INFO`.
     pub state: u8,
-    /// Bits of [`flags`].
+    /// Bits of [`socket_flags`].
     pub flags: u8,
     /// Shift of received windows.
     pub snd_wscale: u8,
@@ -114,7 +114,7 @@ pub struct SocketSnapshot {
 /// Value stored with a registered socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Registration {
+struct FollowedSocket {
     /// ID copied to the socket's record.
     id: u64,
     /// Nonzero: the socket is unregistered once it has been read; otherwise it is reported again only after a change.
@@ -128,7 +128,7 @@ struct Registration {
 /// One pass over the descriptors of some processes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Pass {
+struct DescriptorPass {
     /// Number of records; if more than fit, some were left out.
     record_count: u64,
     /// Number of IDs of encountered sockets; if more than fit, some were left out.
@@ -138,8 +138,8 @@ struct Pass {
     pad: u32,
 }
 
-const _: () = assert!(size_of::<Registration>() == 344 && size_of::<SocketSnapshot>() == 328);
-const _: () = assert!(size_of::<Pass>() == 24);
+const _: () = assert!(size_of::<FollowedSocket>() == 344 && size_of::<SocketSnapshot>() == 328);
+const _: () = assert!(size_of::<DescriptorPass>() == 24);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/socket_snapshots.bpf.o"));
 
@@ -162,7 +162,7 @@ pub struct SnapshotReader {
     /// Records of the last pass.
     records: MappedArray<SocketSnapshot>,
     encountered: MappedArray<u64>,
-    pass: MappedArray<Pass>,
+    pass: MappedArray<DescriptorPass>,
     pass_number: u32,
 }
 
@@ -204,7 +204,7 @@ impl SnapshotReader {
     }
 
     fn register(&self, socket: BorrowedFd<'_>, id: u64, once: u32) -> Result<(), Error> {
-        let registration = Registration {
+        let registration = FollowedSocket {
             id,
             once,
             pass: 0,
@@ -224,7 +224,7 @@ impl SnapshotReader {
     /// The kernel's error; sockets read before the error count as returned.
     pub fn changes(&mut self, pids: &[i32]) -> Result<ChangedSockets, Error> {
         self.pass_number = self.pass_number.wrapping_add(1).max(1);
-        let new = Pass {
+        let new = DescriptorPass {
             record_count: 0,
             encountered_count: 0,
             number: self.pass_number,

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{Error, Table, link, map_handle};
+use crate::{Error, KernelMap, link, map_handle};
 
 /// Number of flows with one client address; further flows have the next address.
 pub const FLOWS_PER_ADDRESS: u32 = 32768;
@@ -72,14 +72,14 @@ const _: () = {
 };
 
 /// The loaded traffic programs.
-pub struct Traffic {
+pub struct TrafficPrograms {
     object: Object,
     sinks: Vec<OwnedFd>,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/traffic.bpf.o"));
 
-impl Traffic {
+impl TrafficPrograms {
     /// Loads the programs.
     ///
     /// # Errors
@@ -123,9 +123,10 @@ impl Traffic {
     /// # Errors
     /// The kernel's error.
     pub fn set_plan(&self, plan: &TrafficPlan) -> Result<(), Error> {
-        Table::<u32, TrafficPlan>::new(map_handle(&self.object, "plan")?, "plan").set(&0, plan)?;
+        KernelMap::<u32, TrafficPlan>::new(map_handle(&self.object, "plan")?, "plan")
+            .set(&0, plan)?;
         let start = [0u8; 16];
-        Table::<u32, [u8; 16]>::new(map_handle(&self.object, "position")?, "position")
+        KernelMap::<u32, [u8; 16]>::new(map_handle(&self.object, "position")?, "position")
             .set(&0, &start)
     }
 
@@ -159,8 +160,8 @@ impl Traffic {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn counts(&self) -> Result<CountReader, Error> {
-        Ok(CountReader(map_handle(&self.object, "seen")?))
+    pub fn counts(&self) -> Result<SinkCountReader, Error> {
+        Ok(SinkCountReader(map_handle(&self.object, "seen")?))
     }
 
     fn program(&self, name: &str) -> Result<libbpf_rs::Program<'_>, Error> {
@@ -170,9 +171,9 @@ impl Traffic {
 }
 
 /// Reader of the owners' counts.
-pub struct CountReader(MapHandle);
+pub struct SinkCountReader(MapHandle);
 
-impl CountReader {
+impl SinkCountReader {
     /// Returns the counts of each owner since the programs were loaded.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_bpf::Dataplane;
-use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue, Record};
+use holdfast_bpf::shared_with_c::{FlowKey, FlowState, FlowValue, Record};
 
 /// More entries than one call sets.
 const FLOW_COUNT: u16 = 2 * 1024 + 100;

@@ -6,7 +6,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-use holdfast_bpf::descriptors::{Descriptor, DescriptorLister, bits};
+use holdfast_bpf::descriptors::{Descriptor, DescriptorLister, descriptor_flags};
 
 /// More descriptors than one read of the kernel returns.
 const DESCRIPTOR_COUNT: usize = 1_500;
@@ -38,7 +38,7 @@ fn open_descriptors_are_listed_with_their_kind() {
     let stat = file.metadata().expect("stat");
     assert_eq!((one.inode, u32::from(one.mode)), (stat.ino(), stat.mode()));
     assert_eq!((one.family, one.cookie), (0, 0));
-    assert_ne!(one.bits & bits::CLOSE_ON_EXEC, 0);
+    assert_ne!(one.bits & descriptor_flags::CLOSE_ON_EXEC, 0);
     let tcp = descriptor(listener.as_raw_fd());
     assert_eq!((tcp.family, tcp.socket_type, tcp.protocol), (2, 1, 6));
     assert_ne!(tcp.cookie, 0);

@@ -1,7 +1,7 @@
 //! The programs pass this kernel's verifier, the maps keep their entries, and pins are adopted.
 
 use holdfast_bpf::Dataplane;
-use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
+use holdfast_bpf::shared_with_c::{FlowKey, FlowState, FlowValue};
 
 #[test]
 fn programs_load_and_pins_are_adopted() {
@@ -23,9 +23,9 @@ fn programs_load_and_pins_are_adopted() {
     first.hold_counters.count_replayed(3);
     assert_eq!(first.hold_counters.get(3), 0, "the counter does not wrap");
     assert!(
-        first.congestion_restorer().is_some(),
+        first.congestion_control_name().is_some(),
         "struct_ops: {:?}",
-        first.congestion_restorer()
+        first.congestion_control_name()
     );
     drop(first);
 

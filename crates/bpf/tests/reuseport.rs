@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_bpf::reuseport::{ReuseportGroups, Selector, cookie};
-use holdfast_bpf::shared::FlowKey;
+use holdfast_bpf::reuseport::{ReuseportGroups, SocketSelector, cookie};
+use holdfast_bpf::shared_with_c::FlowKey;
 use rustix::net::sockopt::set_socket_reuseport;
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
@@ -166,9 +166,9 @@ fn groups_are_listed_with_their_selectors() {
         "no other socket shares its port"
     );
     for (group, choice) in [
-        (&plain, Selector::KernelHash),
-        (&with_assignments, Selector::KernelHash),
-        (&classic, Selector::ClassicBpf(code.into())),
+        (&plain, SocketSelector::KernelHash),
+        (&with_assignments, SocketSelector::KernelHash),
+        (&classic, SocketSelector::ClassicBpf(code.into())),
     ] {
         let first = find_listed(&group.sockets[0]).expect("listed").group;
         for (socket, index) in group.sockets.iter().zip(0..) {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use holdfast_bpf::rto_max::RtoMaxSetter;
-use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, flags};
+use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, socket_flags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
 };
@@ -45,7 +45,7 @@ fn many_sockets_are_read_once_in_order() {
             let remote = server.peer_addr().expect("address").port();
             assert_eq!(u16::from_be_bytes(record.remote_port), remote);
             assert_eq!(record.state, 1, "established");
-            assert_ne!(record.flags & flags::PLAIN, 0);
+            assert_ne!(record.flags & socket_flags::PLAIN, 0);
         }
         assert_eq!(records[PAIR_COUNT], None, "a datagram socket has none");
         assert_eq!(read_changes(&mut observer), [], "no socket is followed");

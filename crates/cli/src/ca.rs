@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use holdfast_api::ca::{Authority, NODE_DAYS};
+use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 
 /// The group's own certificate authority: a directory of files on a machine you trust.
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
     let dir = &args.dir;
     match args.command {
         CaCommand::Init { group } => {
-            Authority::init(dir, &group)?;
+            CertificateAuthority::init(dir, &group)?;
             println!("Made the authority of group {group} in {}.", dir.display());
             println!("Keep ca.key there; give ca.pem and ca.crl to every node ([tls] ca and crl).");
         }
@@ -59,14 +59,14 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
             address,
             days,
         } => {
-            let issued = Authority::open(dir)?.issue(&node, &address, days)?;
+            let issued = CertificateAuthority::open(dir)?.issue(&node, &address, days)?;
             println!("Issued serial {} for {node}:", issued.serial);
             println!("  certificate  {}", issued.cert.display());
             println!("  private key  {}", issued.key.display());
             println!("Move both to the node ([tls] cert and key).");
         }
         CaCommand::Revoke { node } => {
-            for serial in Authority::open(dir)?.revoke(&node)? {
+            for serial in CertificateAuthority::open(dir)?.revoke(&node)? {
                 println!("Revoked serial {serial} of {node}.");
             }
             let list = dir.join("ca.crl");

@@ -5,7 +5,7 @@ use clap::Args;
 use holdfast_api::control::{BlockerEntry, ProcessCheck};
 
 use crate::ExitResult;
-use crate::control::{DaemonArgs, print_json};
+use crate::daemon_client::{DaemonArgs, print_json};
 use crate::migrate::forwarded_text;
 use crate::process::ProcessArg;
 
@@ -52,7 +52,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitResult> {
     if args.json {
         print_json(&check)?;
     } else {
-        print!("{}", text(&check));
+        print!("{}", check_text(&check));
     }
     Ok(match check.movable {
         true => ExitResult::Success,
@@ -60,7 +60,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitResult> {
     })
 }
 
-fn text(check: &ProcessCheck) -> String {
+fn check_text(check: &ProcessCheck) -> String {
     let to = (check.to.as_ref()).map_or_else(String::new, |node| format!(" to {node}"));
     let verdict = match check.blockers.len() + check.refusals.len() {
         0 => format!("can move{to}"),
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn each_blocker_is_listed_with_its_descriptor() {
-        let text = text(&check(vec![BlockerEntry {
+        let text = check_text(&check(vec![BlockerEntry {
             pid: 4243,
             fd: Some(7),
             path: Some("anon_inode:[io_uring]".into()),
@@ -152,7 +152,7 @@ mod tests {
             refusals: vec!["user 33 is not in its list".into(), "no such file".into()],
             ..check(Vec::new())
         };
-        let text = text(&refused);
+        let text = check_text(&refused);
         let first =
             "game (4242) cannot move to n2: 2 blockers\n  refused: user 33 is not in its list\n";
         assert!(text.starts_with(first), "{text}");
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn movable_process_has_a_predicted_freeze() {
-        let text = text(&check(Vec::new()));
+        let text = check_text(&check(Vec::new()));
         assert!(text.starts_with("game (4242) can move\n"), "{text}");
         assert!(
             text.contains("threads 9") && text.contains("memory 1.5 MiB"),

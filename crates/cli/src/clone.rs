@@ -5,7 +5,7 @@ use clap::Args;
 use holdfast_api::control::SocketStrategy;
 
 use crate::ExitResult;
-use crate::migrate::MoveOptions;
+use crate::migrate::MoveArgs;
 
 /// Copy a running process of this node, with all its children, to another node; the original keeps running
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ changes are copied, and continues even if the copy fails. Exit codes: 0 the copy
 failed.")]
 pub struct CloneArgs {
     #[command(flatten)]
-    options: MoveOptions,
+    options: MoveArgs,
 }
 
 /// Runs `holdfast clone`.

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use holdfast_bench::cluster::Family;
+use holdfast_bench::cluster::IpFamily;
 use holdfast_bench::demo::migrate::{MigrateDemoSpec, MigrateDisplay};
 use holdfast_bench::demo::pool::{PoolDemoSpec, PoolDisplay};
 use holdfast_bench::demo::{DemoDisplay, DemoSpec};
-use holdfast_lab::Reach;
+use holdfast_lab::ServiceReach;
 
 use crate::ExitResult;
-use crate::control::print_json;
+use crate::daemon_client::print_json;
 
 /// Demonstrate Holdfast on this machine, in network namespaces. Needs root
 ///
@@ -163,13 +163,13 @@ fn spec(args: &DemoArgs) -> Result<DemoSpec> {
         nodes: args.nodes,
         segments: args.segments,
         reach: match args.reach {
-            ReachArg::Steer => Reach::Steer,
-            ReachArg::Broadcast => Reach::Broadcast,
+            ReachArg::Steer => ServiceReach::Steer,
+            ReachArg::Broadcast => ServiceReach::Broadcast,
         },
         family: if args.family == "6" {
-            Family::V6
+            IpFamily::V6
         } else {
-            Family::V4
+            IpFamily::V4
         },
         bytes: args.bytes,
         control_bytes: (args.bytes / 8).max(1),

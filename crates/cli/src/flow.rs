@@ -5,20 +5,20 @@ use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::control::{FlowDetail, FlowEntry, FlowList, FlowQuery, FlowState};
 use holdfast_api::{FlowText, Protocol};
 
-use crate::control::{DaemonArgs, print_json};
+use crate::daemon_client::{DaemonArgs, print_json};
 use crate::table::Table;
 
 /// Connections and their owners
 #[derive(Debug, Args)]
 pub struct FlowArgs {
     #[command(subcommand)]
-    action: Action,
+    action: FlowAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
-    List(ListArgs),
-    Show(ShowArgs),
+enum FlowAction {
+    List(FlowListArgs),
+    Show(FlowShowArgs),
 }
 
 /// List the flows known to this node; the contact node knows all flows of the group
@@ -26,7 +26,7 @@ enum Action {
 #[command(
     after_help = "Examples:\n  holdfast flow list\n  holdfast flow list --pool files --owner n2 --json"
 )]
-struct ListArgs {
+struct FlowListArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     /// Only flows of this pool
@@ -55,7 +55,7 @@ enum ProtocolArg {
 /// Show one flow: its owner, its socket, and reasons that prevent a handoff
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  holdfast flow show tcp:10.0.0.1:80-10.0.1.2:4242")]
-struct ShowArgs {
+struct FlowShowArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     /// tcp:LOCAL:PORT-REMOTE:PORT, with the service address as LOCAL
@@ -78,12 +78,12 @@ pub fn parse_flow(text: &str) -> Result<FlowText> {
 /// The daemon does not answer, or does not know the flow.
 pub fn run(args: &FlowArgs) -> Result<()> {
     match &args.action {
-        Action::List(args) => list(args),
-        Action::Show(args) => show(args),
+        FlowAction::List(args) => list(args),
+        FlowAction::Show(args) => show(args),
     }
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &FlowListArgs) -> Result<()> {
     let query = FlowQuery {
         pool: args.pool.clone(),
         owner: args.owner.clone(),
@@ -140,7 +140,7 @@ fn owner_text(entry: &FlowEntry) -> String {
     }
 }
 
-fn show(args: &ShowArgs) -> Result<()> {
+fn show(args: &FlowShowArgs) -> Result<()> {
     let client = args.daemon.client()?;
     let detail = args.daemon.ask(&client, |client| client.flow(&args.flow))?;
     if args.json {

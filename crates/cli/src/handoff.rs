@@ -12,7 +12,7 @@ use holdfast_api::control::{
 use holdfast_api::{Drain, FlowText};
 
 use crate::ExitResult;
-use crate::control::{DaemonArgs, print_json};
+use crate::daemon_client::{DaemonArgs, print_json};
 use crate::flow::parse_flow;
 use crate::table::{Table, optional_micros};
 
@@ -67,7 +67,7 @@ pub struct HandoffArgs {
 /// The daemon refuses, or there is no result within the time limit.
 pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
-    let request = request(args);
+    let request = handoff_request(args);
     let accepted = args
         .daemon
         .ask(&client, |client| client.hand_off(&request))?;
@@ -107,12 +107,12 @@ pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
     if args.json {
         print_json(&status)?;
     } else {
-        print!("{}", text(&status));
+        print!("{}", handoff_text(&status));
     }
     Ok(exit_result(&status))
 }
 
-fn request(args: &HandoffArgs) -> HandoffRequest {
+fn handoff_request(args: &HandoffArgs) -> HandoffRequest {
     let selection = if args.all {
         Selection::AllOf(FlowFilter {
             pool: args.pool.clone(),
@@ -144,7 +144,7 @@ fn exit_result(status: &HandoffStatus) -> ExitResult {
 /// Maximum number of table rows: a larger handoff lists only the flows that stayed, and a summary.
 const ROWS_MAX: usize = 40;
 
-fn text(status: &HandoffStatus) -> String {
+fn handoff_text(status: &HandoffStatus) -> String {
     let mut table = Table::new([
         "flow",
         "outcome",
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn table_shows_outcome_of_each_flow() {
-        let text = text(&status(vec![FlowOutcome::Moved, kept_outcome()]));
+        let text = handoff_text(&status(vec![FlowOutcome::Moved, kept_outcome()]));
         let lines: Vec<&str> = text.lines().collect();
         let cells = |line: &str| {
             line.split_whitespace()
@@ -323,9 +323,9 @@ mod tests {
     fn long_table_lists_only_kept_flows() {
         let mut outcomes = vec![FlowOutcome::Moved; 1000];
         outcomes.push(kept_outcome());
-        assert_eq!(text(&status(outcomes)).lines().count(), 3);
+        assert_eq!(handoff_text(&status(outcomes)).lines().count(), 3);
         assert_eq!(
-            text(&status(vec![FlowOutcome::Moved; 1000]))
+            handoff_text(&status(vec![FlowOutcome::Moved; 1000]))
                 .lines()
                 .count(),
             1

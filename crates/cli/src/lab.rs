@@ -4,17 +4,17 @@ use std::{os::unix::process::CommandExt, path::PathBuf, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_lab::{HostStatus, Lab, LinkEntry, Reach, Spec, Status, Topology};
+use holdfast_lab::{HostStatus, Lab, LabSpec, LabStatus, LinkEntry, ServiceReach, Topology};
 
 /// A test cluster on this machine: hosts as namespaces, links with delay, rate and loss, faults. Needs root.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
-    action: Action,
+    action: LabAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum LabAction {
     /// Bring a lab up; it stays until `down`
     Up(UpArgs),
     /// Take a lab down; also removes the remains of a killed process
@@ -26,9 +26,9 @@ enum Action {
     /// Undo cut
     Heal(FaultArgs),
     /// Show a lab's hosts, addresses and links
-    Status(StatusArgs),
+    Status(LabStatusArgs),
     /// List all labs
-    List(ListArgs),
+    List(LabListArgs),
     /// Remove the labs of killed processes
     Prune,
 }
@@ -54,8 +54,8 @@ struct UpArgs {
     #[arg(long, default_value_t = 1)]
     segments: u16,
     /// Reach of the service address (packets' way to a flow's owner); recorded for tools that configure daemons
-    #[arg(long, value_enum, default_value_t = ReachArg::Steer)]
-    reach: ReachArg,
+    #[arg(long, value_enum, default_value_t = LabReachArg::Steer)]
+    reach: LabReachArg,
     /// The links to which the next three options apply: a host, `nodes`, `clients` or `all`
     #[arg(long, default_value = "all", value_name = "HOST")]
     link: String,
@@ -77,7 +77,7 @@ struct UpArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum ReachArg {
+enum LabReachArg {
     Steer,
     Broadcast,
 }
@@ -110,7 +110,7 @@ struct FaultArgs {
 }
 
 #[derive(Debug, Args)]
-struct StatusArgs {
+struct LabStatusArgs {
     #[command(flatten)]
     lab: NameArgs,
     /// Print JSON
@@ -119,7 +119,7 @@ struct StatusArgs {
 }
 
 #[derive(Debug, Args)]
-struct ListArgs {
+struct LabListArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -131,20 +131,20 @@ struct ListArgs {
 /// Errors of the lab, worded for the user.
 pub fn run(args: LabArgs) -> Result<()> {
     match args.action {
-        Action::Up(args) => up(args),
-        Action::Down(args) => Ok(holdfast_lab::down(&args.name)?),
-        Action::Exec(args) => exec(&args),
-        Action::Cut(FaultArgs { lab, host, from }) => {
+        LabAction::Up(args) => up(args),
+        LabAction::Down(args) => Ok(holdfast_lab::down(&args.name)?),
+        LabAction::Exec(args) => exec(&args),
+        LabAction::Cut(FaultArgs { lab, host, from }) => {
             let lab = Lab::open(&lab.name)?;
             Ok(from.map_or_else(|| lab.cut(&host), |from| lab.cut_between(&host, &from))?)
         }
-        Action::Heal(FaultArgs { lab, host, from }) => {
+        LabAction::Heal(FaultArgs { lab, host, from }) => {
             let lab = Lab::open(&lab.name)?;
             Ok(from.map_or_else(|| lab.heal(&host), |from| lab.heal_between(&host, &from))?)
         }
-        Action::Status(args) => status(&args),
-        Action::List(args) => list(&args),
-        Action::Prune => {
+        LabAction::Status(args) => status(&args),
+        LabAction::List(args) => list(&args),
+        LabAction::Prune => {
             for name in holdfast_lab::prune()? {
                 println!("removed the remains of {name}");
             }
@@ -155,15 +155,15 @@ pub fn run(args: LabArgs) -> Result<()> {
 
 fn up(args: UpArgs) -> Result<()> {
     let started = Instant::now();
-    let mut spec = Spec::new(&args.lab.name)
+    let mut spec = LabSpec::new(&args.lab.name)
         .nodes(args.nodes)
         .clients(args.clients)
         .segments(args.segments)
         .topology(build_topology(&args)?);
     spec.keep = true;
     spec.reach = match args.reach {
-        ReachArg::Steer => Reach::Steer,
-        ReachArg::Broadcast => Reach::Broadcast,
+        LabReachArg::Steer => ServiceReach::Steer,
+        LabReachArg::Broadcast => ServiceReach::Broadcast,
     };
     let lab = Lab::up(&spec)?;
     print_table(&lab.status()?);
@@ -201,7 +201,7 @@ fn exec(args: &ExecArgs) -> Result<()> {
     bail!("run {:?}: {error}", command.get_program())
 }
 
-fn status(args: &StatusArgs) -> Result<()> {
+fn status(args: &LabStatusArgs) -> Result<()> {
     let status = Lab::open(&args.lab.name)?.status()?;
     if args.json {
         println!(
@@ -214,7 +214,7 @@ fn status(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &LabListArgs) -> Result<()> {
     let labs = holdfast_lab::list()?;
     if args.json {
         let labs: Vec<_> = labs
@@ -233,7 +233,7 @@ fn list(args: &ListArgs) -> Result<()> {
     Ok(())
 }
 
-fn print_table(status: &Status) {
+fn print_table(status: &LabStatus) {
     let (service4, service6) = status.service;
     println!(
         "lab {}, number {}: service {service4} {service6}",

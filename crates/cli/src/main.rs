@@ -5,7 +5,7 @@ mod bench;
 mod ca;
 mod check;
 mod clone;
-mod control;
+mod daemon_client;
 mod demo;
 mod flow;
 mod generated_docs;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::{
-    BlockingClient, MigrationOutcome, MigrationRequest, MigrationStatus, PostCopyMemory,
+    BlockingControlClient, MigrationOutcome, MigrationRequest, MigrationStatus, PostCopyMemory,
     RoundEntry, SocketStrategy,
 };
 
 use crate::ExitResult;
-use crate::control::{DaemonArgs, print_json};
+use crate::daemon_client::{DaemonArgs, print_json};
 use crate::process::ProcessArg;
 
 /// Interval between polls of a running migration.
@@ -31,7 +31,7 @@ touched; `holdfast check PID` reports it without a migration. Until the process 
 leaves it running here. Exit codes: 0 the process moved, 1 it stayed or the command failed.")]
 pub struct MigrateArgs {
     #[command(flatten)]
-    options: MoveOptions,
+    options: MoveArgs,
     /// Strategy for moving the sockets: one at a time, all together, or before the freeze with later changes sent in it
     #[arg(long, value_enum, default_value_t)]
     sockets: SocketsArg,
@@ -44,7 +44,7 @@ pub struct MigrateArgs {
 
 /// Common options: a process, and the node for it or for its copy.
 #[derive(Debug, Args)]
-pub struct MoveOptions {
+pub struct MoveArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
@@ -95,7 +95,7 @@ pub fn run(args: &MigrateArgs) -> Result<ExitResult> {
     args.options.run(sockets, false, args.post_copy)
 }
 
-impl MoveOptions {
+impl MoveArgs {
     /// Requests the migration, and shows its progress and result.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl MoveOptions {
         let status = self.show_progress(&client, accepted.id)?;
         match self.json {
             true => print_json(&status)?,
-            false => print!("{}", text(&status)),
+            false => print!("{}", migration_text(&status)),
         }
         let lost_reason = status
             .post_copy
@@ -136,7 +136,7 @@ impl MoveOptions {
     }
 
     /// Shows the rounds of copying until the migration has ended.
-    fn show_progress(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
+    fn show_progress(&self, client: &BlockingControlClient, id: u64) -> Result<MigrationStatus> {
         let deadline = Instant::now() + Duration::from_secs(self.wait);
         let (mut shown, mut post_copy_shown) = (0, false);
         loop {
@@ -194,7 +194,7 @@ fn compression_text(sent: u64, saved: u64) -> String {
     }
 }
 
-fn text(status: &MigrationStatus) -> String {
+fn migration_text(status: &MigrationStatus) -> String {
     let (pid, to) = (status.pid, &status.to);
     let sent = status.copied_bytes + status.freeze_bytes;
     // A process that has ended, or never existed, has no name.
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn moved_process_text_shows_the_freeze() {
-        let text = text(&status(MigrationOutcome::Moved));
+        let text = migration_text(&status(MigrationOutcome::Moved));
         assert!(
             text.starts_with("game (4242) runs on n2; frozen 2.5 ms"),
             "{text}"
@@ -316,14 +316,15 @@ mod tests {
         let mut status = status(MigrationOutcome::Cloned);
         status.clone = true;
         assert_eq!(
-            text(&status),
+            migration_text(&status),
             "a copy of game (4242) runs on n2; the original was frozen for 2.5 ms and continues here, 3.0 MiB sent \
              before the freeze and 0.25 MiB in it\n"
         );
         let reason = "the process cannot move: it has io_uring".to_owned();
         status.outcome = MigrationOutcome::Kept { reason };
         assert!(
-            text(&status).starts_with("game (4242) was not copied, and continues: the process")
+            migration_text(&status)
+                .starts_with("game (4242) was not copied, and continues: the process")
         );
     }
 
@@ -332,7 +333,11 @@ mod tests {
         let mut status = status(MigrationOutcome::Moved);
         status.saved_bytes = 1 << 20;
         let expected = "0.25 MiB in it (compressed from 4.2)\n";
-        assert!(text(&status).ends_with(expected), "{}", text(&status));
+        assert!(
+            migration_text(&status).ends_with(expected),
+            "{}",
+            migration_text(&status)
+        );
     }
 
     #[test]
@@ -349,10 +354,14 @@ mod tests {
         status.post_copy = Some(memory.clone());
         let expected = "\nthen 64.0 MiB of its memory (16384 pages) arrived by post-copy in 250.0 ms; \
                         it waited for pages 12 times\n";
-        assert!(text(&status).ends_with(expected), "{}", text(&status));
+        assert!(
+            migration_text(&status).ends_with(expected),
+            "{}",
+            migration_text(&status)
+        );
         memory.problem = Some("its donor was not heard for 30 s".to_owned());
         status.post_copy = Some(memory);
-        let text = text(&status);
+        let text = migration_text(&status);
         assert!(
             text.ends_with("before all its memory had arrived: its donor was not heard for 30 s\n"),
             "{text}"
@@ -364,7 +373,7 @@ mod tests {
         let flow = "tcp:10.0.0.2:4242-10.0.9.1:3306";
         let mut status = status(MigrationOutcome::Moved);
         status.forwarded.push(flow.to_owned());
-        let text = text(&status);
+        let text = migration_text(&status);
         assert!(text.contains(&format!("\nforwarded: {flow}\n")), "{text}");
         assert!(text.contains("must stay up"), "{text}");
     }
@@ -375,7 +384,7 @@ mod tests {
         let mut status = status(MigrationOutcome::Kept { reason });
         status.name.clear();
         assert_eq!(
-            text(&status),
+            migration_text(&status),
             "process 4242 stays here: process 4242 has ended\n"
         );
     }
@@ -383,7 +392,7 @@ mod tests {
     #[test]
     fn kept_process_text_shows_the_reason() {
         let reason = "the process cannot move: it has io_uring".to_owned();
-        let text = text(&status(MigrationOutcome::Kept { reason }));
+        let text = migration_text(&status(MigrationOutcome::Kept { reason }));
         assert_eq!(
             text,
             "game (4242) stays here: the process cannot move: it has io_uring\n"

@@ -3,9 +3,9 @@
 use std::str::FromStr;
 
 use anyhow::Result;
-use holdfast_api::control::BlockingClient;
+use holdfast_api::control::BlockingControlClient;
 
-use crate::control::DaemonArgs;
+use crate::daemon_client::DaemonArgs;
 
 /// A process of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl ProcessArg {
     ///
     /// # Errors
     /// The unit does not exist, or there is no daemon.
-    pub fn pid(&self, daemon: &DaemonArgs, client: &BlockingClient) -> Result<i32> {
+    pub fn pid(&self, daemon: &DaemonArgs, client: &BlockingControlClient) -> Result<i32> {
         match self {
             ProcessArg::Pid(pid) => Ok(*pid),
             ProcessArg::Unit(unit) => Ok(daemon.ask(client, |client| client.unit(unit))?.pid),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{NodeList, Status};
 
-use crate::control::{DaemonArgs, print_json};
+use crate::daemon_client::{DaemonArgs, print_json};
 use crate::table::{Table, optional_micros, optional_number};
 
 /// Show this node's status, and its view of the group
@@ -29,11 +29,11 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     if args.json {
         return print_json(&serde_json::json!({"status": status, "nodes": nodes.nodes}));
     }
-    print!("{}", text(&status, &nodes));
+    print!("{}", status_text(&status, &nodes));
     Ok(())
 }
 
-fn text(status: &Status, nodes: &NodeList) -> String {
+fn status_text(status: &Status, nodes: &NodeList) -> String {
     let mut text = format!(
         "node {} (number {}) of group {}, reach {}, contact node {}; holdfastd {}, up {} s\n\n",
         status.node,

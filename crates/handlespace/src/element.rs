@@ -3,7 +3,7 @@
 use crate::checksum;
 use crate::handlespace::Handlespace;
 use crate::policy::SelectionState;
-use crate::timers::{Timer, TimerKind};
+use crate::timers::{ElementTimer, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use prefetch_index::prefetch_index;
 
@@ -17,7 +17,7 @@ pub struct ElementKey {
 /// A registered pool element. Each method reads only the data that it returns.
 pub struct ElementRef<'a, T> {
     pub(crate) space: &'a Handlespace<T>,
-    pub(crate) core: &'a Core,
+    pub(crate) core: &'a ElementCore,
     pub(crate) slot: u32,
 }
 
@@ -77,7 +77,7 @@ const FREE: u32 = u32::MAX;
 /// The part of an element's record that most operations use: one cache line.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
-pub(crate) struct Core {
+pub(crate) struct ElementCore {
     pub(crate) id: u32,
     pub(crate) pool: u32,
     pub(crate) generation: u32,
@@ -87,7 +87,7 @@ pub(crate) struct Core {
     /// Position in the pool's selection set.
     pub(crate) position: u32,
     pub(crate) selection_state: SelectionState,
-    pub(crate) timer: Timer,
+    pub(crate) timer: ElementTimer,
     pub(crate) timer_kind: TimerKind,
     pub(crate) home: RegistrarId,
 }
@@ -104,15 +104,15 @@ pub(crate) struct ColdPart<T> {
 
 /// The records of all elements, by slot. The slot freed last is reused first, because its lines are still in a cache.
 #[derive(Debug, Clone)]
-pub(crate) struct Elements<T> {
-    pub(crate) cores: Vec<Core>,
+pub(crate) struct ElementRecords<T> {
+    pub(crate) cores: Vec<ElementCore>,
     pub(crate) cold_parts: Vec<ColdPart<T>>,
     free: Vec<u32>,
 }
 
-impl<T> Elements<T> {
+impl<T> ElementRecords<T> {
     pub(crate) fn new() -> Self {
-        Elements {
+        ElementRecords {
             cores: Vec::new(),
             cold_parts: Vec::new(),
             free: Vec::new(),
@@ -130,7 +130,7 @@ impl<T> Elements<T> {
             policy,
             payload: Some(payload),
         };
-        let core = |generation| Core {
+        let core = |generation| ElementCore {
             id: id.0,
             pool,
             generation,
@@ -138,7 +138,7 @@ impl<T> Elements<T> {
             index_in_group: 0,
             position: 0,
             selection_state: SelectionState::default(),
-            timer: Timer::default(),
+            timer: ElementTimer::default(),
             timer_kind: TimerKind::default(),
             home: RegistrarId(0),
         };
@@ -180,7 +180,7 @@ impl<T> Elements<T> {
         let core = &mut self.cores[slot as usize];
         core.group = FREE;
         core.generation = core.generation.wrapping_add(1);
-        core.timer = Timer::default();
+        core.timer = ElementTimer::default();
         self.free.push(slot);
         self.cold_parts[slot as usize].payload.take()
     }
@@ -212,7 +212,7 @@ impl<T> Elements<T> {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.cores.capacity() * size_of::<Core>()
+        self.cores.capacity() * size_of::<ElementCore>()
             + self.cold_parts.capacity() * size_of::<ColdPart<T>>()
             + self.free.capacity() * size_of::<u32>()
     }
@@ -224,6 +224,6 @@ mod tests {
 
     #[test]
     fn core_fits_one_cache_line() {
-        assert_eq!(size_of::<Core>(), 64);
+        assert_eq!(size_of::<ElementCore>(), 64);
     }
 }

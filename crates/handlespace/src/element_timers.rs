@@ -2,7 +2,7 @@
 
 use crate::element::ElementKey;
 use crate::handlespace::Handlespace;
-use crate::timers::{Expired, NEVER, TimerKind};
+use crate::timers::{ExpiredTimer, NEVER, TimerKind};
 use std::time::Duration;
 
 impl<T> Handlespace<T> {
@@ -40,10 +40,10 @@ impl<T> Handlespace<T> {
     /// Removes and returns the timer that expires first, if it expires by `now`. Timers are returned in the order of
     /// their times.
     #[inline]
-    pub fn pop_expired(&mut self, now: Duration) -> Option<Expired> {
+    pub fn pop_expired(&mut self, now: Duration) -> Option<ExpiredTimer> {
         let now = micros(now, now.subsec_micros());
         let (slot, at) = self.timers.pop(&mut self.elements.cores, now)?;
-        Some(Expired {
+        Some(ExpiredTimer {
             key: self.elements.key_of(slot),
             kind: self.elements.cores[slot as usize].timer_kind,
             at: Duration::from_micros(at),

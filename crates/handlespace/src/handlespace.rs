@@ -1,15 +1,15 @@
 //! The handlespace: registration, deregistration, timers, and queries.
 
-use crate::announcements::Announcements;
 use crate::checksum::Checksum;
-use crate::element::{ElementKey, ElementRef, Elements};
-use crate::index::Index;
-use crate::ownership::{Ownership, mix};
+use crate::element::{ElementKey, ElementRecords, ElementRef};
+use crate::home_registrars::{HomeRegistrars, hash_with};
 use crate::policy::SelectionState;
-use crate::pool::Pool;
+use crate::pool::PoolRecord;
+use crate::prefetch_announcements::AnnouncedOperations;
+use crate::record_index::RecordIndex;
 use crate::reregistration::check_pool_properties;
-use crate::selection::{Blocks, Selection};
-use crate::timers::Timers;
+use crate::selection::{QueueBlocks, SelectionSet};
+use crate::timers::ElementTimers;
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};
@@ -21,25 +21,25 @@ use std::hash::{BuildHasher, Hasher};
 /// Pools with their elements, and a registrar's operations on them.
 #[derive(Debug)]
 pub struct Handlespace<T> {
-    pub(crate) elements: Elements<T>,
-    pub(crate) pools: Vec<Pool>,
+    pub(crate) elements: ElementRecords<T>,
+    pub(crate) pools: Vec<PoolRecord>,
     free_pools: Vec<u32>,
     /// Index of pools by the hash of the handle; below, of elements by the hash of handle and id.
-    pub(crate) pool_index: Index,
-    pub(crate) element_index: Index,
-    pub(crate) blocks: Blocks,
-    pub(crate) ownership: Ownership,
-    pub(crate) timers: Timers,
+    pub(crate) pool_index: RecordIndex,
+    pub(crate) element_index: RecordIndex,
+    pub(crate) blocks: QueueBlocks,
+    pub(crate) ownership: HomeRegistrars,
+    pub(crate) timers: ElementTimers,
     hasher: FixedState,
     pub(crate) random: SmallRng,
     /// The elements of one selection; kept to avoid allocations.
     pub(crate) chosen: Vec<u32>,
-    pub(crate) announcements: Announcements,
+    pub(crate) announcements: AnnouncedOperations,
 }
 
 /// The data of a registration.
 #[derive(Debug, Clone)]
-pub struct Registration<'a, T> {
+pub struct RegistrationData<'a, T> {
     /// The pool, created if it does not exist; then its bytes are copied.
     pub handle: &'a PoolHandle,
     /// The element's number in the pool.
@@ -89,18 +89,18 @@ impl<T> Handlespace<T> {
     /// handles.
     pub fn new(seed: u64) -> Handlespace<T> {
         Handlespace {
-            elements: Elements::new(),
+            elements: ElementRecords::new(),
             pools: Vec::new(),
             free_pools: Vec::new(),
-            pool_index: Index::new(),
-            element_index: Index::new(),
-            blocks: Blocks::new(),
-            ownership: Ownership::new(seed),
-            timers: Timers::new(),
+            pool_index: RecordIndex::new(),
+            element_index: RecordIndex::new(),
+            blocks: QueueBlocks::new(),
+            ownership: HomeRegistrars::new(seed),
+            timers: ElementTimers::new(),
             hasher: FixedState::with_seed(seed),
             random: SmallRng::seed_from_u64(seed),
             chosen: Vec::new(),
-            announcements: Announcements::default(),
+            announcements: AnnouncedOperations::default(),
         }
     }
 
@@ -111,7 +111,7 @@ impl<T> Handlespace<T> {
     /// The pool's elements have another policy or class. The handlespace is then unchanged.
     pub fn register(
         &mut self,
-        registration: Registration<'_, T>,
+        registration: RegistrationData<'_, T>,
     ) -> Result<RegistrationOutcome<T>, RegisterError> {
         match self.find_slot(&registration.handle.0, registration.id) {
             Some(slot) => self.renew(slot, registration),
@@ -213,7 +213,7 @@ impl<T> Handlespace<T> {
             .map(|pool| pool.handle.0.len() + pool.selection.heap_bytes())
             .sum();
         pool_bytes
-            + self.pools.capacity() * size_of::<Pool>()
+            + self.pools.capacity() * size_of::<PoolRecord>()
             + self.free_pools.capacity() * size_of::<u32>()
             + self.elements.heap_bytes()
             + self.pool_index.heap_bytes()
@@ -260,7 +260,7 @@ impl<T> Handlespace<T> {
             Some(pool) => self.pools[pool as usize].hash,
             None => self.hash(handle),
         };
-        self.element_index.find(mix(hash, id.0), |slot| {
+        self.element_index.find(hash_with(hash, id.0), |slot| {
             // A change of the registration needs both lines.
             prefetch_index(&self.elements.cold_parts, slot as usize);
             self.is_element(slot, handle, id)
@@ -276,7 +276,7 @@ impl<T> Handlespace<T> {
 
     fn add_element(
         &mut self,
-        registration: Registration<'_, T>,
+        registration: RegistrationData<'_, T>,
     ) -> Result<RegistrationOutcome<T>, RegisterError> {
         let policy = registration.policy;
         let number = match self.find_pool(&registration.handle.0) {
@@ -286,12 +286,12 @@ impl<T> Handlespace<T> {
             }
             None => self.add_pool(&registration),
         };
-        let Registration {
+        let RegistrationData {
             id, home, payload, ..
         } = registration;
         let slot = self.elements.insert(id, number, policy, payload);
         let pool = &mut self.pools[number as usize];
-        self.element_index.insert(mix(pool.hash, id.0), slot);
+        self.element_index.insert(hash_with(pool.hash, id.0), slot);
         pool.len += 1;
         let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
@@ -307,10 +307,10 @@ impl<T> Handlespace<T> {
         })
     }
 
-    fn add_pool(&mut self, registration: &Registration<'_, T>) -> u32 {
+    fn add_pool(&mut self, registration: &RegistrationData<'_, T>) -> u32 {
         let hash = self.hash(&registration.handle.0);
         let kind = registration.policy.kind();
-        let mut pool = Pool::new(registration.handle, hash, kind, registration.class);
+        let mut pool = PoolRecord::new(registration.handle, hash, kind, registration.class);
         pool.selection.seed_random(self.random.random());
         let number = match self.free_pools.pop() {
             Some(number) => {
@@ -330,7 +330,7 @@ impl<T> Handlespace<T> {
         let core = &self.elements.cores[slot as usize];
         let number = core.pool;
         let pool = &mut self.pools[number as usize];
-        let hash = mix(pool.hash, core.id);
+        let hash = hash_with(pool.hash, core.id);
         pool.selection.prefetch(&self.blocks, core.position);
         self.ownership.prefetch(&self.elements.cores, core);
         let block = self.elements.checksum_block(slot, pool.handle_block);
@@ -343,7 +343,7 @@ impl<T> Handlespace<T> {
         if pool.len == 0 {
             self.pool_index.remove(pool.hash, number);
             pool.handle = PoolHandle(Bytes::new());
-            pool.selection = Selection::new(PolicyKind::RoundRobin);
+            pool.selection = SelectionSet::new(PolicyKind::RoundRobin);
             self.free_pools.push(number);
         }
         self.elements.remove(slot)

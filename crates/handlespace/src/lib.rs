@@ -10,26 +10,26 @@
 //! checksum. A new policy takes a few lines in `policy.rs`: a sorting order or a weight, and a selection procedure.
 #![forbid(unsafe_code)]
 
-mod announcements;
 mod checksum;
 mod element;
 mod element_timers;
 mod handlespace;
-mod index;
-mod ownership;
+mod home_registrars;
+mod operator_queries;
 mod policy;
 mod pool;
-mod queries;
+mod prefetch_announcements;
+mod record_index;
 mod reregistration;
 mod resolve;
 mod selection;
 mod synchronize;
 mod timers;
 
-pub use announcements::AnnouncedOperation;
 pub use element::{ElementKey, ElementRef};
-pub use handlespace::{Handlespace, RegisterError, Registration, RegistrationOutcome};
+pub use handlespace::{Handlespace, RegisterError, RegistrationData, RegistrationOutcome};
 pub use policy::counts_selections;
 pub use pool::PoolRef;
-pub use synchronize::Cursor;
-pub use timers::{Expired, TimerKind};
+pub use prefetch_announcements::AnnouncedOperation;
+pub use synchronize::ElementCursor;
+pub use timers::{ExpiredTimer, TimerKind};

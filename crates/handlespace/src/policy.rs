@@ -9,7 +9,7 @@ use holdfast_wire::rserpool::{Policy, PolicyKind};
 
 /// A selection procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Procedure {
+pub(crate) enum SelectionProcedure {
     /// Selects the elements of the lowest values, in order of arrival among equal ones. The first selected moves to the
     /// end of its queue.
     First,
@@ -44,37 +44,40 @@ const ROUND_BITS: u32 = 16;
 /// Returns true if an element's selections are counted until it registers again: then re-registration changes its
 /// position even with the same figures.
 pub fn counts_selections(kind: PolicyKind) -> bool {
-    let procedure = Procedure::of(kind);
+    let procedure = SelectionProcedure::of(kind);
     matches!(
         procedure,
-        Procedure::FirstCounted | Procedure::ByWeightCounted
+        SelectionProcedure::FirstCounted | SelectionProcedure::ByWeightCounted
     )
 }
 
-impl Procedure {
-    pub(crate) fn of(kind: PolicyKind) -> Procedure {
+impl SelectionProcedure {
+    pub(crate) fn of(kind: PolicyKind) -> SelectionProcedure {
         use PolicyKind::*;
         match kind {
             RoundRobin | Priority | LeastUsed | PriorityLeastUsed | LeastUsedDpf
-            | PriorityLeastUsedDpf => Procedure::First,
-            WeightedRoundRobin => Procedure::FirstInTurn,
+            | PriorityLeastUsedDpf => SelectionProcedure::First,
+            WeightedRoundRobin => SelectionProcedure::FirstInTurn,
             LeastUsedDegradation
             | PriorityLeastUsedDegradation
             | LeastUsedDegradationDpf
-            | PriorityLeastUsedDegradationDpf => Procedure::FirstCounted,
+            | PriorityLeastUsedDegradationDpf => SelectionProcedure::FirstCounted,
             Random
             | WeightedRandom
             | WeightedRandomDpf
             | RandomizedLeastUsed
-            | RandomizedPriorityLeastUsed => Procedure::ByWeight,
+            | RandomizedPriorityLeastUsed => SelectionProcedure::ByWeight,
             RandomizedLeastUsedDegradation | RandomizedPriorityLeastUsedDegradation => {
-                Procedure::ByWeightCounted
+                SelectionProcedure::ByWeightCounted
             }
         }
     }
 
     pub(crate) fn is_by_weight(self) -> bool {
-        matches!(self, Procedure::ByWeight | Procedure::ByWeightCounted)
+        matches!(
+            self,
+            SelectionProcedure::ByWeight | SelectionProcedure::ByWeightCounted
+        )
     }
 }
 
@@ -122,11 +125,17 @@ impl SelectionState {
     }
 
     /// Returns the standing with other figures than the element registered: the effect of selections is kept.
-    pub(crate) fn after_adjustment(self, policy: &Policy, procedure: Procedure) -> SelectionState {
+    pub(crate) fn after_adjustment(
+        self,
+        policy: &Policy,
+        procedure: SelectionProcedure,
+    ) -> SelectionState {
         let added = u64::from(self.count) * u64::from(self.step);
         let value = match procedure {
-            Procedure::FirstInTurn => self.value,
-            Procedure::ByWeightCounted => initial_value(policy).saturating_sub(added).max(1),
+            SelectionProcedure::FirstInTurn => self.value,
+            SelectionProcedure::ByWeightCounted => {
+                initial_value(policy).saturating_sub(added).max(1)
+            }
             _ => initial_value(policy).saturating_add(added),
         };
         SelectionState { value, ..self }
@@ -134,8 +143,8 @@ impl SelectionState {
 
     /// Returns the standing after a selection that changes its value.
     #[inline]
-    pub(crate) fn after_selection(mut self, procedure: Procedure) -> SelectionState {
-        if procedure == Procedure::FirstInTurn {
+    pub(crate) fn after_selection(mut self, procedure: SelectionProcedure) -> SelectionState {
+        if procedure == SelectionProcedure::FirstInTurn {
             let round_over = self.count + 1 >= self.step;
             self.count = if round_over { 0 } else { self.count + 1 };
             let round = self
@@ -146,7 +155,7 @@ impl SelectionState {
             self.count += 1;
             let step = u64::from(self.step);
             self.value = match procedure {
-                Procedure::ByWeightCounted => self.value.saturating_sub(step).max(1),
+                SelectionProcedure::ByWeightCounted => self.value.saturating_sub(step).max(1),
                 _ => self.value.saturating_add(step),
             };
         }

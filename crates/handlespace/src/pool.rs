@@ -1,8 +1,8 @@
 //! A pool's record.
 
 use crate::checksum;
-use crate::policy::Procedure;
-use crate::selection::Selection;
+use crate::policy::SelectionProcedure;
+use crate::selection::SelectionSet;
 use bytes::Bytes;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 use prefetch_index::prefetch_index;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// bytes only if the handle is long.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
-pub(crate) struct Pool {
+pub(crate) struct PoolRecord {
     begin: [u32; 0],
     /// The handle's first bytes: most handles can be compared without reading their bytes elsewhere.
     head: [u8; HEAD_BYTES],
@@ -27,8 +27,8 @@ pub(crate) struct Pool {
     pub(crate) handle_block: u16,
     /// Length of the handle in bytes; [`LONG_HANDLE`] stands for that length and more.
     handle_len: u8,
-    pub(crate) procedure: Procedure,
-    pub(crate) selection: Selection,
+    pub(crate) procedure: SelectionProcedure,
+    pub(crate) selection: SelectionSet,
     pub(crate) handle: PoolHandle,
 }
 
@@ -56,21 +56,21 @@ pub(crate) const SELECTION_LINES: Range<usize> = 0..2;
 pub(crate) const KEY_LINES: Range<usize> = 2..4;
 pub(crate) const ALL_LINES: Range<usize> = 0..4;
 
-impl Pool {
+impl PoolRecord {
     /// Creates a pool without elements. The handle's bytes are copied, because they may be part of a message.
-    pub(crate) fn new(handle: &PoolHandle, hash: u64, kind: PolicyKind, class: u32) -> Pool {
-        let procedure = Procedure::of(kind);
+    pub(crate) fn new(handle: &PoolHandle, hash: u64, kind: PolicyKind, class: u32) -> PoolRecord {
+        let procedure = SelectionProcedure::of(kind);
         let mut head = [0; HEAD_BYTES];
         for (to, from) in head.iter_mut().zip(&handle.0) {
             *to = *from;
         }
-        Pool {
+        PoolRecord {
             begin: [],
             hash,
             head,
             handle_len: short_len(&handle.0),
             handle: PoolHandle(Bytes::copy_from_slice(&handle.0)),
-            selection: Selection::new(kind),
+            selection: SelectionSet::new(kind),
             procedure,
             kind,
             class,
@@ -110,7 +110,7 @@ impl Pool {
 
 /// Prefetches lines of a pool's record.
 #[inline]
-pub(crate) fn prefetch(pools: &[Pool], number: u32, lines: Range<usize>) {
+pub(crate) fn prefetch(pools: &[PoolRecord], number: u32, lines: Range<usize>) {
     if let Some(pool) = pools.get(number as usize) {
         for line in lines {
             prefetch_index(pool.begin.as_slice(), line * 16);
@@ -144,7 +144,7 @@ mod tests {
     /// Position of each array of a small selection set, in cache lines.
     #[test]
     fn prefetched_lines_contain_the_fields_read() {
-        assert_eq!(std::mem::offset_of!(Pool, selection) + 8, 56);
-        assert_eq!(std::mem::offset_of!(Pool, handle), ALL_LINES.end * 64);
+        assert_eq!(std::mem::offset_of!(PoolRecord, selection) + 8, 56);
+        assert_eq!(std::mem::offset_of!(PoolRecord, handle), ALL_LINES.end * 64);
     }
 }

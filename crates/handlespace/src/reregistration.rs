@@ -1,8 +1,8 @@
 //! Re-registration of a registered element.
 
 use crate::element::ElementKey;
-use crate::handlespace::{Handlespace, RegisterError, Registration, RegistrationOutcome};
-use crate::pool::Pool;
+use crate::handlespace::{Handlespace, RegisterError, RegistrationData, RegistrationOutcome};
+use crate::pool::PoolRecord;
 use holdfast_wire::rserpool::Policy;
 
 impl<T> Handlespace<T> {
@@ -19,7 +19,7 @@ impl<T> Handlespace<T> {
     pub(crate) fn renew(
         &mut self,
         slot: u32,
-        registration: Registration<'_, T>,
+        registration: RegistrationData<'_, T>,
     ) -> Result<RegistrationOutcome<T>, RegisterError> {
         let core = &self.elements.cores[slot as usize];
         let policy = registration.policy;
@@ -54,7 +54,7 @@ impl<T> Handlespace<T> {
 
 #[inline]
 pub(crate) fn check_pool_properties(
-    pool: &Pool,
+    pool: &PoolRecord,
     policy: &Policy,
     class: u32,
 ) -> Result<(), RegisterError> {

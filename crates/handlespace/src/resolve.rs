@@ -2,8 +2,8 @@
 
 use crate::element::ElementRef;
 use crate::handlespace::Handlespace;
-use crate::policy::Procedure;
-use crate::selection::{Point, Selection};
+use crate::policy::SelectionProcedure;
+use crate::selection::{LinePoint, SelectionSet};
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
 
@@ -28,7 +28,7 @@ impl<T> Handlespace<T> {
         let cores = &self.elements.cores;
         self.blocks
             .prefetch_upcoming(|slot| prefetch_index(cores, slot as usize));
-        if procedure == Procedure::First {
+        if procedure == SelectionProcedure::First {
             return Some(self.visit_first(pool, items, visit));
         }
         self.select(pool, procedure, items);
@@ -47,13 +47,13 @@ impl<T> Handlespace<T> {
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         let order = match &self.pools[pool as usize].selection {
-            Selection::Ordered(order) => order,
-            Selection::SmallOrdered(_) => return self.visit_first_of_small(pool, items, visit),
+            SelectionSet::Ordered(order) => order,
+            SelectionSet::SmallOrdered(_) => return self.visit_first_of_small(pool, items, visit),
             _ => return 0,
         };
         let shown = order.visit_first(&self.blocks, items, |slot| visit(self.element_ref(slot)));
         if shown > 0
-            && let Selection::Ordered(order) = &mut self.pools[pool as usize].selection
+            && let SelectionSet::Ordered(order) = &mut self.pools[pool as usize].selection
             && let Some((slot, spot)) = order.rotate(&mut self.blocks)
         {
             let cores = &mut self.elements.cores;
@@ -71,14 +71,14 @@ impl<T> Handlespace<T> {
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         let mut shown = 0;
-        if let Selection::SmallOrdered(few) = &self.pools[pool as usize].selection {
+        if let SelectionSet::SmallOrdered(few) = &self.pools[pool as usize].selection {
             for slot in few.first(items) {
                 visit(self.element_ref(slot));
                 shown += 1;
             }
         }
         if shown > 0
-            && let Selection::SmallOrdered(few) = &mut self.pools[pool as usize].selection
+            && let SelectionSet::SmallOrdered(few) = &mut self.pools[pool as usize].selection
         {
             few.rotate();
         }
@@ -87,37 +87,37 @@ impl<T> Handlespace<T> {
 
     /// Selects elements, and updates their standing.
     #[inline(never)]
-    fn select(&mut self, pool: u32, procedure: Procedure, items: usize) {
+    fn select(&mut self, pool: u32, procedure: SelectionProcedure, items: usize) {
         self.chosen.clear();
         let excluded = match &mut self.pools[pool as usize].selection {
-            Selection::SmallOrdered(few) => {
+            SelectionSet::SmallOrdered(few) => {
                 self.chosen.extend(few.first(items));
                 0
             }
-            Selection::SmallWeighted(few) => {
+            SelectionSet::SmallWeighted(few) => {
                 few.draw(items, &mut self.chosen);
                 0
             }
-            Selection::SmallUniform(few) => {
+            SelectionSet::SmallUniform(few) => {
                 few.draw(items, &mut self.chosen);
                 0
             }
-            Selection::Ordered(order) => {
+            SelectionSet::Ordered(order) => {
                 order.visit_first(&self.blocks, items, |slot| self.chosen.push(slot));
                 0
             }
-            Selection::Weighted(_) => self.draw_weighted(pool, items),
+            SelectionSet::Weighted(_) => self.draw_weighted(pool, items),
         };
         let changed = match procedure {
-            Procedure::FirstInTurn => self.chosen.len().min(1),
-            Procedure::ByWeight => excluded,
+            SelectionProcedure::FirstInTurn => self.chosen.len().min(1),
+            SelectionProcedure::ByWeight => excluded,
             _ => self.chosen.len(),
         };
         let selection = &mut self.pools[pool as usize].selection;
         let cores = &mut self.elements.cores;
         for &slot in &self.chosen[..changed] {
             let mut standing = cores[slot as usize].selection_state;
-            if procedure != Procedure::ByWeight {
+            if procedure != SelectionProcedure::ByWeight {
                 standing = standing.after_selection(procedure);
             }
             selection.update(&mut self.blocks, cores, slot, standing);
@@ -130,7 +130,7 @@ impl<T> Handlespace<T> {
         let selection = &mut self.pools[pool as usize].selection;
         let (mut excluded, mut wasted) = (0, 0);
         loop {
-            let Selection::Weighted(weights) = &mut *selection else {
+            let SelectionSet::Weighted(weights) = &mut *selection else {
                 return excluded;
             };
             let drawable = self.chosen.len() - excluded;
@@ -138,7 +138,7 @@ impl<T> Handlespace<T> {
             if wanted == 0 {
                 return excluded;
             }
-            let mut points = [Point::default(); DRAW_BATCH];
+            let mut points = [LinePoint::default(); DRAW_BATCH];
             let points = &mut points[..wanted.min(DRAW_BATCH)];
             for point in &mut *points {
                 *point = weights.draw();

@@ -16,10 +16,10 @@ const PREFETCH_DISTANCE: usize = 64;
 /// The elements of all homes are visited in the order of memory, which is an order of magnitude faster than any other
 /// order if they do not fit a cache. The elements of one home are visited pool by pool.
 #[derive(Debug, Clone)]
-pub struct Cursor(Walk);
+pub struct ElementCursor(WalkScope);
 
 #[derive(Debug, Clone)]
-enum Walk {
+enum WalkScope {
     /// The next slot.
     AllElements(u32),
     /// Lists are walked from the end: a removed entry is replaced by the last one, which has been visited already or is
@@ -33,15 +33,15 @@ enum Walk {
     },
 }
 
-impl Cursor {
+impl ElementCursor {
     /// Starts a walk through all elements.
-    pub fn all() -> Cursor {
-        Cursor(Walk::AllElements(0))
+    pub fn all() -> ElementCursor {
+        ElementCursor(WalkScope::AllElements(0))
     }
 
     /// Starts a walk through the elements with this home registrar.
-    pub fn owned_by(home: RegistrarId) -> Cursor {
-        Cursor(Walk::OwnedBy {
+    pub fn owned_by(home: RegistrarId) -> ElementCursor {
+        ElementCursor(WalkScope::OwnedBy {
             home,
             groups: usize::MAX,
             current_group: None,
@@ -53,13 +53,13 @@ impl<T> Handlespace<T> {
     /// Visits the next elements of a walk, up to `items`. Returns their number; 0 at the end.
     pub fn next_block(
         &self,
-        cursor: &mut Cursor,
+        cursor: &mut ElementCursor,
         items: usize,
         visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
         match &mut cursor.0 {
-            Walk::AllElements(next) => self.next_slots(next, items, visit),
-            Walk::OwnedBy {
+            WalkScope::AllElements(next) => self.next_slots(next, items, visit),
+            WalkScope::OwnedBy {
                 home,
                 groups,
                 current_group: begun,

@@ -2,7 +2,9 @@
 
 mod reference_model;
 
-use holdfast_handlespace::{AnnouncedOperation, Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{
+    AnnouncedOperation, ElementCursor, Handlespace, RegistrationData, TimerKind,
+};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId};
 use proptest::prelude::*;
 use reference_model::ReferenceModel;
@@ -110,11 +112,12 @@ impl Comparison {
             }
             Step::Resolve { pool, items } => {
                 let coming = AnnouncedOperation::Resolution(&handle(pool).0, items);
-                return self.space.expect(Some(coming));
+                return self.space.announce_operation(Some(coming));
             }
-            Step::Wait { .. } => return self.space.expect(None),
+            Step::Wait { .. } => return self.space.announce_operation(None),
         };
-        self.space.expect(Some(kind(&handle.0, ElementId(id))));
+        self.space
+            .announce_operation(Some(kind(&handle.0, ElementId(id))));
     }
 
     fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> CheckResult {
@@ -186,7 +189,7 @@ impl Comparison {
         payload: usize,
     ) -> CheckResult {
         let policy = reference_model::policy(kind, figure);
-        let got = self.space.register(Registration {
+        let got = self.space.register(RegistrationData {
             handle: &handle(kind),
             id: ElementId(id),
             home: RegistrarId(home),
@@ -300,7 +303,9 @@ fn check_sets_agree(
     handles.sort();
     prop_assert_eq!(visited, handles);
     for home in [None, Some(1), Some(2), Some(3)] {
-        let mut cursor = home.map_or(Cursor::all(), |home| Cursor::owned_by(RegistrarId(home)));
+        let mut cursor = home.map_or(ElementCursor::all(), |home| {
+            ElementCursor::owned_by(RegistrarId(home))
+        });
         let mut got = Vec::new();
         while space.next_block(&mut cursor, 3, |e| {
             got.push((e.handle().to_string(), e.id().0, *e.payload()))

@@ -1,13 +1,13 @@
 //! Statistical tests of the random policies, and walks while the handlespace changes.
 
-use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{ElementCursor, Handlespace, RegistrationData, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 fn register(space: &mut Handlespace<()>, handle: &PoolHandle, id: u32, policy: Policy) {
-    let registration = Registration {
+    let registration = RegistrationData {
         handle,
         id: ElementId(id),
         home: RegistrarId(1 + id % 2),
@@ -219,7 +219,7 @@ proptest! {
                 stay.insert((id % pools, id));
             }
         }
-        let mut cursor = if owned { Cursor::owned_by(RegistrarId(2)) } else { Cursor::all() };
+        let mut cursor = if owned { ElementCursor::owned_by(RegistrarId(2)) } else { ElementCursor::all() };
         let mut changes = changes.into_iter();
         let mut seen = BTreeSet::new();
         loop {

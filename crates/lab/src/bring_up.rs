@@ -12,16 +12,15 @@ use std::{
 };
 
 use crate::{
+    address_plan::{AddressPlan, LAB_NUMBER_MAX, LabHost, SWITCH_NAME},
     cgroup,
-    error::{Context, Error, Result},
-    init::InitTask,
+    error::{Error, ErrorContext, Result},
+    host_init::InitTask,
+    lab_spec::{LabSpec, validate_name},
+    lab_state::{self, LabLock, LabState},
     link::{LinkConfig, LinkTask, SplicedLink},
     namespace::{ProcessId, StartNamespaces, run_program, start_role},
-    packet_steering,
-    plan::{Host, NUMBER_MAX, Plan, SWITCH},
-    spec::{Spec, validate_name},
-    state::{self, Lock, State},
-    wiring,
+    packet_steering, wiring,
 };
 
 /// Maximum time for a newly connected host to reach its router.
@@ -29,26 +28,26 @@ const ROUTER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A lab that is up, and its processes.
 pub(crate) struct StartedLab {
-    pub state: State,
+    pub state: LabState,
     pub children: Vec<Child>,
 }
 
 /// Brings a lab up. First removes the remains of a killed process's lab of the same name; on failure removes everything
 /// again.
-pub(crate) fn up(spec: &Spec) -> Result<StartedLab> {
+pub(crate) fn up(spec: &LabSpec) -> Result<StartedLab> {
     validate_name(&spec.name)?;
     // Check the request before changing anything.
-    let unnumbered_plan = Plan::new(0, spec.nodes, spec.clients, spec.segments)?;
+    let unnumbered_plan = AddressPlan::new(0, spec.nodes, spec.clients, spec.segments)?;
     spec.topology.resolve(&unnumbered_plan.hosts())?;
     let program = spec.find_program()?;
-    let base = cgroup::base()?;
+    let base = cgroup::labs_cgroup()?;
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::Machine(
             "a lab needs root: it makes network namespaces and mounts".into(),
         ));
     }
-    let _lock = Lock::lock_new_with_timeout(&spec.name)?;
-    let all = Lock::lock_root()?;
+    let _lock = LabLock::lock_new_with_timeout(&spec.name)?;
+    let all = LabLock::lock_root()?;
     remove_remains(&spec.name)?;
     let mut children = Vec::new();
     let group = base.join(&spec.name);
@@ -69,17 +68,17 @@ pub(crate) fn up(spec: &Spec) -> Result<StartedLab> {
 
 /// Chooses a number and stores the state of the planned lab.
 fn create_state(
-    spec: &Spec,
-    unnumbered_plan: Plan,
+    spec: &LabSpec,
+    unnumbered_plan: AddressPlan,
     program: PathBuf,
     group: PathBuf,
-) -> Result<State> {
-    let number = free_number(&spec.name)?;
-    let plan = Plan {
+) -> Result<LabState> {
+    let number = choose_lab_number(&spec.name)?;
+    let plan = AddressPlan {
         number,
         ..unnumbered_plan
     };
-    let state = State {
+    let state = LabState {
         name: spec.name.clone(),
         plan,
         reach: spec.reach,
@@ -106,18 +105,18 @@ pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) ->
         let _ = child.wait();
     }
     children.clear();
-    state::remove(name)?;
+    lab_state::remove_lab_files(name)?;
     cgroup::remove_base_if_empty();
     Ok(())
 }
 
 /// Refuses if the lab is up; otherwise removes the remains of a dead one, except for its directory, which is locked.
 fn remove_remains(name: &str) -> Result<()> {
-    match State::load(name) {
+    match LabState::load(name) {
         Ok(state) if state.is_alive() => return Err(Error::Exists(name.into())),
-        _ => cgroup::destroy(&cgroup::base()?.join(name))?,
+        _ => cgroup::destroy(&cgroup::labs_cgroup()?.join(name))?,
     }
-    let directory = state::directory(name);
+    let directory = lab_state::lab_directory(name);
     for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
         let path = entry.path();
         fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
@@ -125,20 +124,22 @@ fn remove_remains(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn free_number(own: &str) -> Result<u16> {
-    let others = state::names().into_iter().filter(|name| name != own);
+fn choose_lab_number(own: &str) -> Result<u16> {
+    let others = lab_state::lab_names()
+        .into_iter()
+        .filter(|name| name != own);
     let taken: BTreeSet<u16> = others
-        .filter_map(|name| State::load(&name).ok())
+        .filter_map(|name| LabState::load(&name).ok())
         .map(|s| s.plan.number)
         .collect();
-    (0..=NUMBER_MAX)
+    (0..=LAB_NUMBER_MAX)
         .find(|number| !taken.contains(number))
         .ok_or_else(|| {
             Error::Machine("too many labs are up; take one down with `holdfast lab down`".into())
         })
 }
 
-fn start_hosts(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
+fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
     let hosts: Vec<_> = state
         .plan
         .hosts()
@@ -146,14 +147,14 @@ fn start_hosts(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         .map(|host| (host.clone(), state.is_spliced(&host.name)))
         .collect();
     cgroup::create(&state.cgroup)?;
-    let switch = start_init(state, SWITCH, wiring::switch_settings(), None)?;
-    record_init(state, children, SWITCH, switch)?;
+    let switch = start_init(state, SWITCH_NAME, wiring::switch_settings(), None)?;
+    record_init(state, children, SWITCH_NAME, switch)?;
     let started = for_each_host(&hosts, |(host, _)| {
         start_init(
             state,
             &host.name,
             wiring::host_settings(),
-            Some(state.init(SWITCH)?),
+            Some(state.host_init(SWITCH_NAME)?),
         )
     });
     // Record the processes that did start before reporting the first failure.
@@ -163,16 +164,16 @@ fn start_hosts(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         .map(|((host, _), child)| record_init(state, children, &host.name, child?))
         .collect();
     started.into_iter().collect::<Result<()>>()?;
-    let switch = state.init(SWITCH)?.clone();
-    switch.in_net(|| wire_switch(state, &hosts))?;
+    let switch = state.host_init(SWITCH_NAME)?.clone();
+    switch.run_in_net_namespace(|| wire_switch(state, &hosts))?;
     for_each_host(&hosts, |(host, spliced)| {
         state
-            .init(&host.name)?
-            .in_net(|| wire_host(state, host, *spliced))
+            .host_init(&host.name)?
+            .run_in_net_namespace(|| wire_host(state, host, *spliced))
     })
     .into_iter()
     .collect::<Result<()>>()?;
-    packet_steering::enable(state)?;
+    packet_steering::enable_packet_steering(state)?;
     if hosts.iter().any(|(_, spliced)| *spliced) {
         let child = start_link_program(state, &hosts, &switch)?;
         state.link_program = Some(ProcessId::from_pid(child.id())?);
@@ -184,8 +185,8 @@ fn start_hosts(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
             Ok(())
         } else {
             state
-                .init(&host.name)?
-                .in_net(|| reach_router(&state.plan, host))
+                .host_init(&host.name)?
+                .run_in_net_namespace(|| wait_for_router(&state.plan, host))
         }
     })
     .into_iter()
@@ -200,8 +201,8 @@ fn start_hosts(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
 
 /// Works on all hosts concurrently, one thread per host.
 fn for_each_host<T: Send>(
-    hosts: &[(Host, bool)],
-    work: impl Fn(&(Host, bool)) -> Result<T> + Sync,
+    hosts: &[(LabHost, bool)],
+    work: impl Fn(&(LabHost, bool)) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     let work = &work;
     thread::scope(|scope| {
@@ -219,7 +220,7 @@ fn for_each_host<T: Send>(
 }
 
 fn start_init(
-    state: &State,
+    state: &LabState,
     host: &str,
     settings: Vec<(String, String)>,
     defaults: Option<&ProcessId>,
@@ -234,12 +235,12 @@ fn start_init(
     };
     let mut command = Command::new(&state.program);
     command.args(["lab-init", &state.name, host]);
-    let log = state::directory(&state.name).join(format!("{host}.log"));
+    let log = lab_state::lab_directory(&state.name).join(format!("{host}.log"));
     start_role(command, &task, &log, &StartNamespaces::Unshared(defaults))
 }
 
 fn record_init(
-    state: &mut State,
+    state: &mut LabState,
     children: &mut Vec<Child>,
     host: &str,
     child: Child,
@@ -251,7 +252,7 @@ fn record_init(
 }
 
 /// Sets up the switch. Runs in the switch's network namespace.
-fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
+fn wire_switch(state: &LabState, hosts: &[(LabHost, bool)]) -> Result<()> {
     run_program("ip", &["-batch", "-"], &wiring::bridge_script(&state.plan))?;
     for segment in state.plan.all_segments() {
         let path = format!(
@@ -281,7 +282,7 @@ fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
 }
 
 /// Sets up a host. Runs in the host's network namespace.
-fn wire_host(state: &State, host: &Host, spliced: bool) -> Result<()> {
+fn wire_host(state: &LabState, host: &LabHost, spliced: bool) -> Result<()> {
     set_features("eth0", &wiring::eth0_features(host, spliced))?;
     if let Some(link) = state.kernel_link(&host.name) {
         enforce_rate("eth0", &link.up)?;
@@ -306,14 +307,18 @@ fn set_features(interface: &str, features: &[&str]) -> Result<()> {
 }
 
 /// Routes packets for the routed service address to `host`. Runs in the switch's network namespace.
-pub(crate) fn route_service(plan: &Plan, host: &Host) -> Result<()> {
-    let ((service4, service6), (v4, v6)) = (plan.routed_service(), (host.v4, host.v6));
+pub(crate) fn route_service(plan: &AddressPlan, host: &LabHost) -> Result<()> {
+    let ((service4, service6), (v4, v6)) = (plan.routed_service_addresses(), (host.v4, host.v6));
     let script =
         format!("route replace {service4}/32 via {v4}\nroute replace {service6}/128 via {v6}\n");
     run_program("ip", &["-batch", "-"], &script)
 }
 
-fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId) -> Result<Child> {
+fn start_link_program(
+    state: &LabState,
+    hosts: &[(LabHost, bool)],
+    switch: &ProcessId,
+) -> Result<Child> {
     let spliced = hosts.iter().filter(|(_, spliced)| *spliced);
     let splices = spliced.filter_map(|(host, _)| {
         Some(SplicedLink {
@@ -325,11 +330,11 @@ fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId)
     });
     let task = LinkTask {
         splices: splices.collect(),
-        cgroup: state.host_cgroup(SWITCH),
+        cgroup: state.host_cgroup(SWITCH_NAME),
         counters_path: state.counters_path(),
         keep: state.keep,
     };
-    let log = state::directory(&state.name).join("link.log");
+    let log = lab_state::lab_directory(&state.name).join("link.log");
     // Use real-time priority, so that a busy machine does not distort delays; if that is not allowed, normal priority.
     let mut realtime = Command::new("chrt");
     realtime
@@ -350,8 +355,8 @@ fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId)
 
 /// Waits until the router answers, in both families: a datagram to a closed port is answered with an error. Runs in the
 /// host's network namespace.
-fn reach_router(plan: &Plan, host: &Host) -> Result<()> {
-    let (router4, router6) = plan.router(host.segment);
+fn wait_for_router(plan: &AddressPlan, host: &LabHost) -> Result<()> {
+    let (router4, router6) = plan.router_addresses(host.segment);
     for router in [IpAddr::from(router4), IpAddr::from(router6)] {
         let deadline = Instant::now() + ROUTER_TIMEOUT;
         while !router_answers(router).context(|| format!("probe {router} from {}", host.name))? {

@@ -8,20 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// The directory under the cgroup2 mount.
-const BASE_NAME: &str = "holdfast-lab";
+const LABS_CGROUP_NAME: &str = "holdfast-lab";
 
 /// Maximum time for killed processes to disappear. Usually they die at once, except on a very busy machine.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the directory with all labs' control groups.
-pub(crate) fn base() -> Result<PathBuf> {
+pub(crate) fn labs_cgroup() -> Result<PathBuf> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").context(|| "read /proc/self/mounts".into())?;
     find_mount(&mounts)
-        .map(|mount| mount.join(BASE_NAME))
+        .map(|mount| mount.join(LABS_CGROUP_NAME))
         .ok_or_else(|| {
             let hint = "cgroup2 is not mounted; mount -t cgroup2 none /sys/fs/cgroup";
             Error::Machine(hint.into())
@@ -70,7 +70,7 @@ pub(crate) fn create(group: &Path) -> Result<()> {
 
 /// Removes the parent directory of all labs if no lab is left.
 pub(crate) fn remove_base_if_empty() {
-    if let Ok(base) = base() {
+    if let Ok(base) = labs_cgroup() {
         // Fails if another lab is up, which is no error.
         let _ = fs::remove_dir(base);
     }

@@ -56,12 +56,12 @@ pub enum Error {
 }
 
 /// Adds the attempted action to a system error.
-pub(crate) trait Context<T> {
+pub(crate) trait ErrorContext<T> {
     /// Converts the error into [`Error::Io`] with this action.
     fn context(self, action: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+impl<T, E: Into<io::Error>> ErrorContext<T> for std::result::Result<T, E> {
     fn context(self, action: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| Error::Io {
             action: action(),

@@ -7,20 +7,20 @@ use std::{
 };
 
 use crate::{
+    address_plan::{AddressPlan, LabHost, SWITCH_NAME},
     bring_up, cgroup,
     error::{Error, Result},
-    plan::{Host, Plan, SWITCH},
-    spec::{Reach, Spec, validate_name},
-    state::{self, Lock, State},
+    lab_spec::{LabSpec, ServiceReach, validate_name},
+    lab_state::{self, LabLock, LabState},
     wiring,
 };
 
-/// A lab that is up. A lab made by [`Lab::up`] goes down when this value is dropped, unless its [`Spec`] says to
+/// A lab that is up. A lab made by [`Lab::up`] goes down when this value is dropped, unless its [`LabSpec`] says to
 /// keep it; a lab found by [`Lab::open`] stays.
 #[derive(Debug)]
 pub struct Lab {
-    pub(crate) state: State,
-    hosts: Vec<Host>,
+    pub(crate) state: LabState,
+    hosts: Vec<LabHost>,
     /// The lab's processes, if dropping this value takes the lab down.
     owned_processes: Option<Vec<Child>>,
 }
@@ -32,7 +32,7 @@ impl Lab {
     /// # Errors
     /// [`Error::Exists`] when a lab of this name is up; [`Error::Invalid`] when the spec is invalid; [`Error::Machine`]
     /// when the machine lacks a prerequisite. After an error nothing is left.
-    pub fn up(spec: &Spec) -> Result<Lab> {
+    pub fn up(spec: &LabSpec) -> Result<Lab> {
         let started = bring_up::up(spec)?;
         let owned = (!spec.keep).then_some(started.children);
         Ok(Lab::new(started.state, owned))
@@ -43,14 +43,14 @@ impl Lab {
     /// # Errors
     /// [`Error::NoLab`] when no lab of this name exists, or only the remains of a killed process's lab.
     pub fn open(name: &str) -> Result<Lab> {
-        let state = State::load(name)?;
+        let state = LabState::load(name)?;
         if !state.ready {
             return Err(Error::NoLab(name.into()));
         }
         Ok(Lab::new(state, None))
     }
 
-    fn new(state: State, owned: Option<Vec<Child>>) -> Lab {
+    fn new(state: LabState, owned: Option<Vec<Child>>) -> Lab {
         Lab {
             hosts: state.plan.hosts(),
             state,
@@ -66,19 +66,19 @@ impl Lab {
 
     /// Returns the lab's sizes, number, and all addresses.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &AddressPlan {
         &self.state.plan
     }
 
     /// Returns the reach that the lab was made for.
     #[must_use]
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> ServiceReach {
         self.state.reach
     }
 
     /// Returns all hosts, nodes first.
     #[must_use]
-    pub fn hosts(&self) -> &[Host] {
+    pub fn hosts(&self) -> &[LabHost] {
         &self.hosts
     }
 
@@ -86,7 +86,7 @@ impl Lab {
     ///
     /// # Errors
     /// [`Error::NoHost`].
-    pub fn host(&self, name: &str) -> Result<&Host> {
+    pub fn host(&self, name: &str) -> Result<&LabHost> {
         let missing = || Error::NoHost {
             lab: self.state.name.clone(),
             host: name.into(),
@@ -105,7 +105,7 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`].
     pub fn command(&self, host: &str) -> Result<Command> {
-        self.state.init(host)?;
+        self.state.host_init(host)?;
         let mut command = Command::new(&self.state.program);
         command.args(["lab-enter", self.name(), host, "--"]);
         Ok(command)
@@ -116,8 +116,8 @@ impl Lab {
     ///
     /// # Errors
     /// [`Error::NoHost`]; the system's error when the host has ended.
-    pub fn enter_net(&self, host: &str) -> Result<()> {
-        self.state.init(host)?.enter_net()
+    pub fn enter_net_namespace(&self, host: &str) -> Result<()> {
+        self.state.host_init(host)?.enter_net_namespace()
     }
 
     /// Runs `work` on its own thread in a host's network namespace. Sockets that `work` creates stay in that namespace
@@ -125,8 +125,14 @@ impl Lab {
     ///
     /// # Errors
     /// [`Error::NoHost`]; the system's error when the host has ended.
-    pub fn in_net<T: Send>(&self, host: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
-        self.state.init(host)?.in_net(|| Ok(work()))
+    pub fn run_in_net_namespace<T: Send>(
+        &self,
+        host: &str,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T> {
+        self.state
+            .host_init(host)?
+            .run_in_net_namespace(|| Ok(work()))
     }
 
     /// Returns a host's addresses on `eth0`.
@@ -137,16 +143,16 @@ impl Lab {
         self.host(host).map(|host| (host.v4, host.v6))
     }
 
-    /// Returns the service address on link in segment 0; see [`Plan::service`].
+    /// Returns the service address on link in segment 0; see [`AddressPlan::service_addresses`].
     #[must_use]
     pub fn service_address(&self) -> (Ipv4Addr, Ipv6Addr) {
-        self.state.plan.service()
+        self.state.plan.service_addresses()
     }
 
-    /// Returns the service address outside all segments; see [`Plan::routed_service`].
+    /// Returns the service address outside all segments; see [`AddressPlan::routed_service_addresses`].
     #[must_use]
     pub fn routed_service_address(&self) -> (Ipv4Addr, Ipv6Addr) {
-        self.state.plan.routed_service()
+        self.state.plan.routed_service_addresses()
     }
 
     /// Makes the router send packets for the routed service address to `host`.
@@ -156,8 +162,8 @@ impl Lab {
     pub fn route_service(&self, host: &str) -> Result<()> {
         let host = self.host(host)?;
         self.state
-            .init(SWITCH)?
-            .in_net(|| bring_up::route_service(&self.state.plan, host))
+            .host_init(SWITCH_NAME)?
+            .run_in_net_namespace(|| bring_up::route_service(&self.state.plan, host))
     }
 
     /// Returns the interface in the switch's network namespace that leads to a host and receives its packets.
@@ -173,7 +179,7 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`].
     pub fn cgroup(&self, host: &str) -> Result<PathBuf> {
-        self.state.init(host)?;
+        self.state.host_init(host)?;
         Ok(self.state.host_cgroup(host))
     }
 
@@ -190,7 +196,7 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`].
     pub fn init_process(&self, host: &str) -> Result<i32> {
-        self.state.init(host).map(|init| init.pid)
+        self.state.host_init(host).map(|init| init.pid)
     }
 
     /// Leaves the lab up when this value is dropped. The lab still ends with the owning process, unless it was made to
@@ -220,8 +226,8 @@ impl Drop for Lab {
 }
 
 fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
-    let group = cgroup::base()?.join(name);
-    match Lock::lock_existing(name) {
+    let group = cgroup::labs_cgroup()?.join(name);
+    match LabLock::lock_existing(name) {
         Ok(_lock) => bring_up::remove_all(name, &group, &mut children),
         Err(Error::NoLab(_)) if group.exists() => bring_up::remove_all(name, &group, &mut children),
         Err(error) => Err(error),
@@ -235,7 +241,7 @@ fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
 pub fn down(name: &str) -> Result<()> {
     validate_name(name)?;
     let done = take_down(name, Vec::new());
-    state::remove_root_if_empty();
+    lab_state::remove_root_if_empty();
     done
 }
 
@@ -244,8 +250,8 @@ pub fn down(name: &str) -> Result<()> {
 /// # Errors
 /// [`Error::Machine`] when cgroup2 is not mounted.
 pub fn list() -> Result<Vec<(String, bool)>> {
-    let mut names = state::names();
-    let groups = std::fs::read_dir(cgroup::base()?)
+    let mut names = lab_state::lab_names();
+    let groups = std::fs::read_dir(cgroup::labs_cgroup()?)
         .into_iter()
         .flatten()
         .flatten();
@@ -253,7 +259,7 @@ pub fn list() -> Result<Vec<(String, bool)>> {
     names.extend(groups.filter_map(|entry| entry.file_name().into_string().ok()));
     names.sort();
     names.dedup();
-    let is_up = |name: &String| State::load(name).is_ok_and(|state| state.is_alive());
+    let is_up = |name: &String| LabState::load(name).is_ok_and(|state| state.is_alive());
     Ok(names
         .into_iter()
         .map(|name| (name.clone(), is_up(&name)))
@@ -268,17 +274,17 @@ pub fn list() -> Result<Vec<(String, bool)>> {
 pub fn prune() -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for (name, _) in list()? {
-        let _all = Lock::lock_root()?;
+        let _all = LabLock::lock_root()?;
         // Another process holds the lock to bring the lab up or down: skip the lab.
-        let Ok(_lock) = Lock::lock_new(&name) else {
+        let Ok(_lock) = LabLock::lock_new(&name) else {
             continue;
         };
-        if State::load(&name).is_ok_and(|state| state.is_in_use()) {
+        if LabState::load(&name).is_ok_and(|state| state.is_in_use()) {
             continue;
         }
-        bring_up::remove_all(&name, &cgroup::base()?.join(&name), &mut Vec::new())?;
+        bring_up::remove_all(&name, &cgroup::labs_cgroup()?.join(&name), &mut Vec::new())?;
         removed.push(name);
     }
-    state::remove_root_if_empty();
+    lab_state::remove_root_if_empty();
     Ok(removed)
 }

@@ -20,30 +20,30 @@
 //! ```
 //!
 //! The processes of a lab are instances of one program in hidden roles (init of a host, entry into a host, the link
-//! program). Its `main` must call [`init_main`] first; [`Spec::program`] describes how the lab finds it.
+//! program). Its `main` must call [`init_main`] first; [`LabSpec::program`] describes how the lab finds it.
 #![forbid(unsafe_code)]
 
+mod address_plan;
 mod bring_up;
 mod cgroup;
-mod enter;
+mod enter_host_command;
 mod error;
-mod faults;
-mod init;
+mod host_init;
+mod host_isolation;
 mod lab;
+mod lab_spec;
+mod lab_state;
+mod lab_status;
 pub mod link;
 mod namespace;
 mod packet_steering;
-mod plan;
-mod spec;
-mod state;
-mod status;
 mod topology;
 mod wiring;
 
+pub use address_plan::{AddressPlan, HostKind, LabHost, MacAddress, SHARED_MAC};
 pub use error::{Error, Result};
-pub use init::init_main;
+pub use host_init::init_main;
 pub use lab::{Lab, down, list, prune};
-pub use plan::{Host, HostKind, MacAddress, Plan, SHARED_MAC};
-pub use spec::{Reach, Spec};
-pub use status::{HostStatus, Status};
-pub use topology::{Direction, Duplex, LinkEntry, Topology};
+pub use lab_spec::{LabSpec, ServiceReach};
+pub use lab_status::{HostStatus, LabStatus};
+pub use topology::{Direction, DuplexLink, LinkEntry, Topology};

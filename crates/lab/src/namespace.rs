@@ -12,7 +12,7 @@ use std::{
 use nix::sched::{CloneFlags, setns, unshare};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// Identity of a process, which distinguishes it from a later process with the same PID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,15 +86,18 @@ impl ProcessId {
     }
 
     /// Moves the calling thread into the process's network namespace.
-    pub(crate) fn enter_net(&self) -> Result<()> {
+    pub(crate) fn enter_net_namespace(&self) -> Result<()> {
         setns(self.open_namespace("net")?, CloneFlags::CLONE_NEWNET)
             .context(|| "enter the network namespace".into())
     }
 
     /// Runs `work` on its own thread inside the process's network namespace.
-    pub(crate) fn in_net<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        on_thread(|| {
-            self.enter_net()?;
+    pub(crate) fn run_in_net_namespace<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
+        run_on_thread(|| {
+            self.enter_net_namespace()?;
             work()
         })
     }
@@ -138,7 +141,7 @@ fn boot_id() -> Option<String> {
 }
 
 /// Runs `work` on a temporary thread, so that its namespace changes affect no other code.
-pub(crate) fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn run_on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| match scope.spawn(work).join() {
         Ok(value) => value,
         Err(panic) => std::panic::resume_unwind(panic),
@@ -173,7 +176,7 @@ pub(crate) fn start_role<T: Serialize + Sync>(
         .stdout(Stdio::piped())
         .stderr(log_file)
         .current_dir("/");
-    let mut child = on_thread(move || {
+    let mut child = run_on_thread(move || {
         enter_namespaces(namespaces)?;
         command.spawn().context(|| starting)
     })?;
@@ -203,10 +206,10 @@ pub(crate) fn start_role<T: Serialize + Sync>(
 
 fn enter_namespaces(place: &StartNamespaces<'_>) -> Result<()> {
     match place {
-        StartNamespaces::JoinNet(process) => process.enter_net(),
+        StartNamespaces::JoinNet(process) => process.enter_net_namespace(),
         StartNamespaces::Unshared(defaults) => {
             if let Some(process) = defaults {
-                process.enter_net()?;
+                process.enter_net_namespace()?;
             }
             let all = CloneFlags::CLONE_NEWNS
                 | CloneFlags::CLONE_NEWNET

@@ -11,22 +11,22 @@ use std::{
 };
 
 use crate::{
-    error::{Context, Result},
-    state::State,
+    error::{ErrorContext, Result},
+    lab_state::LabState,
 };
 
 /// Number of CPUs in one word of a mask.
 const CPUS_MAX: usize = 32;
 
 /// Enables steering by connection on every interface of every host, and of the switch.
-pub(crate) fn enable(state: &State) -> Result<()> {
+pub(crate) fn enable_packet_steering(state: &LabState) -> Result<()> {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", u32::MAX >> (CPUS_MAX - cpus.min(CPUS_MAX)));
     for init in state.inits.values() {
         // Use the host's /sys, which shows its own interfaces.
         let interfaces = PathBuf::from(format!("/proc/{}/root/sys/class/net", init.pid));
-        for interface in entries(&interfaces)? {
-            for queue in entries(&interface.join("queues"))? {
+        for interface in directory_entries(&interfaces)? {
+            for queue in directory_entries(&interface.join("queues"))? {
                 let file = queue.join("rps_cpus");
                 if file.exists() {
                     fs::write(&file, &mask).context(|| format!("write {}", file.display()))?;
@@ -37,7 +37,7 @@ pub(crate) fn enable(state: &State) -> Result<()> {
     Ok(())
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+fn directory_entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = || -> std::io::Result<Vec<PathBuf>> {
         fs::read_dir(directory)?
             .map(|entry| Ok(entry?.path()))

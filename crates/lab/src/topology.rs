@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    error::{Context, Error, Result},
+    address_plan::{HostKind, LabHost, MacAddress},
+    error::{Error, ErrorContext, Result},
     link::{LOSS_ALWAYS, LinkConfig},
-    plan::{Host, HostKind, MacAddress},
 };
 
 /// A topology: a list of entries about links. If two entries concern the same link, the later one overrides the earlier
@@ -66,7 +66,7 @@ pub enum Direction {
 
 /// Both directions of one host's link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Duplex {
+pub struct DuplexLink {
     /// From the host to the switch.
     pub up: LinkConfig,
     /// From the switch to the host.
@@ -79,7 +79,7 @@ pub struct Duplex {
     pub kernel: bool,
 }
 
-impl Duplex {
+impl DuplexLink {
     /// Checks that a link enforced by the kernel has only properties that the kernel can enforce.
     fn check(&self, host: &str) -> Result<()> {
         let is_rate = |config: &LinkConfig| {
@@ -126,8 +126,8 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::Invalid`] when an entry names no host of the lab, or a value is out of range.
-    pub fn resolve(&self, hosts: &[Host]) -> Result<BTreeMap<String, Duplex>> {
-        let mut links = BTreeMap::<String, Duplex>::new();
+    pub fn resolve(&self, hosts: &[LabHost]) -> Result<BTreeMap<String, DuplexLink>> {
+        let mut links = BTreeMap::<String, DuplexLink>::new();
         for entry in &self.links {
             let matching_hosts: Vec<_> =
                 hosts.iter().filter(|host| entry.applies_to(host)).collect();
@@ -144,7 +144,7 @@ impl Topology {
                 let duplex = links.entry(host.name.clone()).or_insert_with(plain);
                 match &entry.toward {
                     Some(other) => duplex.toward.push(entry.delay_toward(host, other, hosts)?),
-                    None => entry.apply(duplex)?,
+                    None => entry.apply_to_link(duplex)?,
                 }
             }
         }
@@ -154,12 +154,12 @@ impl Topology {
         Ok(links)
     }
 
-    fn default_link(&self, host: &Host) -> Duplex {
+    fn default_link(&self, host: &LabHost) -> DuplexLink {
         let seeded = |direction: u64| LinkConfig {
             seed: link_seed(self.seed, host, direction),
             ..LinkConfig::default()
         };
-        Duplex {
+        DuplexLink {
             up: seeded(0),
             down: seeded(1),
             toward: Vec::new(),
@@ -178,7 +178,7 @@ impl LinkEntry {
         }
     }
 
-    fn applies_to(&self, host: &Host) -> bool {
+    fn applies_to(&self, host: &LabHost) -> bool {
         match self.host.as_str() {
             "all" => true,
             "nodes" => host.kind == HostKind::Node,
@@ -190,9 +190,9 @@ impl LinkEntry {
     /// Returns the delay from one host to another.
     fn delay_toward(
         &self,
-        host: &Host,
+        host: &LabHost,
         other: &str,
-        hosts: &[Host],
+        hosts: &[LabHost],
     ) -> Result<(MacAddress, Duration)> {
         let wrong = |what| {
             Err(Error::Invalid(format!(
@@ -220,18 +220,18 @@ impl LinkEntry {
         Ok((other.mac, milliseconds("delay_ms", delay)?))
     }
 
-    fn apply(&self, duplex: &mut Duplex) -> Result<()> {
+    fn apply_to_link(&self, duplex: &mut DuplexLink) -> Result<()> {
         duplex.kernel = self.kernel.unwrap_or(duplex.kernel);
         if self.direction != Direction::Down {
-            self.apply_to(&mut duplex.up)?;
+            self.apply_to_direction(&mut duplex.up)?;
         }
         if self.direction != Direction::Up {
-            self.apply_to(&mut duplex.down)?;
+            self.apply_to_direction(&mut duplex.down)?;
         }
         Ok(())
     }
 
-    fn apply_to(&self, config: &mut LinkConfig) -> Result<()> {
+    fn apply_to_direction(&self, config: &mut LinkConfig) -> Result<()> {
         if let Some(delay) = self.delay_ms {
             config.delay = milliseconds("delay_ms", delay)?;
         }
@@ -257,7 +257,7 @@ impl LinkEntry {
 }
 
 /// Returns a seed that differs for each host and direction, and is always the same.
-fn link_seed(seed: u64, host: &Host, direction: u64) -> u64 {
+fn link_seed(seed: u64, host: &LabHost, direction: u64) -> u64 {
     let [_, _, _, _, group, index] = host.mac.0.map(u64::from);
     seed.wrapping_mul(0x0100_0000_01b3) ^ (group << 16 | index << 1 | direction)
 }
@@ -280,10 +280,10 @@ fn in_range(what: &str, value: f64, low: f64, high: f64) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Plan;
+    use crate::address_plan::AddressPlan;
 
-    fn hosts() -> Vec<Host> {
-        Plan::new(0, 2, 1, 1).unwrap().hosts()
+    fn hosts() -> Vec<LabHost> {
+        AddressPlan::new(0, 2, 1, 1).unwrap().hosts()
     }
 
     #[test]

@@ -3,19 +3,19 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use crate::{
+    address_plan::{AddressPlan, HostKind, LabHost, MacAddress},
     link::LinkConfig,
     namespace::ProcessId,
-    plan::{Host, HostKind, MacAddress, Plan},
 };
 
 /// Returns the interface in the switch's namespace that leads to a host.
-pub(crate) fn switch_end(host: &Host) -> String {
+pub(crate) fn switch_end(host: &LabHost) -> String {
     host.name.clone()
 }
 
 /// Returns the bridge port of a host: the interface that leads to the host or, behind the link program, one end of a
 /// pair with [`wire`] as the other end.
-pub(crate) fn bridge_port(host: &Host, spliced: bool) -> String {
+pub(crate) fn bridge_port(host: &LabHost, spliced: bool) -> String {
     if spliced {
         format!("{}-port", host.name)
     } else {
@@ -24,7 +24,7 @@ pub(crate) fn bridge_port(host: &Host, spliced: bool) -> String {
 }
 
 /// Returns the interface at which the link program sends and receives the frames of a bridge port.
-pub(crate) fn link_program_end(host: &Host) -> String {
+pub(crate) fn link_program_end(host: &LabHost) -> String {
     format!("{}-wire", host.name)
 }
 
@@ -91,7 +91,7 @@ fn to_strings((name, value): (&str, &str)) -> (String, String) {
 }
 
 /// Creates the bridges, without addresses.
-pub(crate) fn bridge_script(plan: &Plan) -> String {
+pub(crate) fn bridge_script(plan: &AddressPlan) -> String {
     let mut script = String::from("link set lo up\n");
     for segment in plan.all_segments() {
         let (name, mac) = (bridge_name(segment), plan.router_mac(segment));
@@ -107,13 +107,13 @@ pub(crate) fn bridge_script(plan: &Plan) -> String {
 
 /// Gives the bridges the router's addresses and creates the hosts' links.
 pub(crate) fn link_script(
-    plan: &Plan,
-    hosts: &[(Host, bool)],
+    plan: &AddressPlan,
+    hosts: &[(LabHost, bool)],
     inits: &BTreeMap<String, ProcessId>,
 ) -> String {
     let mut script = String::new();
     for segment in plan.all_segments() {
-        let (name, (v4, v6)) = (bridge_name(segment), plan.router(segment));
+        let (name, (v4, v6)) = (bridge_name(segment), plan.router_addresses(segment));
         push_line(
             &mut script,
             format_args!("addr add {v4}/24 brd + dev {name}"),
@@ -131,7 +131,7 @@ pub(crate) fn link_script(
     script
 }
 
-fn add_link(script: &mut String, host: &Host, spliced: bool, pid: i32) {
+fn add_link(script: &mut String, host: &LabHost, spliced: bool, pid: i32) {
     let (near, port, mac) = (switch_end(host), bridge_port(host, spliced), host.mac);
     let near_mac = end_mac(mac, 0x10);
     push_line(
@@ -168,8 +168,8 @@ fn add_link(script: &mut String, host: &Host, spliced: bool, pid: i32) {
 }
 
 /// Configures a host's own side.
-pub(crate) fn host_script(plan: &Plan, host: &Host) -> String {
-    let (router4, router6) = plan.router(host.segment);
+pub(crate) fn host_script(plan: &AddressPlan, host: &LabHost) -> String {
+    let (router4, router6) = plan.router_addresses(host.segment);
     let (v4, v6) = (host.v4, host.v6);
     format!(
         "link set lo up\n\
@@ -184,7 +184,7 @@ pub(crate) fn host_script(plan: &Plan, host: &Host) -> String {
 /// Returns the arguments of `ethtool -K` for `eth0`. A client's packets carry full checksums, as if from a network
 /// card: a redirect by XDP at a node would lose the mark of a missing checksum. The link program, which sees only
 /// bytes, needs full checksums from every host behind it.
-pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
+pub(crate) fn eth0_features(host: &LabHost, spliced: bool) -> Vec<&'static str> {
     let mut features = vec!["gro", "on"];
     if host.kind == HostKind::Client || spliced {
         features.extend(["tx", "off", "tso", "off"]);

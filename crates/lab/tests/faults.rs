@@ -60,7 +60,7 @@ fn cut_host_is_isolated_and_keeps_carrier() {
     for topology in [Topology::default(), all_delayed] {
         let lab = Lab::up(&spec("cut").nodes(3).topology(topology)).unwrap();
         let address = |host: &str| lab.address(host).unwrap();
-        let router = lab.plan().router(0);
+        let router = lab.plan().router_addresses(0);
         let before = carrier(&lab, "n1");
         assert!(is_reachable(&lab, "c1", address("n1").0));
         lab.cut("n1").unwrap();
@@ -90,11 +90,11 @@ fn connection_survives_a_cut() {
     let lab = Lab::up(&spec("outlive")).unwrap();
     let (address, _) = lab.address("n1").unwrap();
     let listener = lab
-        .in_net("n1", || TcpListener::bind((address, 80)))
+        .run_in_net_namespace("n1", || TcpListener::bind((address, 80)))
         .unwrap()
         .unwrap();
     let mut client = lab
-        .in_net("c1", || TcpStream::connect((address, 80)))
+        .run_in_net_namespace("c1", || TcpStream::connect((address, 80)))
         .unwrap()
         .unwrap();
     let (mut server, _) = listener.accept().unwrap();
@@ -253,7 +253,7 @@ fn shared_link_address_reaches_every_node() {
         );
     }
     let socket = lab
-        .in_net("c1", || std::net::UdpSocket::bind("0.0.0.0:0"))
+        .run_in_net_namespace("c1", || std::net::UdpSocket::bind("0.0.0.0:0"))
         .unwrap()
         .unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);

@@ -22,7 +22,10 @@ fn delay_toward_one_host_differs_from_delay_to_another() {
     let spec = spec("toward").nodes(3).clients(0);
     let lab = Lab::up(&spec.topology(Topology::default().with_entry(entry))).unwrap();
     let socket = |host: &str, at: SocketAddr| {
-        let socket = lab.in_net(host, || UdpSocket::bind(at)).unwrap().unwrap();
+        let socket = lab
+            .run_in_net_namespace(host, || UdpSocket::bind(at))
+            .unwrap()
+            .unwrap();
         socket
             .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();

@@ -16,7 +16,7 @@ use common::{is_root, output_of, sh, spec};
 /// Sends a line from one host to another over TCP and receives it back.
 fn assert_echo(lab: &Lab, from: &str, to: &str, address: IpAddr) {
     let listener = lab
-        .in_net(to, || TcpListener::bind((address, 0)))
+        .run_in_net_namespace(to, || TcpListener::bind((address, 0)))
         .unwrap()
         .unwrap();
     let target = listener.local_addr().unwrap();
@@ -28,7 +28,7 @@ fn assert_echo(lab: &Lab, from: &str, to: &str, address: IpAddr) {
             stream.write_all(&line).unwrap();
         });
         let connect = || TcpStream::connect_timeout(&target, Duration::from_secs(30));
-        let mut stream = lab.in_net(from, connect).unwrap().unwrap();
+        let mut stream = lab.run_in_net_namespace(from, connect).unwrap().unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();

@@ -46,7 +46,7 @@ fn xdp_program_can_send_packets_back() {
         );
         let (target, _) = lab.address("n1").unwrap();
         let socket = lab
-            .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+            .run_in_net_namespace("c1", || UdpSocket::bind("0.0.0.0:0"))
             .unwrap()
             .unwrap();
         socket.connect((target, 7)).unwrap();

@@ -3,14 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 
 use holdfast_api::control::{ElementEntry, ErrorBody, PolicyDetail};
-use holdfast_sys::transport::{Provider, provider};
+use holdfast_sys::transport::{SctpProvider, provider};
 use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle, SctpTransport, Transport};
 
 /// Returns the name of the SCTP provider.
 pub(crate) fn sctp_provider() -> String {
     let name = match provider() {
-        Provider::Kernel => "kernel",
-        Provider::Usrsctp => "usrsctp",
+        SctpProvider::Kernel => "kernel",
+        SctpProvider::Usrsctp => "usrsctp",
     };
     name.to_owned()
 }

@@ -2,24 +2,24 @@
 #![forbid(unsafe_code)]
 
 mod api_conversion;
-pub mod app;
-mod asap;
-pub mod channel;
+pub mod app_server;
+mod asap_over_tcp;
 pub mod config;
 pub mod control;
 pub mod dataplane;
 pub mod engine;
+pub mod engine_queue;
 mod log_limit;
 pub mod logs;
 mod mailbox;
 pub mod metrics;
 pub mod migration;
 mod multicast;
+pub mod peer_channel;
 pub mod pid_file;
 mod polled_socket;
 pub mod pool;
 mod private_files;
-pub mod queue;
 pub mod registrar;
 mod sctp;
 mod socket_path;

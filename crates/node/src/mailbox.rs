@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 const WAITING_MAX: usize = 64;
 
 /// Channel for the loop's answer.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
+pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
 /// The senders' end.
 pub(crate) struct Mailbox<R> {
@@ -76,7 +76,7 @@ impl<R> Mailbox<R> {
     /// Sends a request and waits for the answer; `None` if the loop has ended.
     pub(crate) async fn ask<T>(
         &self,
-        request: impl FnOnce(Reply<T>) -> R,
+        request: impl FnOnce(ReplySender<T>) -> R,
     ) -> Option<Result<T, ErrorBody>> {
         let (reply, answer) = oneshot::channel();
         self.send(request(reply)).await;

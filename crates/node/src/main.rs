@@ -27,7 +27,7 @@ const CONFIG: &str = "/etc/holdfast/holdfast.toml";
 struct Arguments {
     /// Role of the daemon.
     #[arg(long, value_enum, default_value_t)]
-    role: Role,
+    role: DaemonRole,
     /// Configuration file. A node's default is /etc/holdfast/holdfast.toml; the other roles need none.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -75,7 +75,7 @@ struct Arguments {
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Role {
+enum DaemonRole {
     #[default]
     Node,
     Registrar,
@@ -88,13 +88,13 @@ fn main() -> ExitCode {
         .nth(1)
         .is_some_and(|word| word == migration::RESTORER_ARG)
     {
-        std::process::exit(holdfast_sys::process::acceptor::serve());
+        std::process::exit(holdfast_sys::process::acceptor::run_restorer());
     }
     let arguments = Arguments::parse();
     let ended = match arguments.role {
-        Role::Node => run_node(&arguments),
-        Role::Registrar => run_registrar(&arguments),
-        Role::Pool => run_pool(&arguments),
+        DaemonRole::Node => run_node(&arguments),
+        DaemonRole::Registrar => run_registrar(&arguments),
+        DaemonRole::Pool => run_pool(&arguments),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

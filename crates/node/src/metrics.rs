@@ -21,22 +21,22 @@ const FREEZE_BUCKETS_S: [f64; 14] = [
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabel {
     outcome: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabel {
     reason: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Direction {
+struct DirectionLabel {
     direction: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PeerName {
+struct PeerLabel {
     peer: String,
 }
 
@@ -44,16 +44,16 @@ struct PeerName {
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    handoffs: Family<Outcome, Counter>,
+    handoffs: Family<OutcomeLabel, Counter>,
     freeze: Histogram,
-    drops: Family<Reason, Counter>,
+    drops: Family<ReasonLabel, Counter>,
     flows_owned: Gauge,
     flow_table_full: Gauge,
-    flows_in_transit: Family<Direction, Gauge>,
+    flows_in_transit: Family<DirectionLabel, Gauge>,
     hold_slots: Gauge,
-    round_trip: Family<PeerName, FloatGauge>,
-    connected: Family<PeerName, Gauge>,
-    rejected: Family<Reason, Counter>,
+    round_trip: Family<PeerLabel, FloatGauge>,
+    connected: Family<PeerLabel, Gauge>,
+    rejected: Family<ReasonLabel, Counter>,
 }
 
 impl Default for Metrics {
@@ -142,7 +142,7 @@ impl Metrics {
     /// Counts the end of one flow's handoff, for instance as `moved`, `kept` or `accepted`.
     pub fn count_handoff(&self, outcome: &str) {
         let outcome = outcome.to_owned();
-        self.handoffs.get_or_create(&Outcome { outcome }).inc();
+        self.handoffs.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// Records the freeze of one batch of flows.
@@ -153,7 +153,7 @@ impl Metrics {
     /// Sets the number of packets that the data plane has dropped for `reason` in total.
     pub fn set_drops(&self, reason: &str, packets: u64) {
         let reason = reason.to_owned();
-        let counter = self.drops.get_or_create_owned(&Reason { reason });
+        let counter = self.drops.get_or_create_owned(&ReasonLabel { reason });
         counter.inner().store(packets, Ordering::Relaxed);
     }
 
@@ -173,7 +173,7 @@ impl Metrics {
         for (direction, flows) in [("out", outbound), ("in", inbound)] {
             let gauge = self
                 .flows_in_transit
-                .get_or_create_owned(&Direction { direction });
+                .get_or_create_owned(&DirectionLabel { direction });
             gauge.set(i64::try_from(flows).unwrap_or(i64::MAX));
         }
     }
@@ -187,27 +187,27 @@ impl Metrics {
     /// Sets the smoothed round trip to `peer`.
     pub fn set_round_trip(&self, peer: &str, round_trip: Duration) {
         let peer = peer.to_owned();
-        let gauge = self.round_trip.get_or_create_owned(&PeerName { peer });
+        let gauge = self.round_trip.get_or_create_owned(&PeerLabel { peer });
         gauge.set(round_trip.as_secs_f64());
     }
 
     /// Records whether the channel to `peer` is up.
     pub fn set_connected(&self, peer: &str, up: bool) {
         let peer = peer.to_owned();
-        let gauge = self.connected.get_or_create_owned(&PeerName { peer });
+        let gauge = self.connected.get_or_create_owned(&PeerLabel { peer });
         gauge.set(i64::from(up));
     }
 
     /// Counts a connection between nodes that was closed because of the other side's data.
     pub fn count_rejection(&self, reason: &str) {
         let reason = reason.to_owned();
-        self.rejected.get_or_create(&Reason { reason }).inc();
+        self.rejected.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// Returns the number of connections between nodes that were closed for `reason`.
     pub fn rejections(&self, reason: &str) -> u64 {
         let reason = reason.to_owned();
-        self.rejected.get_or_create(&Reason { reason }).get()
+        self.rejected.get_or_create(&ReasonLabel { reason }).get()
     }
 
     /// Returns all metrics in Prometheus' text format (OpenMetrics).

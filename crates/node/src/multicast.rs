@@ -6,19 +6,19 @@ use std::os::fd::BorrowedFd;
 
 use bytes::Bytes;
 use holdfast_sys::net::Interface;
-use holdfast_sys::transport::Multicast;
+use holdfast_sys::transport::MulticastSocket;
 
 /// Maximum number of datagrams received before other sockets have their turn.
 const BATCH_DATAGRAMS_MAX: usize = 64;
 
 /// A group with its protocol.
-struct Group<P> {
+struct MulticastGroup<P> {
     protocol: P,
-    socket: Multicast,
+    socket: MulticastSocket,
 }
 
 /// The joined groups, each with its protocol.
-pub(crate) struct MulticastGroups<P>(Vec<Group<P>>);
+pub(crate) struct MulticastGroups<P>(Vec<MulticastGroup<P>>);
 
 impl<P: Copy + PartialEq + std::fmt::Debug> MulticastGroups<P> {
     /// Joins groups on the named interfaces; without names, on the interface that the routing table gives.
@@ -32,8 +32,8 @@ impl<P: Copy + PartialEq + std::fmt::Debug> MulticastGroups<P> {
         let index = |name: &String| Interface::find(name).map(|found| found.index);
         let indices: Vec<u32> = interfaces.iter().map(index).collect::<io::Result<_>>()?;
         let join = |&(protocol, group): &(P, SocketAddr)| {
-            let member = Multicast::join(group, &indices)?;
-            Ok(Group {
+            let member = MulticastSocket::join(group, &indices)?;
+            Ok(MulticastGroup {
                 protocol,
                 socket: member,
             })

@@ -20,7 +20,7 @@ const STICKY: u32 = 0o1000;
 /// of its parents.
 pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| with_path(path, &error))?;
-    check(path, WRITABLE)?;
+    check_permissions(path, WRITABLE)?;
     let canonical = path
         .canonicalize()
         .map_err(|error| with_path(path, &error))?;
@@ -32,7 +32,7 @@ pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
         } else {
             0
         };
-        check(parent, writable)
+        check_permissions(parent, writable)
     })
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     builder
         .create(path)
         .map_err(|error| with_path(path, &error))?;
-    check(path, WRITABLE)?;
+    check_permissions(path, WRITABLE)?;
     fs::set_permissions(path, Permissions::from_mode(0o700))
         .map_err(|error| with_path(path, &error))
 }
@@ -59,7 +59,7 @@ pub(crate) fn private_options() -> OpenOptions {
     options
 }
 
-fn check(path: &Path, writable: u32) -> io::Result<()> {
+fn check_permissions(path: &Path, writable: u32) -> io::Result<()> {
     let metadata = fs::symlink_metadata(path).map_err(|error| with_path(path, &error))?;
     let uid = rustix::process::geteuid().as_raw();
     let problem = if !metadata.is_dir() {

@@ -3,14 +3,14 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use holdfast_sys::transport::Endpoint;
+use holdfast_sys::transport::TransportEndpoint;
 use holdfast_wire::rserpool::{Addresses, SctpTransport, TransportUse};
 
 /// Returns the addresses at which others reach an endpoint; loopback addresses only if there is no other.
 ///
 /// # Errors
 /// The stack's error; `AddrNotAvailable` if the host has no address.
-pub(crate) fn reachable_addresses(endpoint: &dyn Endpoint) -> io::Result<Vec<SocketAddr>> {
+pub(crate) fn reachable_addresses(endpoint: &dyn TransportEndpoint) -> io::Result<Vec<SocketAddr>> {
     let mut addresses = endpoint.local_addresses()?;
     if addresses.iter().any(|address| !address.ip().is_loopback()) {
         addresses.retain(|address| !address.ip().is_loopback());

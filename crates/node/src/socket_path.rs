@@ -23,7 +23,7 @@ pub(crate) struct SocketPath {
 
 /// Permissions to connect.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Access {
+pub(crate) struct SocketPermissions {
     pub(crate) mode: u32,
     pub(crate) group: Option<u32>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Access {
 /// `AddrInUse` if a running daemon has the path; `AlreadyExists` if the path is not a socket; else the system's error.
 pub(crate) fn acquire<T>(
     path: &Path,
-    access: Access,
+    access: SocketPermissions,
     bind: impl FnOnce(&Path) -> io::Result<T>,
 ) -> io::Result<(T, SocketPath)> {
     if let Some(parent) = path.parent() {
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    const ROOT_ONLY: Access = Access {
+    const ROOT_ONLY: SocketPermissions = SocketPermissions {
         mode: 0o600,
         group: None,
     };

@@ -6,7 +6,7 @@
 //!
 //! Sessions are never resumed, because a resumed session skips the certificate, and with it the revocation list.
 
-mod member;
+mod any_member_verifier;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use rustls::{
 };
 
 use crate::config::{Config, TlsConfig};
-use member::AnyMember;
+use any_member_verifier::AnyMemberVerifier;
 
 /// Reason why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +100,7 @@ impl Tls {
     }
 
     /// Reads the files of `config` for any owner, to communicate with any member of the group.
-    /// [`Security::admitted_name`](holdfast_sys::transport::Security::admitted_name) returns the member's name.
+    /// [`TlsSecurity::admitted_name`](holdfast_sys::transport::TlsSecurity::admitted_name) returns the member's name.
     ///
     /// # Errors
     /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
@@ -185,7 +185,7 @@ fn build(
     let client = match accept_any_member {
         true => client
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyMember(server_verifier))),
+            .with_custom_certificate_verifier(Arc::new(AnyMemberVerifier(server_verifier))),
         false => client.with_webpki_verifier(server_verifier),
     };
     let mut client = client

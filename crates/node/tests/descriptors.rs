@@ -10,10 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use holdfast_node::dataplane::Descriptors;
-use holdfast_sys::process::files::image::Kind;
+use holdfast_node::dataplane::ProcessDescriptorLister;
+use holdfast_sys::process::files::image::OpenFileKind;
 use holdfast_sys::process::files::{
-    Copier, EpollLine, FdInfo, FilesSnapshot, Limits, ListedDescriptor, Listing, WatchDigest,
+    DescriptorCopier, EpollDigest, EpollLine, FdInfo, FilesSnapshot, ListedDescriptor, Listing,
+    SaveLimits,
 };
 use rustix::event::epoll;
 
@@ -123,7 +124,7 @@ fn listed_fields_equal_proc_fdinfo() {
     let others: [OwnedFd; 2] = [eventfd, epoll.expect("made")];
 
     let pid = std::process::id() as i32;
-    let listings = Descriptors::new()
+    let listings = ProcessDescriptorLister::new()
         .list(&[pid])
         .expect("the kernel loads the program");
     let [listing] = &listings[..] else {
@@ -177,7 +178,7 @@ fn find_listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a ListedDescrip
 }
 
 /// Returns the digest of the pipes watched by a set, computed from `/proc`.
-fn digest_from_proc(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> WatchDigest {
+fn digest_from_proc(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> EpollDigest {
     let fdinfo = read_fdinfo(std::process::id() as i32, set.as_raw_fd() as u32);
     let entries = fdinfo.expect("it is open").epoll();
     let file = |line: &EpollLine| {
@@ -186,12 +187,12 @@ fn digest_from_proc(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> W
         find_listed(listings, watched.expect("a pipe")).file
     };
     let entries = entries.iter();
-    WatchDigest::from_entries(entries.map(|line| (file(line), line.fd, line.events, line.data)))
+    EpollDigest::from_entries(entries.map(|line| (file(line), line.fd, line.events, line.data)))
 }
 
 #[test]
 fn epoll_digest_equals_digest_of_its_entries() {
-    let descriptors = Descriptors::new();
+    let descriptors = ProcessDescriptorLister::new();
     let own_pid = [std::process::id() as i32];
     let list = || {
         descriptors
@@ -212,9 +213,9 @@ fn epoll_digest_equals_digest_of_its_entries() {
         let listings = list();
         for set in [&one, &other, &empty] {
             let expected = digest_from_proc(&listings, set, &pipes);
-            assert_eq!(find_listed(&listings, set).watch_digest, Some(expected));
+            assert_eq!(find_listed(&listings, set).epoll_digest, Some(expected));
         }
-        let watches_of = |file| find_listed(&listings, file).watch_digest;
+        let watches_of = |file| find_listed(&listings, file).epoll_digest;
         assert_eq!(watches_of(&pipes[0]), None, "a pipe is no epoll set");
         (watches_of(&one), watches_of(&other))
     };
@@ -224,7 +225,7 @@ fn epoll_digest_equals_digest_of_its_entries() {
     let (first_still, changed) = digests();
     assert_eq!(first_still, first);
     assert_ne!(changed, first);
-    let watches = || find_listed(&list(), &one).watch_digest;
+    let watches = || find_listed(&list(), &one).epoll_digest;
     rustix::fs::flock(&one, rustix::fs::FlockOperation::LockShared).expect("locked");
     assert_eq!(watches(), None, "a lock adds a line to fdinfo");
     rustix::fs::flock(&one, rustix::fs::FlockOperation::Unlock).expect("unlocked");
@@ -238,9 +239,9 @@ fn listing_and_proc_save_same_image() {
     let port = listener.local_addr().expect("address").port();
     let shell = Shell::start(port, directory.path().to_str().expect("a path"));
     let pids = [shell.pid()];
-    let descriptors = Descriptors::new();
-    let snapshot =
-        FilesSnapshot::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
+    let descriptors = ProcessDescriptorLister::new();
+    let snapshot = FilesSnapshot::save(&pids, &SaveLimits::default())
+        .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
         snapshot.socket_fds.len(),
         32,
@@ -271,12 +272,12 @@ fn listing_and_proc_save_same_image() {
         );
         let mut image = snapshot.image.clone();
         image.apply(by_listing.changes).expect("an image");
-        let mut copier = Copier::default();
+        let mut copier = DescriptorCopier::default();
         for (id, place) in by_listing.socket_fds.all(&snapshot) {
             let copy = copier.copy(place).expect("a copy");
             let inode = rustix::fs::fstat(&copy).expect("stat").st_ino;
             let kind = &image.files[&id].kind;
-            assert!(matches!(kind, Kind::Inet { inode: of, .. } if *of == inode));
+            assert!(matches!(kind, OpenFileKind::Inet { inode: of, .. } if *of == inode));
         }
         image
     };

@@ -10,7 +10,7 @@ use holdfast_node::dataplane::SocketObserver;
 use holdfast_sys::sockopt::{
     SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, set_bytes, set_int,
 };
-use holdfast_sys::tcp_repair::{StaticReader, queue_levels};
+use holdfast_sys::tcp_repair::{TcpStaticReader, queue_levels};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,12 +88,14 @@ fn compare_readers(server: &[(String, TcpStream)], expected_sufficient: usize) {
     let snapshots = sockets.snapshot(&fds);
     let mut sufficient = 0;
     let (mut by_getsockopt, mut by_snapshot) = (
-        StaticReader::new().expect("netlink"),
-        StaticReader::new().expect("netlink"),
+        TcpStaticReader::new().expect("netlink"),
+        TcpStaticReader::new().expect("netlink"),
     );
     for ((name, stream), snapshot) in server.iter().zip(&snapshots) {
         let snapshot = snapshot.as_ref().expect("a snapshot of a TCP socket");
-        let snapshot = sockets.convert(snapshot).expect("its state has a name");
+        let snapshot = sockets
+            .to_tcp_snapshot(snapshot)
+            .expect("its state has a name");
         sufficient += usize::from(snapshot.is_sufficient());
         let expected = by_getsockopt
             .read(stream.as_fd())
@@ -190,7 +192,7 @@ fn snapshot_and_getsockopt_agree_on_queues_and_refusals() {
     set_int(server[2].1.as_fd(), SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("setsockopt");
     rustix::net::send(&clients[2], b"!", rustix::net::SendFlags::OOB).expect("send");
     wait_for(|| {
-        StaticReader::new()
+        TcpStaticReader::new()
             .expect("netlink")
             .read(server[2].1.as_fd())
             .is_err()

@@ -7,9 +7,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use holdfast_node::dataplane::{Snapshot, TcpObserver};
+use holdfast_node::dataplane::{ConnectionSnapshot, TcpObserver};
 use holdfast_sys::sockopt::set_int;
-use holdfast_sys::tcp_repair::{TcpDynamic, extract, peek_unread, read_static, resume};
+use holdfast_sys::tcp_repair::{TcpDynamicState, extract, peek_unread, read_static, resume};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ fn exchange(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
 /// Followed connections, with the last observed state of each.
 struct SnapshotWatch {
     tracked: TcpObserver,
-    snapshots: BTreeMap<u32, Snapshot>,
+    snapshots: BTreeMap<u32, ConnectionSnapshot>,
 }
 
 impl SnapshotWatch {
@@ -49,9 +49,9 @@ impl SnapshotWatch {
         self.snapshots.extend(found.changed);
     }
 
-    fn complete_state(&self, id: u32) -> Option<&TcpDynamic> {
+    fn complete_state(&self, id: u32) -> Option<&TcpDynamicState> {
         match self.snapshots.get(&id) {
-            Some(Snapshot::Complete(state)) => Some(state),
+            Some(ConnectionSnapshot::Complete(state)) => Some(state),
             _ => None,
         }
     }
@@ -100,7 +100,7 @@ fn compare_with_repair_mode(address: &str) {
             resume(server.as_fd(), &fixed).expect("resumed");
             let elapsed = extracted.timestamp.wrapping_sub(snapshot.timestamp);
             assert_eq!(elapsed & 1, 0, "the same unit");
-            let same_time = TcpDynamic {
+            let same_time = TcpDynamicState {
                 timestamp: extracted.timestamp,
                 ..snapshot
             };
@@ -142,9 +142,9 @@ fn connection_that_needs_extraction_has_partial_snapshot() {
     rustix::net::send(&pairs[2].1, b"!", urgent).expect("send");
     set_int(pairs[3].0.as_fd(), SOL_SOCKET, libc::SO_KEEPALIVE, 1).expect("setsockopt");
     watch.snapshot_until(|watch| {
-        let is_partial = |id| matches!(watch.snapshots[id], Snapshot::Partial);
+        let is_partial = |id| matches!(watch.snapshots[id], ConnectionSnapshot::Partial);
         [1, 2, 3].iter().all(is_partial)
-            && matches!(watch.snapshots[&0], Snapshot::WithUnread(_, 6))
+            && matches!(watch.snapshots[&0], ConnectionSnapshot::WithUnread(_, 6))
             && watch.complete_state(4).is_some()
     });
     let since = Instant::now();
@@ -170,7 +170,9 @@ fn unread_data_is_reported_and_stays_readable() {
     watch.tracked.add(0, server.as_fd()).expect("followed");
     watch.snapshot_until_complete(&[0]);
     client.write_all(b"unread").expect("write");
-    watch.snapshot_until(|watch| matches!(watch.snapshots[&0], Snapshot::WithUnread(_, 6)));
+    watch.snapshot_until(|watch| {
+        matches!(watch.snapshots[&0], ConnectionSnapshot::WithUnread(_, 6))
+    });
     assert_eq!(
         peek_unread(server.as_fd(), 6).as_deref(),
         Some(&b"unread"[..])
@@ -190,12 +192,12 @@ fn unread_data_is_reported_and_stays_readable() {
     // A delayed acknowledgement may arrive between the two readings.
     loop {
         watch.take_snapshot();
-        let Some(Snapshot::WithUnread(snapshot, _)) = watch.snapshots.get(&0) else {
+        let Some(ConnectionSnapshot::WithUnread(snapshot, _)) = watch.snapshots.get(&0) else {
             panic!("no snapshot with unread data: {:?}", watch.snapshots);
         };
         let extracted = extract(server.as_fd(), &fixed).expect("dynamic state");
         resume(server.as_fd(), &fixed).expect("resumed");
-        let with_unread = TcpDynamic {
+        let with_unread = TcpDynamicState {
             timestamp: extracted.timestamp,
             unread: b"unread".to_vec(),
             ..snapshot.clone()

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{AssociationId, Config, Permission, Protocol, Registrar};
+use holdfast_proto::registrar::{AssociationId, Config, PermittedHosts, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport,
     TransportUse, asap, enrp,
@@ -63,7 +63,7 @@ fn resolution(id: u32, items: u32) -> Bytes {
 /// Returns a registrar with peers, and with elements that each have an association.
 fn registrar(elements: u32, peers: u32) -> Registrar {
     let mut config = Config::new(RegistrarId(1), 1, transport(1, 9901));
-    config.settings.access.registrar = Permission::Everyone;
+    config.settings.access.registrar = PermittedHosts::Everyone;
     config.settings.limits.messages_per_second = 1_000_000;
     let mut registrar = Registrar::new(Duration::ZERO, config);
     for peer in 0..peers {
@@ -72,7 +72,7 @@ fn registrar(elements: u32, peers: u32) -> Registrar {
         registrar.handle_association_up(
             Duration::ZERO,
             id,
-            Protocol::Enrp,
+            PoolProtocol::Enrp,
             &[address_of_peer],
             None,
         );
@@ -95,7 +95,7 @@ fn registrar(elements: u32, peers: u32) -> Registrar {
         registrar.handle_association_up(
             Duration::ZERO,
             association,
-            Protocol::Asap,
+            PoolProtocol::Asap,
             &[address_of_element],
             None,
         );

@@ -5,8 +5,8 @@
 //! returns none. `poll_timeout` returns the time at which to call `handle_timeout`. Equal inputs always give equal
 //! outputs.
 //!
-//! - [`choice`]: selection of the pool element to use, by latency and probes;
-//! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
+//! - [`element_choice`]: selection of the pool element to use, by latency and probes;
+//! - [`flow_ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
 //! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
@@ -14,12 +14,12 @@
 //! - [`registrar`]: a registrar of Reliable Server Pooling.
 #![forbid(unsafe_code)]
 
-pub mod choice;
+pub mod element_choice;
+pub mod flow_ownership;
 pub mod handoff;
-mod hunt;
 pub mod migration;
-pub mod ownership;
 pub mod pool_element;
 pub mod pool_user;
 pub mod registrar;
 mod registration_life;
+mod server_hunt;

@@ -1,8 +1,9 @@
 //! Tests of the compare-and-set with any sequence of changes from any node.
 
-use holdfast_proto::ownership::{EpochFloors, ProcessTransits, apply_change};
+use holdfast_proto::flow_ownership::{EpochFloors, ProcessTransits, apply_change};
 use holdfast_wire::{
-    Change, ChangeKind, Epoch, Flow, MoveId, NodeId, Protocol, Record, RecordState, Refusal,
+    ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord,
+    Protocol, RecordState,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -15,9 +16,9 @@ fn flow(port: u16) -> Flow {
     }
 }
 
-fn change(kind: ChangeKind, epoch: Epoch) -> Change {
+fn change(kind: ChangeKind, epoch: Epoch) -> OwnershipChange {
     let flow = flow(4242);
-    Change { flow, kind, epoch }
+    OwnershipChange { flow, kind, epoch }
 }
 
 const A: NodeId = NodeId(1);
@@ -39,12 +40,14 @@ fn kind() -> impl Strategy<Value = ChangeKind> {
     ]
 }
 
-fn record() -> impl Strategy<Value = Option<Record>> {
+fn record() -> impl Strategy<Value = Option<OwnershipRecord>> {
     let epoch = prop_oneof![1_u32..6, Just(u32::MAX), Just(u32::MAX - 1)];
     prop_oneof![
         Just(None),
-        (node(), epoch.clone()).prop_map(|(owner, epoch)| Some(Record::owned(owner, epoch))),
-        (node(), node(), epoch).prop_map(|(a, b, epoch)| Some(Record::transit(a, b, epoch))),
+        (node(), epoch.clone())
+            .prop_map(|(owner, epoch)| Some(OwnershipRecord::owned(owner, epoch))),
+        (node(), node(), epoch)
+            .prop_map(|(a, b, epoch)| Some(OwnershipRecord::transit(a, b, epoch))),
     ]
 }
 
@@ -105,7 +108,7 @@ proptest! {
     /// any repetitions.
     #[test]
     fn either_commit_or_rollback_succeeds(commit_attempts in proptest::collection::vec(any::<bool>(), 2..12), epoch in 2_u32..1000) {
-        let mut current = Some(Record::transit(A, B, epoch));
+        let mut current = Some(OwnershipRecord::transit(A, B, epoch));
         let (mut committed, mut rolled_back) = (false, false);
         for commit in commit_attempts {
             let (kind, asker) = if commit { (ChangeKind::Commit, B) } else { (ChangeKind::Rollback, A) };
@@ -117,7 +120,7 @@ proptest! {
         }
         prop_assert!(committed != rolled_back);
         let owner = if committed { B } else { A };
-        prop_assert_eq!(current, Some(Record::owned(owner, epoch + 1)));
+        prop_assert_eq!(current, Some(OwnershipRecord::owned(owner, epoch + 1)));
     }
 
     /// With floors, epochs of a flow also grow across removals, whatever epochs its owners request.
@@ -143,8 +146,8 @@ proptest! {
 
 #[test]
 fn each_transition_has_its_result() {
-    let owned = Some(Record::owned(A, 1));
-    let transit = Some(Record::transit(A, B, 2));
+    let owned = Some(OwnershipRecord::owned(A, 1));
+    let transit = Some(OwnershipRecord::transit(A, B, 2));
     let divert = ChangeKind::Divert { acceptor: B };
     assert_eq!(
         apply_change(None, &change(ChangeKind::Establish, 1), A),
@@ -153,15 +156,15 @@ fn each_transition_has_its_result() {
     assert_eq!(apply_change(owned, &change(divert, 1), A), Ok(transit));
     assert_eq!(
         apply_change(transit, &change(ChangeKind::Commit, 2), B),
-        Ok(Some(Record::owned(B, 3)))
+        Ok(Some(OwnershipRecord::owned(B, 3)))
     );
     assert_eq!(
         apply_change(transit, &change(ChangeKind::Rollback, 2), A),
-        Ok(Some(Record::owned(A, 3)))
+        Ok(Some(OwnershipRecord::owned(A, 3)))
     );
     assert_eq!(
         apply_change(transit, &change(ChangeKind::Rollback, 2), B),
-        Ok(Some(Record::owned(A, 3)))
+        Ok(Some(OwnershipRecord::owned(A, 3)))
     );
     assert_eq!(
         apply_change(owned, &change(ChangeKind::Remove, 1), A),
@@ -169,18 +172,18 @@ fn each_transition_has_its_result() {
     );
     // A rollback before its divert fences out the divert for ever.
     let fenced_rollback = apply_change(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
-    assert_eq!(fenced_rollback, Some(Record::owned(A, 3)));
+    assert_eq!(fenced_rollback, Some(OwnershipRecord::owned(A, 3)));
     assert!(apply_change(fenced_rollback, &change(divert, 1), A).is_err());
 }
 
 /// Table of a holder that knows one process and the flows diverted with it.
 struct HolderTable {
-    records: BTreeMap<Flow, Record>,
+    records: BTreeMap<Flow, OwnershipRecord>,
     process_transits: ProcessTransits,
 }
 
 impl HolderTable {
-    fn new(flows: u16) -> (Self, Change) {
+    fn new(flows: u16) -> (Self, OwnershipChange) {
         let (records, together) = (BTreeMap::new(), ProcessTransits::default());
         let mut table = Self {
             records,
@@ -208,8 +211,8 @@ impl HolderTable {
     fn request(
         &mut self,
         asker: NodeId,
-        changes: &[Change],
-    ) -> Vec<Result<Option<Record>, Refusal>> {
+        changes: &[OwnershipChange],
+    ) -> Vec<Result<Option<OwnershipRecord>, ChangeRefusal>> {
         let mut results = Vec::new();
         for change in changes {
             let result = apply_change(self.records.get(&change.flow).copied(), change, asker);
@@ -225,21 +228,25 @@ impl HolderTable {
         results
     }
 
-    fn committed(&self, change: &Change, asker: NodeId) -> Option<Vec<(Flow, Record)>> {
+    fn committed(
+        &self,
+        change: &OwnershipChange,
+        asker: NodeId,
+    ) -> Option<Vec<(Flow, OwnershipRecord)>> {
         let current = |flow: &Flow| self.records.get(flow).copied();
         self.process_transits
             .records_after_commit(change, asker, current)
     }
 }
 
-fn change_of(flow: Flow, kind: ChangeKind, epoch: Epoch) -> Change {
-    Change { flow, kind, epoch }
+fn change_of(flow: Flow, kind: ChangeKind, epoch: Epoch) -> OwnershipChange {
+    OwnershipChange { flow, kind, epoch }
 }
 
 #[test]
 fn flows_diverted_with_process_are_committed_with_it() {
     let (table, all) = HolderTable::new(3);
-    let after = (0..3).map(|port| (flow(port), Record::owned(B, 9)));
+    let after = (0..3).map(|port| (flow(port), OwnershipRecord::owned(B, 9)));
     assert_eq!(table.committed(&all, B), Some(after.collect()));
     assert_eq!(
         table.committed(&all, C),
@@ -285,8 +292,8 @@ fn flow_that_left_transit_prevents_joint_commit() {
 
 #[test]
 fn stale_and_foreign_changes_are_refused() {
-    let owned = Some(Record::owned(A, 5));
-    let transit = Some(Record::transit(A, B, 5));
+    let owned = Some(OwnershipRecord::owned(A, 5));
+    let transit = Some(OwnershipRecord::transit(A, B, 5));
     let divert = ChangeKind::Divert { acceptor: B };
     let refused = [
         (owned, divert, 4, A),

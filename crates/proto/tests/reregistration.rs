@@ -2,8 +2,8 @@
 //! removed learns of the removal long before its next regular registration.
 
 use bytes::BytesMut;
-use holdfast_proto::pool_element::{self, HuntConfig, LinkOutput, PoolElement};
-use holdfast_proto::registrar::{self, AssociationId, Output, Protocol, Registrar};
+use holdfast_proto::pool_element::{self, LinkOutput, PoolElement, ServerHuntConfig};
+use holdfast_proto::registrar::{self, AssociationId, Output, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
     Policy, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse,
@@ -26,7 +26,7 @@ struct RegistrarAndElement {
     now: Duration,
     registrar: Registrar,
     element: PoolElement,
-    link: Option<pool_element::Link>,
+    link: Option<pool_element::LinkId>,
     /// True if the element's messages are lost.
     drops_element_messages: bool,
 }
@@ -39,10 +39,15 @@ impl RegistrarAndElement {
             usage: TransportUse::DataOnly,
             address: [10, 0, 0, 2].into(),
         };
-        let hunt = HuntConfig::new(vec![Transport::Sctp(sctp([10, 0, 0, 1], 3863))]);
+        let hunt = ServerHuntConfig::new(vec![Transport::Sctp(sctp([10, 0, 0, 1], 3863))]);
         let handle = PoolHandle::from("pool");
-        let mut element =
-            pool_element::Config::new(handle, service, Policy::RoundRobin, hunt, [3; 32]);
+        let mut element = pool_element::PoolElementConfig::new(
+            handle,
+            service,
+            Policy::RoundRobin,
+            hunt,
+            [3; 32],
+        );
         element.life_unit = pool_element::LifeUnit::Milliseconds;
         let mut pair = RegistrarAndElement {
             now: Duration::ZERO,
@@ -80,7 +85,7 @@ impl RegistrarAndElement {
             LinkOutput::Connect { link, .. } => {
                 let at = SocketAddr::from(([10, 0, 0, 2], 5000));
                 let (now, registrar) = (self.now, &mut self.registrar);
-                registrar.handle_association_up(now, ASSOCIATION, Protocol::Asap, &[at], None);
+                registrar.handle_association_up(now, ASSOCIATION, PoolProtocol::Asap, &[at], None);
                 self.link = Some(link);
                 self.element.handle_connected(now, link);
             }

@@ -1,39 +1,39 @@
 //! Simulation of the `holdfast-proto` state machines in virtual time.
 //!
-//! A simulation is a [`Queue`] of events and a world that handles them in order. Time advances only from event to
+//! A simulation is a [`FutureEvents`] of events and a world that handles them in order. Time advances only from event to
 //! event, and all randomness comes from one [`Random`]: so one seed has one outcome, and a simulated year may take a
 //! second.
 //!
-//! - [`net`]: links with delay, rate, loss, reordering and duplication, between zones that partitions can separate;
-//! - [`server`]: a server that shares its capacity among concurrent requests;
+//! - [`zone_network`]: links with delay, rate, loss, reordering and duplication, between zones that partitions can separate;
+//! - [`server_capacity`]: a server that shares its capacity among concurrent requests;
 //! - [`pools`]: registrars, pool elements and pool users, with the daemons' own state machines, under the load of paper
 //!   004;
-//! - [`faults`]: random faults of pools, after which all invariants must hold again;
+//! - [`pool_faults`]: random faults of pools, after which all invariants must hold again;
 //! - [`handoff`], [`migration`]: groups of nodes that move flows and processes while daemons die and channels break;
-//!   the common part is [`group`];
+//!   the common part is [`node_group`];
 //! - [`scenario`]: simulations described in text;
 //! - [`seeds`]: one simulation with many seeds in parallel, summarised by an [`Estimate`].
 #![forbid(unsafe_code)]
 
-pub mod bugs;
+pub mod bug_names;
 mod estimate;
-pub mod faults;
-pub mod group;
+mod event_queue;
 pub mod handoff;
 pub mod migration;
-pub mod net;
+pub mod node_group;
+pub mod pool_faults;
 pub mod pools;
-mod queue;
 mod random;
 pub mod scenario;
 pub mod seeds;
-pub mod server;
+pub mod server_capacity;
 mod shrink;
 mod time;
 mod violation;
+pub mod zone_network;
 
 pub use estimate::Estimate;
-pub use queue::Queue;
+pub use event_queue::FutureEvents;
 pub use random::Random;
 pub use time::Time;
 pub use violation::Violation;

@@ -3,13 +3,14 @@
 mod group;
 mod text;
 
-pub use group::{Group, ShrunkFailure};
+pub use group::{GroupScenario, ShrunkFailure};
 
-use crate::pools::{Action, Choice, Config, Workload, Zone};
+use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfig};
 use crate::time::Time;
 use std::time::Duration;
 use text::{
-    ElementText, EventText, GroupText, KindName, KindText, LinkText, Text, WindowText, ZoneText,
+    ElementText, EventText, GroupText, KindName, KindText, LinkText, PoolScenarioText, WindowText,
+    ZoneText,
 };
 
 /// A parsed scenario.
@@ -18,23 +19,23 @@ pub struct Scenario {
     /// A description for the user.
     pub about: String,
     /// The kind of simulation.
-    pub kind: Kind,
+    pub kind: SimulationKind,
 }
 
 /// The kind of simulation.
 #[derive(Debug, Clone)]
-pub enum Kind {
+pub enum SimulationKind {
     /// Registrars, pool elements and pool users.
-    Pools(Box<Pools>),
+    Pools(Box<PoolScenario>),
     /// Nodes of a group, with handoffs or migrations.
-    Group(Group),
+    Group(GroupScenario),
 }
 
-/// Registrars, pool elements and pool users.
+/// Scenario of registrars, pool elements and pool users.
 #[derive(Debug, Clone)]
-pub struct Pools {
+pub struct PoolScenario {
     /// The simulation's configuration.
-    pub config: Config,
+    pub config: PoolRunConfig,
     /// The names of its windows.
     pub windows: Vec<String>,
 }
@@ -85,11 +86,11 @@ impl Scenario {
     pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
         let group = || toml::from_str::<GroupText>(text);
         let (group, about) = match toml::from_str::<KindText>(text)?.kind {
-            KindName::Pools => return toml::from_str::<Text>(text)?.scenario(),
+            KindName::Pools => return toml::from_str::<PoolScenarioText>(text)?.scenario(),
             KindName::Handoff => group().map(|text| (text.handoff(), text.about))?,
             KindName::Migration => group().map(|text| (text.migration(), text.about))?,
         };
-        let kind = Kind::Group(group?);
+        let kind = SimulationKind::Group(group?);
         Ok(Scenario { about, kind })
     }
 
@@ -101,7 +102,7 @@ impl Scenario {
     }
 }
 
-impl Text {
+impl PoolScenarioText {
     fn scenario(self) -> Result<Scenario, ScenarioError> {
         let invalid = |what| Err(ScenarioError::Number(what));
         if self.zone.is_empty() {
@@ -110,11 +111,11 @@ impl Text {
         if !(self.capacity > 0.0 && self.request_size > 0.0 && self.runtime_s > 0.0) {
             return invalid("capacity, request_size and runtime_s must be above 0");
         }
-        let zones = self.zone.iter().map(|zone| Zone {
+        let zones = self.zone.iter().map(|zone| ZoneConfig {
             elements: zone.elements,
             users: zone.users,
         });
-        let mut config = Config::new(
+        let mut config = PoolRunConfig::new(
             zones.collect(),
             10.0,
             100.0,
@@ -153,17 +154,17 @@ impl Text {
         let windows = self.window.into_iter().map(|window| window.name).collect();
         Ok(Scenario {
             about: self.about,
-            kind: Kind::Pools(Box::new(Pools { config, windows })),
+            kind: SimulationKind::Pools(Box::new(PoolScenario { config, windows })),
         })
     }
 
-    fn choice(&self) -> Result<Choice, ScenarioError> {
+    fn choice(&self) -> Result<ElementChoice, ScenarioError> {
         match self.policy.as_str() {
-            "LU" => Ok(Choice::LeastUsed),
-            "LU-DPF" => Ok(Choice::LeastUsedDpf(self.dpf)),
-            "RR" => Ok(Choice::RoundRobin),
-            "latency" => Ok(Choice::Latency(self.sharing)),
-            "probes" => Ok(Choice::Probes {
+            "LU" => Ok(ElementChoice::LeastUsed),
+            "LU-DPF" => Ok(ElementChoice::LeastUsedDpf(self.dpf)),
+            "RR" => Ok(ElementChoice::RoundRobin),
+            "latency" => Ok(ElementChoice::Latency(self.sharing)),
+            "probes" => Ok(ElementChoice::Probes {
                 sharing: self.sharing,
                 with_round_trip: self.probes_with_way,
                 hot_quantile: self.probes_hot,
@@ -198,7 +199,7 @@ impl Text {
         }
     }
 
-    fn links(&self, config: &mut Config) -> Result<(), ScenarioError> {
+    fn links(&self, config: &mut PoolRunConfig) -> Result<(), ScenarioError> {
         let count = self.zone.len();
         for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
             let link = if from == to {
@@ -241,31 +242,31 @@ impl Text {
         Ok((zone, text.element))
     }
 
-    fn actions(&self, event: &EventText) -> Result<Vec<Action>, ScenarioError> {
+    fn actions(&self, event: &EventText) -> Result<Vec<PoolAction>, ScenarioError> {
         let mut actions = Vec::new();
         for text in &event.stop {
             let (zone, element) = self.element(text)?;
-            actions.push(Action::Stop { zone, element });
+            actions.push(PoolAction::Stop { zone, element });
         }
         for text in &event.start {
             let (zone, element) = self.element(text)?;
-            actions.push(Action::Start { zone, element });
+            actions.push(PoolAction::Start { zone, element });
         }
         for text in &event.kill {
             let (zone, element) = self.element(text)?;
-            actions.push(Action::Kill { zone, element });
+            actions.push(PoolAction::Kill { zone, element });
         }
         if let Some(zone) = &event.kill_registrar {
-            actions.push(Action::KillRegistrar(self.zone_index(zone)?));
+            actions.push(PoolAction::KillRegistrar(self.zone_index(zone)?));
         }
         if let Some(zone) = &event.start_registrar {
-            actions.push(Action::StartRegistrar(self.zone_index(zone)?));
+            actions.push(PoolAction::StartRegistrar(self.zone_index(zone)?));
         }
         if let Some([a, b]) = &event.cut {
-            actions.push(Action::Cut(self.zone_index(a)?, self.zone_index(b)?));
+            actions.push(PoolAction::Cut(self.zone_index(a)?, self.zone_index(b)?));
         }
         if let Some([a, b]) = &event.mend {
-            actions.push(Action::Mend(self.zone_index(a)?, self.zone_index(b)?));
+            actions.push(PoolAction::Mend(self.zone_index(a)?, self.zone_index(b)?));
         }
         Ok(actions)
     }

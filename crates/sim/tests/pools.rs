@@ -1,40 +1,43 @@
 //! Tests of simulated pools: agreement with theory, determinism, and safety despite faults.
 
-use holdfast_sim::faults::{schedule, shrink, try_bug, try_seed};
-use holdfast_sim::pools::{Action, Bug, Choice, Config, Sharing, Window, Workload, Zone, run};
+use holdfast_sim::pool_faults::{schedule, shrink, try_bug, try_seed};
+use holdfast_sim::pools::{
+    ElementChoice, MeasurementWindow, ObservationSharing, PoolAction, PoolBug, PoolRunConfig,
+    Workload, ZoneConfig, run,
+};
 use holdfast_sim::{Time, seeds};
 
 fn at(seconds: f64) -> Time {
     Time::from_secs_f64(seconds)
 }
 
-fn lan_config(wan_ms: f64, choice: Choice) -> Config {
+fn lan_config(wan_ms: f64, choice: ElementChoice) -> PoolRunConfig {
     let zones = vec![
-        Zone {
+        ZoneConfig {
             elements: 10,
             users: 30
         };
         3
     ];
     let workload = Workload::for_utilisation(1e6, 1e6, 3.0, 0.6);
-    let mut config = Config::new(zones, 10.0, wan_ms, choice, workload);
+    let mut config = PoolRunConfig::new(zones, 10.0, wan_ms, choice, workload);
     config.runtime = at(300.0);
     config
 }
 
 /// Returns a config of one element and enough users that arrivals are nearly a Poisson process.
-fn single_element_config(utilisation: f64) -> Config {
-    let zones = vec![Zone {
+fn single_element_config(utilisation: f64) -> PoolRunConfig {
+    let zones = vec![ZoneConfig {
         elements: 1,
         users: 300,
     }];
     let workload = Workload::for_utilisation(1e6, 1e6, 300.0, utilisation);
-    let mut config = Config::new(zones, 0.5, 0.0, Choice::LeastUsed, workload);
+    let mut config = PoolRunConfig::new(zones, 0.5, 0.0, ElementChoice::LeastUsed, workload);
     config.runtime = at(20_000.0);
     config
 }
 
-fn first_window(config: &Config, seed: u64) -> Window {
+fn first_window(config: &PoolRunConfig, seed: u64) -> MeasurementWindow {
     run(config, seed).windows[0]
 }
 
@@ -48,7 +51,8 @@ fn single_element_matches_processor_sharing_theory() {
             |seed| first_window(&config, *seed),
             |_| (),
         );
-        let mean = |of: &dyn Fn(&Window) -> f64| windows.iter().map(of).sum::<f64>() / 6.0;
+        let mean =
+            |of: &dyn Fn(&MeasurementWindow) -> f64| windows.iter().map(of).sum::<f64>() / 6.0;
         let used = mean(&|window| window.utilisation());
         assert!((used - utilisation).abs() < 0.01, "{windows:?}");
         let wanted = 1.0 / (1.0 - used);
@@ -66,7 +70,7 @@ fn single_element_matches_processor_sharing_theory() {
 /// Resolution there and back, request there, acceptance back: four one-way delays.
 #[test]
 fn request_starts_after_four_one_way_delays() {
-    let startup = |config: &Config| {
+    let startup = |config: &PoolRunConfig| {
         let window = first_window(config, 3);
         window.startup_s / window.requests as f64
     };
@@ -84,7 +88,7 @@ fn request_starts_after_four_one_way_delays() {
 
 #[test]
 fn equal_seeds_give_equal_runs_and_others_differ() {
-    let config = lan_config(100.0, Choice::LeastUsedDpf(1e-5));
+    let config = lan_config(100.0, ElementChoice::LeastUsedDpf(1e-5));
     let (once, again, other) = (run(&config, 7), run(&config, 7), run(&config, 8));
     assert_eq!(once, again);
     assert_ne!(once.digest, other.digest);
@@ -93,7 +97,7 @@ fn equal_seeds_give_equal_runs_and_others_differ() {
 
 #[test]
 fn distance_penalty_keeps_requests_local_and_fast() {
-    let [plain, near] = [Choice::LeastUsed, Choice::LeastUsedDpf(1e-5)]
+    let [plain, near] = [ElementChoice::LeastUsed, ElementChoice::LeastUsedDpf(1e-5)]
         .map(|choice| first_window(&lan_config(300.0, choice), 2));
     assert!(
         plain.local_share() < 0.6 && near.local_share() > 0.9,
@@ -107,7 +111,7 @@ fn distance_penalty_keeps_requests_local_and_fast() {
 #[test]
 fn load_per_request_determines_the_local_share() {
     let share = |load: f64| {
-        let mut config = lan_config(500.0, Choice::LeastUsedDpf(1e-5));
+        let mut config = lan_config(500.0, ElementChoice::LeastUsedDpf(1e-5));
         config.workload = Workload::for_utilisation(1e6, 1e6, 3.0, 0.9);
         config.load_per_request = load;
         first_window(&config, 4).local_share()
@@ -118,17 +122,17 @@ fn load_per_request_determines_the_local_share() {
 }
 
 /// Returns all ways in which users choose for themselves.
-fn user_side_choices() -> [Choice; 4] {
-    let probes = |sharing| Choice::Probes {
+fn user_side_choices() -> [ElementChoice; 4] {
+    let probes = |sharing| ElementChoice::Probes {
         sharing,
         with_round_trip: true,
         hot_quantile: 0.84,
     };
     [
-        Choice::Latency(Sharing::Zone),
-        Choice::Latency(Sharing::User),
-        probes(Sharing::Zone),
-        probes(Sharing::User),
+        ElementChoice::Latency(ObservationSharing::Zone),
+        ElementChoice::Latency(ObservationSharing::User),
+        probes(ObservationSharing::Zone),
+        probes(ObservationSharing::User),
     ]
 }
 
@@ -138,7 +142,7 @@ fn user_side_choice_survives_dead_elements() {
         let mut config = lan_config(20.0, choice);
         config.workload = Workload::for_utilisation(1e6, 1e6, 3.0, 0.3);
         for element in 0..5 {
-            let dies = Action::Kill { zone: 1, element };
+            let dies = PoolAction::Kill { zone: 1, element };
             config.plan.push((at(100.0), dies));
         }
         config.windows = vec![(at(0.0), at(100.0)), (at(200.0), at(300.0))];
@@ -164,12 +168,12 @@ fn latency_and_probe_round_trips_reveal_distance() {
         config.workload = Workload::for_utilisation(1e6, 1e5, 3.0, 0.1);
         first_window(&config, 6).local_share()
     };
-    let probes = |with_way| Choice::Probes {
-        sharing: Sharing::Zone,
+    let probes = |with_way| ElementChoice::Probes {
+        sharing: ObservationSharing::Zone,
         with_round_trip: with_way,
         hot_quantile: 0.84,
     };
-    let latency = share(Choice::Latency(Sharing::Zone));
+    let latency = share(ElementChoice::Latency(ObservationSharing::Zone));
     let (with_way, without) = (share(probes(true)), share(probes(false)));
     // Chance gives a third; two draws include a near element in five cases of nine.
     assert!(latency > 0.45, "{latency}");
@@ -191,11 +195,11 @@ fn slow_element_uses_its_share_of_the_capacity() {
 #[test]
 fn other_elements_serve_requests_of_a_stopped_or_dead_element() {
     for stop in [true, false] {
-        let mut config = lan_config(20.0, Choice::LeastUsed);
+        let mut config = lan_config(20.0, ElementChoice::LeastUsed);
         for element in 0..9 {
             let action = match stop {
-                true => Action::Stop { zone: 1, element },
-                false => Action::Kill { zone: 1, element },
+                true => PoolAction::Stop { zone: 1, element },
+                false => PoolAction::Kill { zone: 1, element },
             };
             config.plan.push((at(100.0), action));
         }
@@ -204,7 +208,7 @@ fn other_elements_serve_requests_of_a_stopped_or_dead_element() {
         let [before, after] = outcome.windows[..] else {
             panic!("{outcome:?}")
         };
-        let rate = |window: Window, seconds: f64| window.requests as f64 / seconds;
+        let rate = |window: MeasurementWindow, seconds: f64| window.requests as f64 / seconds;
         assert!(
             rate(after, 190.0) > 0.85 * rate(before, 100.0),
             "{outcome:?}"
@@ -248,11 +252,11 @@ fn random_faults_are_survived() {
 #[test]
 fn deliberate_bugs_are_detected() {
     let found = seeds::run_all(
-        &Bug::ALL,
+        &PoolBug::ALL,
         |bug| (1..=60).find(|seed| try_bug(*seed, *bug).is_err()),
         |_| (),
     );
-    let found: Vec<(Bug, Option<u64>)> = Bug::ALL.into_iter().zip(found).collect();
+    let found: Vec<(PoolBug, Option<u64>)> = PoolBug::ALL.into_iter().zip(found).collect();
     println!("the first seed that finds each: {found:?}");
     assert!(found.iter().all(|(_, seed)| seed.is_some()), "{found:?}");
 }
@@ -260,7 +264,7 @@ fn deliberate_bugs_are_detected() {
 /// A failing seed's faults shrink to the ones that the failure needs.
 #[test]
 fn failing_seed_shrinks() {
-    let bug = Bug::NoRemovals;
+    let bug = PoolBug::NoRemovals;
     let seed = (1..=60)
         .find(|seed| try_bug(*seed, bug).is_err())
         .expect("it is found");

@@ -1,7 +1,7 @@
 //! What saving and restoring the descriptors of a process costs: `files_cost KIND NUMBER`, with the kinds `tcp`, `event`,
 //! `pipe`, `file` and `pair`. Times are the processor's.
 
-use holdfast_sys::process::files::{FdStore, FilesSnapshot, Limits, ProvidedFiles};
+use holdfast_sys::process::files::{FdStore, FilesSnapshot, ProvidedFiles, SaveLimits};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn main() {
 
 fn measure_save_and_restore(kind: &str, number: usize, pid: i32) {
     let started = cpu_time();
-    let snapshot = FilesSnapshot::save(&[pid], &Limits::default()).expect("saved");
+    let snapshot = FilesSnapshot::save(&[pid], &SaveLimits::default()).expect("saved");
     let before = cpu_time() - started;
     let started = cpu_time();
     let frozen = snapshot.save_frozen(&[pid]).expect("saved");
@@ -53,8 +53,8 @@ fn measure_save_and_restore(kind: &str, number: usize, pid: i32) {
 }
 
 fn measure_restore(
-    image: holdfast_sys::process::files::Image,
-    changes: holdfast_sys::process::files::Changes,
+    image: holdfast_sys::process::files::FilesImage,
+    changes: holdfast_sys::process::files::FilesImageChanges,
     given: ProvidedFiles,
 ) -> ! {
     // The donor's own copies stand for restored sockets; making those is not measured here. Output goes where the tree's

@@ -5,8 +5,8 @@
 
 use holdfast_sys::net::{Interface, add_address, set_up};
 use holdfast_sys::tcp_repair::{
-    Preparer, TcpDynamic, WindowProbe, abandon, activate_all, extract_all, prepare_all,
-    read_static_all, restore_all, settle,
+    SocketPreparer, TcpDynamicState, WindowProbe, abandon, activate_all, extract_all, prepare_all,
+    read_static_all, restore_all, set_deferred_options_and_timeout,
 };
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -75,7 +75,7 @@ fn run(count: usize, threads: usize) -> Result<[f64; 5], Box<dyn std::error::Err
     let (static_us, fixed) = timed(count, || read_static_all(&sockets));
     let fixed: Vec<_> = fixed?.into_iter().collect::<Result<_, _>>()?;
     let pairs: Vec<_> = sockets.iter().copied().zip(&fixed).collect();
-    let mut states = vec![TcpDynamic::default(); count];
+    let mut states = vec![TcpDynamicState::default(); count];
     let (extract_us, taken) = timed(count, || extract_all(&pairs, &mut states, threads));
     taken.into_iter().collect::<Result<Vec<()>, _>>()?;
     let mut acceptor = Vec::new();
@@ -87,7 +87,7 @@ fn run(count: usize, threads: usize) -> Result<[f64; 5], Box<dyn std::error::Err
     for ip in [address.ip(), "127.0.0.1".parse()?] {
         add_address(lo.index, ip, 32)?;
     }
-    let preparer = Preparer::new()?;
+    let preparer = SocketPreparer::new()?;
     let (us, prepared) = timed(count, || prepare_all(&preparer, &fixed, 1));
     times[0] = us;
     let mut work = Vec::with_capacity(count);
@@ -104,7 +104,7 @@ fn run(count: usize, threads: usize) -> Result<[f64; 5], Box<dyn std::error::Err
     times[2] = us;
     for (socket, fixed) in active.into_iter().zip(&fixed) {
         let socket = socket?;
-        settle(socket.as_fd(), fixed)?;
+        set_deferred_options_and_timeout(socket.as_fd(), fixed)?;
         acceptor.push(socket);
     }
     for server in &servers {

@@ -4,7 +4,9 @@
 //!     sctp_echo ask LOCAL REMOTE UDP_PORT      raw with port 0; asks, and says "end"
 
 use bytes::Bytes;
-use holdfast_sys::transport::{Config, Endpoint, Event, Message, open, provider};
+use holdfast_sys::transport::{
+    MessageToSend, TransportConfig, TransportEndpoint, TransportEvent, open, provider,
+};
 use std::error::Error;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -27,10 +29,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn endpoint(local: SocketAddr, udp: u16) -> Result<Box<dyn Endpoint>, Box<dyn Error>> {
-    let config = Config {
+fn endpoint(local: SocketAddr, udp: u16) -> Result<Box<dyn TransportEndpoint>, Box<dyn Error>> {
+    let config = TransportConfig {
         encapsulation: Some(udp),
-        ..Config::new(vec![local])
+        ..TransportConfig::new(vec![local])
     };
     Ok(open(&config)?)
 }
@@ -40,7 +42,7 @@ fn run_server(local: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
     let mut ends = 0;
     while ends < 2 {
         for event in poll_events(endpoint.as_mut())? {
-            if let Event::Message { assoc, message } = event {
+            if let TransportEvent::Message { assoc, message } = event {
                 ends += usize::from(message.data == "end");
                 endpoint.send(assoc, &message)?;
             }
@@ -53,11 +55,11 @@ fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box
     let deadline = Instant::now() + TIMEOUT;
     let mut endpoint = endpoint(local, 0)?;
     let mut assoc = endpoint.connect(&[remote], Some(udp).filter(|&port| port > 0))?;
-    let mut messages: Vec<Message> = LENGTHS
+    let mut messages: Vec<MessageToSend> = LENGTHS
         .iter()
-        .map(|&len| Message::new(PPID, Bytes::from(vec![7; len])))
+        .map(|&len| MessageToSend::new(PPID, Bytes::from(vec![7; len])))
         .collect();
-    messages.push(Message::new(PPID, "end".into()));
+    messages.push(MessageToSend::new(PPID, "end".into()));
     let mut answers = 0;
     while answers < messages.len() {
         if Instant::now() > deadline {
@@ -65,15 +67,15 @@ fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box
         }
         for event in poll_events(endpoint.as_mut())? {
             match event {
-                Event::Up { .. } => {
+                TransportEvent::Up { .. } => {
                     for message in &messages {
                         endpoint.send(assoc, message)?;
                     }
                 }
-                Event::Down { .. } => {
+                TransportEvent::Down { .. } => {
                     assoc = endpoint.connect(&[remote], Some(udp).filter(|&port| port > 0))?;
                 }
-                Event::Message { message, .. } => {
+                TransportEvent::Message { message, .. } => {
                     assert_eq!(message, messages[answers], "another answer than question");
                     answers += 1;
                 }
@@ -89,7 +91,9 @@ fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box
 }
 
 /// What came within a moment.
-fn poll_events(endpoint: &mut dyn Endpoint) -> Result<Vec<Event>, Box<dyn Error>> {
+fn poll_events(
+    endpoint: &mut dyn TransportEndpoint,
+) -> Result<Vec<TransportEvent>, Box<dyn Error>> {
     endpoint.flush()?;
     let mut poll = libc::pollfd {
         fd: endpoint.fd().as_raw_fd(),
@@ -104,13 +108,13 @@ fn poll_events(endpoint: &mut dyn Endpoint) -> Result<Vec<Event>, Box<dyn Error>
 }
 
 /// Lets the associations end.
-fn wait_for_end(endpoint: &mut dyn Endpoint) -> Result<(), Box<dyn Error>> {
+fn wait_for_end(endpoint: &mut dyn TransportEndpoint) -> Result<(), Box<dyn Error>> {
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         let events = poll_events(endpoint)?;
         if events
             .iter()
-            .any(|event| matches!(event, Event::Down { .. }))
+            .any(|event| matches!(event, TransportEvent::Down { .. }))
         {
             break;
         }

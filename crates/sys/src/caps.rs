@@ -92,7 +92,7 @@ struct CapWords {
 ///
 /// # Errors
 /// Errors of `capget(2)`.
-pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
+pub fn missing_capabilities(needed: &[Capability]) -> io::Result<Vec<Capability>> {
     let (effective, _) = capability_sets()?;
     let lacks = |one: &&Capability| effective & bit(**one) == 0;
     Ok(needed.iter().filter(lacks).copied().collect())
@@ -105,14 +105,14 @@ pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
 /// # Errors
 /// Errors of `prctl(2)` and `capset(2)`. The bounding set is left as it is without `CAP_SETPCAP`, which dropping from
 /// the set needs; such a process cannot gain capabilities by running an ordinary program anyway.
-pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
+pub fn keep_only_capabilities(keep: &[Capability]) -> io::Result<()> {
     if capability_sets()?.0 & bit(Capability::Setpcap) != 0 {
         drop_bounding(mask_of(keep))?;
     }
     keep_only_except_bounding(keep)
 }
 
-/// Does the same as [`keep_only`], but leaves the bounding set: for a thread that starts programs with more
+/// Does the same as [`keep_only_capabilities`], but leaves the bounding set: for a thread that starts programs with more
 /// capabilities.
 ///
 /// # Errors
@@ -192,9 +192,12 @@ mod tests {
         // Runs on its own thread, because other tests need their capabilities.
         let outcome = std::thread::spawn(|| {
             let both = [Capability::NetAdmin, Capability::NetRaw];
-            assert_eq!(missing(&both).expect("readable"), []);
-            keep_only(&[Capability::NetAdmin]).expect("dropped");
-            assert_eq!(missing(&both).expect("readable"), [Capability::NetRaw]);
+            assert_eq!(missing_capabilities(&both).expect("readable"), []);
+            keep_only_capabilities(&[Capability::NetAdmin]).expect("dropped");
+            assert_eq!(
+                missing_capabilities(&both).expect("readable"),
+                [Capability::NetRaw]
+            );
             let status = std::fs::read_to_string("/proc/thread-self/status").expect("status");
             for set in ["CapPrm", "CapEff", "CapBnd"] {
                 let line = status
@@ -203,8 +206,11 @@ mod tests {
                     .expect("a set");
                 assert!(line.ends_with("0000000000001000"), "{line}");
             }
-            keep_only(&both).expect("no gain, no error");
-            assert_eq!(missing(&both).expect("readable"), [Capability::NetRaw]);
+            keep_only_capabilities(&both).expect("no gain, no error");
+            assert_eq!(
+                missing_capabilities(&both).expect("readable"),
+                [Capability::NetRaw]
+            );
         });
         outcome.join().expect("a thread");
     }

@@ -90,7 +90,7 @@ fn group_directory(mount: &str, controller: &str, path: &str) -> Option<PathBuf>
 
 /// A control group in a form that can be made on another host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct ControlGroup {
     /// Path below the root of all groups, without a leading slash.
     path: String,
     /// Contents of limit files that differ from a new group's, by file name.
@@ -99,15 +99,15 @@ pub struct Group {
 
 /// The control groups of this host, as far as the caller sees them.
 #[derive(Clone, Debug)]
-pub struct Groups {
+pub struct ControlGroups {
     root: PathBuf,
 }
 
-impl Groups {
+impl ControlGroups {
     /// Returns the groups below `root`, the mount point of a cgroup2 file system.
     #[must_use]
-    pub fn new(root: PathBuf) -> Groups {
-        Groups { root }
+    pub fn new(root: PathBuf) -> ControlGroups {
+        ControlGroups { root }
     }
 
     /// Returns the paths of all groups of this name, the shortest first.
@@ -153,7 +153,7 @@ impl Groups {
 
     /// Returns the processes whose parents are not in `processes`.
     #[must_use]
-    pub fn roots(processes: &BTreeSet<i32>) -> Vec<i32> {
+    pub fn tree_roots(processes: &BTreeSet<i32>) -> Vec<i32> {
         let is_root = |pid: &&i32| {
             let parent = procfs::Stat::read(**pid).map(|stat| stat.parent);
             parent.is_ok_and(|parent| !processes.contains(&parent))
@@ -169,14 +169,14 @@ impl Groups {
     pub fn group_of(&self, pid: i32) -> io::Result<Option<String>> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
-        Ok(path.filter(|path| is_plain(path)).map(str::to_owned))
+        Ok(path.filter(|path| is_plain_path(path)).map(str::to_owned))
     }
 
     /// Reads a group with its limits.
     ///
     /// # Errors
     /// There is no such group, or one of its files cannot be read.
-    pub fn read(&self, path: &str) -> io::Result<Group> {
+    pub fn read(&self, path: &str) -> io::Result<ControlGroup> {
         let mut limits = BTreeMap::new();
         for entry in fs::read_dir(self.root.join(path))? {
             let entry = entry?;
@@ -190,13 +190,13 @@ impl Groups {
             }
         }
         let path = path.to_owned();
-        Ok(Group { path, limits })
+        Ok(ControlGroup { path, limits })
     }
 
     /// Returns the reasons that prevent making the group on this host; empty if there are none.
     #[must_use]
-    pub fn refusals(&self, group: &Group) -> Vec<String> {
-        if !is_plain(&group.path) {
+    pub fn creation_obstacles(&self, group: &ControlGroup) -> Vec<String> {
+        if !is_plain_path(&group.path) {
             return vec![format!("`{}` is not a valid cgroup path", group.path)];
         }
         let mut refusals = Vec::new();
@@ -228,10 +228,10 @@ impl Groups {
     /// Makes a group and moves a process without children into it.
     ///
     /// # Errors
-    /// The first reason of [`Groups::refusals`], or the kernel's error; after the latter, [`Groups::remove`] undoes the
+    /// The first reason of [`ControlGroups::creation_obstacles`], or the kernel's error; after the latter, [`ControlGroups::remove`] undoes the
     /// change.
-    pub fn create(&self, group: &Group, process: i32) -> Result<(), String> {
-        if let Some(refusal) = self.refusals(group).into_iter().next() {
+    pub fn create(&self, group: &ControlGroup, process: i32) -> Result<(), String> {
+        if let Some(refusal) = self.creation_obstacles(group).into_iter().next() {
             return Err(refusal);
         }
         // An empty group that is left over may have other limits.
@@ -263,7 +263,7 @@ impl Groups {
     /// Removes an empty group and its ancestors that become empty. Returns true if the group does not exist afterwards.
     pub fn remove(&self, path: &str) -> bool {
         let groups = Path::new(path).ancestors();
-        for path in groups.take_while(|group| *group != Path::new("") && is_plain(path)) {
+        for path in groups.take_while(|group| *group != Path::new("") && is_plain_path(path)) {
             // A group with processes or child groups stays.
             match fs::remove_dir(self.root.join(path)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => break,
@@ -274,7 +274,7 @@ impl Groups {
     }
 }
 
-impl Group {
+impl ControlGroup {
     /// Returns the path below the root of all groups, without a leading slash.
     #[must_use]
     pub fn path(&self) -> &str {
@@ -303,7 +303,7 @@ fn controller_of(file: &str) -> &str {
 }
 
 /// Returns true if a path leads down from the root, without `..`.
-fn is_plain(path: &str) -> bool {
+fn is_plain_path(path: &str) -> bool {
     let path = Path::new(path);
     let mut parts = path.components();
     path.is_relative()
@@ -320,14 +320,14 @@ mod tests {
     use super::*;
 
     /// A directory with plain files stands in for a cgroup2 mount.
-    fn groups(files: &[(&str, &str)]) -> (tempfile::TempDir, Groups) {
+    fn groups(files: &[(&str, &str)]) -> (tempfile::TempDir, ControlGroups) {
         let folder = tempfile::tempdir().expect("a folder");
         for (file, text) in files {
             let file = folder.path().join(file);
             fs::create_dir_all(file.parent().expect("a folder")).expect("made");
             fs::write(file, text).expect("written");
         }
-        let groups = Groups::new(folder.path().to_owned());
+        let groups = ControlGroups::new(folder.path().to_owned());
         (folder, groups)
     }
 
@@ -375,17 +375,17 @@ mod tests {
             ("cgroup.controllers", "memory pids\n"),
             ("busy/cgroup.procs", "7\n"),
         ]);
-        let group = |path: &str, file: &str| Group {
+        let group = |path: &str, file: &str| ControlGroup {
             path: path.to_owned(),
             limits: BTreeMap::from([(file.to_owned(), "1".to_owned())]),
         };
         let no_refusals = Vec::<String>::new();
         assert_eq!(
-            groups.refusals(&group("system.slice/a", "memory.max")),
+            groups.creation_obstacles(&group("system.slice/a", "memory.max")),
             no_refusals
         );
         assert_eq!(
-            groups.refusals(&group("system.slice/a", "cgroup.max.depth")),
+            groups.creation_obstacles(&group("system.slice/a", "cgroup.max.depth")),
             no_refusals
         );
         for (path, file, why) in [
@@ -397,7 +397,7 @@ mod tests {
             ("", "memory.max", "``"),
             ("busy", "memory.max", "has processes"),
         ] {
-            let refusals = groups.refusals(&group(path, file));
+            let refusals = groups.creation_obstacles(&group(path, file));
             assert_eq!(refusals.len(), 1, "{refusals:?}");
             assert!(refusals[0].contains(why), "{refusals:?}");
         }
@@ -427,9 +427,15 @@ mod tests {
     fn processes_without_listed_parent_are_roots() {
         let own_pid = std::process::id() as i32;
         let parent = procfs::Stat::read(own_pid).expect("myself").parent;
-        assert_eq!(Groups::roots(&BTreeSet::from([own_pid])), [own_pid]);
+        assert_eq!(
+            ControlGroups::tree_roots(&BTreeSet::from([own_pid])),
+            [own_pid]
+        );
         if parent > 0 {
-            assert_eq!(Groups::roots(&BTreeSet::from([own_pid, parent])), [parent]);
+            assert_eq!(
+                ControlGroups::tree_roots(&BTreeSet::from([own_pid, parent])),
+                [parent]
+            );
         }
     }
 }

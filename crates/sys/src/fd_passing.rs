@@ -14,7 +14,7 @@ const CONTROL_WORDS: usize = (16 + MAX_FDS * size_of::<RawFd>()).div_ceil(8);
 
 /// A received message.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// Number of bytes written to the buffer.
     pub length: usize,
     /// Descriptors, in the sender's order, all close-on-exec.
@@ -96,7 +96,7 @@ fn retry_interrupted(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usiz
 /// # Errors
 /// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors; `EMFILE`
 /// when this process had too few free descriptors (the received ones are closed); otherwise errors of `recvmsg(2)`.
-pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<ReceivedMessage> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut vector = io_slice(buffer.as_mut_ptr(), buffer.len());
     let mut message = message_header(&mut vector, &mut control);
@@ -117,7 +117,7 @@ pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Re
     if is_truncated {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    Ok(Received { length, fds })
+    Ok(ReceivedMessage { length, fds })
 }
 
 /// Takes ownership of every descriptor in the control part and skips other control messages.

@@ -1,6 +1,6 @@
 //! Interfaces, addresses, routes and neighbours of this network namespace (`rtnetlink(7)`, `netdevice(7)`).
 
-use crate::netlink::{Message, Netlink, attributes};
+use crate::netlink::{Netlink, NetlinkRequest, attributes};
 use crate::sockopt::check;
 use std::io;
 use std::net::IpAddr;
@@ -175,7 +175,7 @@ fn change_address(
     fixed[2] = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
     fixed[4..].copy_from_slice(&interface.to_ne_bytes());
     let bytes = octets(address);
-    let message = Message::new(kind, flags, &fixed)
+    let message = NetlinkRequest::new(kind, flags, &fixed)
         .attribute(IFA_LOCAL, &bytes)
         .attribute(IFA_ADDRESS, &bytes);
     Netlink::new(libc::NETLINK_ROUTE)?.change(message)
@@ -222,7 +222,8 @@ fn query_route(address: IpAddr, mut on_answer: impl FnMut(&[u8])) -> io::Result<
     let mut fixed = [0u8; 12];
     fixed[0] = family(address);
     fixed[1] = if address.is_ipv4() { 32 } else { 128 };
-    let message = Message::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
+    let message =
+        NetlinkRequest::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
     Netlink::new(libc::NETLINK_ROUTE)?.request(message, 0, |_, body| on_answer(body))
 }
 
@@ -232,7 +233,8 @@ fn query_route(address: IpAddr, mut on_answer: impl FnMut(&[u8])) -> io::Result<
 /// Errors of the netlink request.
 pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>> {
     let fixed = neighbour_message(interface, address, 0);
-    let message = Message::new(libc::RTM_GETNEIGH, 0, &fixed).attribute(NDA_DST, &octets(address));
+    let message =
+        NetlinkRequest::new(libc::RTM_GETNEIGH, 0, &fixed).attribute(NDA_DST, &octets(address));
     let mut mac = None;
     let outcome = Netlink::new(libc::NETLINK_ROUTE)?.request(message, 0, |_, body| {
         let state = body
@@ -272,7 +274,7 @@ pub fn resolve_neighbour(
             ));
         }
         let fixed = neighbour_message(interface, address, NTF_USE);
-        let message = Message::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
+        let message = NetlinkRequest::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
             .attribute(NDA_DST, &octets(address));
         Netlink::new(libc::NETLINK_ROUTE)?.change(message)?;
         std::thread::sleep(Duration::from_millis(2));

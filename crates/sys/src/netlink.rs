@@ -11,11 +11,11 @@ const BUFFER_LEN: usize = 64 * 1024;
 
 /// A netlink message under construction.
 #[derive(Debug)]
-pub struct Message {
+pub struct NetlinkRequest {
     bytes: Vec<u8>,
 }
 
-impl Message {
+impl NetlinkRequest {
     /// Starts a request of `kind` with `flags` (in addition to `NLM_F_REQUEST`) and the family's fixed part.
     #[must_use]
     pub fn new(kind: u16, flags: i32, fixed: &[u8]) -> Self {
@@ -84,7 +84,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's error, as an OS error.
-    pub fn change(&mut self, message: Message) -> io::Result<()> {
+    pub fn change(&mut self, message: NetlinkRequest) -> io::Result<()> {
         self.request(message, libc::NLM_F_ACK, |_, _| {})
     }
 
@@ -96,7 +96,7 @@ impl Netlink {
     /// The kernel's error, as an OS error.
     pub fn request(
         &mut self,
-        mut message: Message,
+        mut message: NetlinkRequest,
         flags: i32,
         mut each: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
@@ -153,16 +153,16 @@ impl Netlink {
     }
 }
 
-struct Header {
+struct NetlinkHeader {
     kind: u16,
     sequence: u32,
 }
 
 /// Splits the first message off `bytes`: header, body, rest.
-fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
+fn split(bytes: &[u8]) -> Option<(NetlinkHeader, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let body = bytes.get(HEADER_LEN..length)?;
-    let header = Header {
+    let header = NetlinkHeader {
         kind: u16::from_ne_bytes([bytes[4], bytes[5]]),
         sequence: u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
     };

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// TCP flag bits (RFC 9293 section 3.1).
-pub mod flags {
+pub mod tcp_flags {
     /// No more data from the sender.
     pub const FIN: u8 = 0x01;
     /// Push.
@@ -30,12 +30,12 @@ const HOP_LIMIT: u8 = 64;
 
 /// The header fields of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct TcpSegmentHeader {
     /// Sequence number.
     pub sequence: u32,
     /// Acknowledgement number.
     pub acknowledgement: u32,
-    /// Flag bits, see [`flags`].
+    /// Flag bits, see [`tcp_flags`].
     pub flags: u8,
     /// Window field of the header, already scaled down.
     pub window: u16,
@@ -48,7 +48,7 @@ pub struct Segment {
 pub fn tcp_packet(
     source: SocketAddr,
     destination: SocketAddr,
-    segment: &Segment,
+    segment: &TcpSegmentHeader,
     payload: &[u8],
 ) -> Option<Vec<u8>> {
     let header = TCP_HEADER_LEN + segment.timestamp.map_or(0, |_| TIMESTAMP_OPTION_LEN);
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn checksums_are_valid() {
-        let segment = Segment {
+        let segment = TcpSegmentHeader {
             sequence: 0xfeed_beef,
             acknowledgement: 7,
-            flags: flags::FIN | flags::ACK,
+            flags: tcp_flags::FIN | tcp_flags::ACK,
             window: 501,
             timestamp: None,
         };
@@ -251,7 +251,7 @@ mod tests {
         let packet = tcp_packet(address(a), address(b), &segment, b"").expect("a packet");
         assert_eq!(packet.len(), 60);
         assert!(has_valid_checksum(&packet, 40, a, b, libc::IPPROTO_TCP));
-        let timed = Segment {
+        let timed = TcpSegmentHeader {
             timestamp: Some(0xfeed_beef),
             ..segment
         };

@@ -1,7 +1,7 @@
 //! Socket diagnostics (`sock_diag(7)`): lists all connections of a service in one request.
 
 use crate::address::canonical;
-use crate::netlink::{Message, Netlink, attributes};
+use crate::netlink::{Netlink, NetlinkRequest, attributes};
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{RepairError, Unmovable};
@@ -37,7 +37,7 @@ pub(crate) type Cookie = [u8; 8];
 
 /// One TCP connection as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct ListedConnection {
     /// Own address (IPv4-mapped addresses as IPv4).
     pub local: SocketAddr,
     /// The peer's address (IPv4-mapped addresses as IPv4).
@@ -59,7 +59,7 @@ pub struct Connection {
 ///
 /// # Errors
 /// Errors of the netlink request.
-pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
+pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<ListedConnection>> {
     let mut found = Vec::new();
     dump_sockets(
         libc::IPPROTO_TCP,
@@ -127,7 +127,10 @@ pub fn has_half_open_tcp(port: u16) -> io::Result<bool> {
 /// Lists all sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners included, each with
 /// its state. UDP sockets without a peer are in [`TcpState::Close`]. The list is empty if the kernel does not list the
 /// protocol.
-pub(crate) fn sockets_on_port(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Connection)>> {
+pub(crate) fn sockets_on_port(
+    protocol: i32,
+    port: u16,
+) -> io::Result<Vec<(TcpState, ListedConnection)>> {
     let mut found = Vec::new();
     dump_sockets(protocol, port, u32::MAX, 0, |state, one| {
         found.extend(TcpState::from_kernel(state).map(|state| (state, one)));
@@ -167,7 +170,7 @@ fn dump_sockets(
     port: u16,
     states: u32,
     extensions: u8,
-    mut take: impl FnMut(u8, Connection),
+    mut take: impl FnMut(u8, ListedConnection),
 ) -> io::Result<()> {
     let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -193,14 +196,14 @@ fn diag_request(
     states: u32,
     extensions: u8,
     identity: &[u8; 48],
-) -> Message {
+) -> NetlinkRequest {
     let mut fixed = [0u8; 56];
     fixed[0] = family as u8;
     fixed[1] = protocol as u8;
     fixed[2] = extensions;
     fixed[4..8].copy_from_slice(&states.to_ne_bytes());
     fixed[8..].copy_from_slice(identity);
-    Message::new(BY_FAMILY, 0, &fixed)
+    NetlinkRequest::new(BY_FAMILY, 0, &fixed)
 }
 
 /// Builds a `struct inet_diag_sockid` with a local port and a cookie only.
@@ -212,7 +215,7 @@ fn socket_id(port: u16, cookie: Cookie) -> [u8; 48] {
 }
 
 /// Parses a `struct inet_diag_msg` and its attributes.
-fn parse_diag_message(body: &[u8]) -> Option<Connection> {
+fn parse_diag_message(body: &[u8]) -> Option<ListedConnection> {
     let fixed = body.get(..DIAG_MESSAGE_LEN)?;
     let address = |at: usize, port: usize| {
         let port = u16::from_be_bytes([fixed[port], fixed[port + 1]]);
@@ -224,7 +227,7 @@ fn parse_diag_message(body: &[u8]) -> Option<Connection> {
         Some(canonical(SocketAddr::new(ip, port)))
     };
     let word = |at: usize| Some(u32::from_ne_bytes(fixed[at..at + 4].try_into().ok()?));
-    Some(Connection {
+    Some(ListedConnection {
         local: address(8, 4)?,
         remote: address(24, 6)?,
         receive_queue: word(56)?,

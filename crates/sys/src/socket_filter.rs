@@ -11,7 +11,7 @@ pub const INSTRUCTIONS_MAX: usize = 4096;
 
 /// An instruction of classic BPF (`struct sock_filter`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Instruction {
+pub struct FilterInstruction {
     /// Operation.
     pub code: u16,
     /// Instructions to skip if the comparison holds.
@@ -26,7 +26,7 @@ pub struct Instruction {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFilter {
     /// The filter's program; empty for a socket without a filter.
-    pub program: Vec<Instruction>,
+    pub program: Vec<FilterInstruction>,
     /// True if the filter can be neither replaced nor detached (`SO_LOCK_FILTER`).
     pub locked: bool,
 }
@@ -77,7 +77,7 @@ impl SocketFilter {
     /// The kernel's error; `EINVAL` for an invalid program.
     pub fn attach(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         if !self.program.is_empty() {
-            let raw = |one: &Instruction| libc::sock_filter {
+            let raw = |one: &FilterInstruction| libc::sock_filter {
                 code: one.code,
                 jt: one.jump_true,
                 jf: one.jump_false,
@@ -103,7 +103,7 @@ impl SocketFilter {
 }
 
 /// Reads the program. Lengths of this option are counted in instructions, not bytes.
-fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
+fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<FilterInstruction>> {
     const EMPTY_INSTRUCTION: libc::sock_filter = libc::sock_filter {
         code: 0,
         jt: 0,
@@ -123,11 +123,14 @@ fn read_program(fd: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
         )
     };
     check(outcome)?;
-    let instructions = raw.iter().take(length as usize).map(|one| Instruction {
-        code: one.code,
-        jump_true: one.jt,
-        jump_false: one.jf,
-        operand: one.k,
-    });
+    let instructions = raw
+        .iter()
+        .take(length as usize)
+        .map(|one| FilterInstruction {
+            code: one.code,
+            jump_true: one.jt,
+            jump_false: one.jf,
+            operand: one.k,
+        });
     Ok(instructions.collect())
 }

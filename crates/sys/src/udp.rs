@@ -7,11 +7,11 @@ mod multicast_membership;
 mod options;
 
 pub use datagram_queue::{Datagram, drain, peek, peek_with_destinations, replay_packet};
-pub use multicast_membership::{HostGroups, Membership, join, memberships};
+pub use multicast_membership::{HostMulticastGroups, MulticastMembership, join, memberships};
 pub(crate) use options::option_by_id;
-pub use options::{UdpStatic, prepare, read_static, read_static_unbound_too};
+pub use options::{UdpStaticState, prepare, read_static, read_static_unbound_too};
 
-use crate::wide_options::WideOptionsError;
+use crate::non_integer_options::NonIntegerOptionsError;
 use std::io;
 use std::net::SocketAddr;
 use thiserror::Error;
@@ -65,14 +65,14 @@ pub enum UdpError {
     },
 }
 
-impl From<WideOptionsError> for UdpError {
-    fn from(error: WideOptionsError) -> Self {
+impl From<NonIntegerOptionsError> for UdpError {
+    fn from(error: NonIntegerOptionsError) -> Self {
         match error {
-            WideOptionsError::EbpfFilter => Self::EbpfFilter,
-            WideOptionsError::NumberedTimestamps => Self::NumberedTimestamps,
-            WideOptionsError::HardwareClock => Self::HardwareClock,
-            WideOptionsError::DeviceAbsent(name) => Self::DeviceAbsent(name),
-            WideOptionsError::Kernel(step, source) => Self::Kernel { step, source },
+            NonIntegerOptionsError::EbpfFilter => Self::EbpfFilter,
+            NonIntegerOptionsError::NumberedTimestamps => Self::NumberedTimestamps,
+            NonIntegerOptionsError::HardwareClock => Self::HardwareClock,
+            NonIntegerOptionsError::DeviceAbsent(name) => Self::DeviceAbsent(name),
+            NonIntegerOptionsError::Kernel(step, source) => Self::Kernel { step, source },
         }
     }
 }

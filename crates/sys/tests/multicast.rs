@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Namespace, WAIT_LIMIT};
-use holdfast_sys::transport::Multicast;
+use holdfast_sys::transport::MulticastSocket;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -14,7 +14,7 @@ fn interface_index(name: &str) -> u32 {
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-fn next_payload(member: &mut Multicast) -> Vec<u8> {
+fn next_payload(member: &mut MulticastSocket) -> Vec<u8> {
     let deadline = Instant::now() + WAIT_LIMIT;
     loop {
         if let Some(announced) = member.receive().expect("a socket") {
@@ -41,14 +41,14 @@ fn members_receive_announcements_on_joined_interfaces() {
     }
     namespace.run(|| {
         let group: SocketAddr = "239.0.0.50:3863".parse().expect("an address");
-        let on_both = Multicast::join(group, &[interface_index("a0"), interface_index("b0")])
+        let on_both = MulticastSocket::join(group, &[interface_index("a0"), interface_index("b0")])
             .expect("joined");
-        let mut at_a = Multicast::join(group, &[interface_index("a0")]).expect("joined");
-        let mut at_b = Multicast::join(group, &[interface_index("b0")]).expect("joined");
+        let mut at_a = MulticastSocket::join(group, &[interface_index("a0")]).expect("joined");
+        let mut at_b = MulticastSocket::join(group, &[interface_index("b0")]).expect("joined");
         assert_eq!(on_both.send(b"here I am").expect("sent"), 2);
         assert_eq!(next_payload(&mut at_a), b"here I am");
         assert_eq!(next_payload(&mut at_b), b"here I am");
-        let second_on_a = Multicast::join(group, &[interface_index("a0")]).expect("joined");
+        let second_on_a = MulticastSocket::join(group, &[interface_index("a0")]).expect("joined");
         second_on_a.send(b"to a").expect("sent");
         on_both.send(b"to both").expect("sent");
         assert_eq!(next_payload(&mut at_a), b"to a");
@@ -63,7 +63,7 @@ fn members_receive_announcements_on_joined_interfaces() {
 #[test]
 fn unicast_address_cannot_be_joined() {
     let host = "192.0.2.1:3863".parse().expect("an address");
-    let outcome = Multicast::join(host, &[]);
+    let outcome = MulticastSocket::join(host, &[]);
     let kind = outcome.err().map(|error| error.kind());
     assert_eq!(kind, Some(io::ErrorKind::InvalidInput));
 }

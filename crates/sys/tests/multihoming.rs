@@ -8,8 +8,8 @@ mod sctp;
 use bytes::Bytes;
 use common::WAIT_LIMIT;
 use holdfast_sys::transport::{
-    AssocId, Config, ENCAPSULATION_PORT, Endpoint, Event, FailureDetection, Message, PathState,
-    open,
+    AssocId, ENCAPSULATION_PORT, FailureDetection, MessageToSend, PathState, TransportConfig,
+    TransportEndpoint, TransportEvent, open,
 };
 use sctp::{Peer, hosts_with_two_links, is_peer, poll_events, socket_address};
 use std::collections::BTreeSet;
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// The peer's address on the link that goes down.
 const FAILING_ADDRESS: &str = "10.1.0.2";
 
-fn config(addresses: [&str; 2]) -> Config {
-    Config {
+fn config(addresses: [&str; 2]) -> TransportConfig {
+    TransportConfig {
         failure: FailureDetection {
             rto_initial: Duration::from_millis(100),
             // The peer takes a moment to start, so many INIT retransmissions are allowed.
@@ -30,7 +30,7 @@ fn config(addresses: [&str; 2]) -> Config {
             heartbeat: Duration::from_millis(100),
             ..FailureDetection::default()
         },
-        ..Config::new(addresses.map(socket_address).to_vec())
+        ..TransportConfig::new(addresses.map(socket_address).to_vec())
     }
 }
 
@@ -43,7 +43,7 @@ fn peer() {
     let mut endpoint = open(&config([FAILING_ADDRESS, "10.2.0.2"])).expect("an endpoint");
     loop {
         for event in poll_events(endpoint.as_mut()) {
-            if let Event::Message { assoc, message } = event {
+            if let TransportEvent::Message { assoc, message } = event {
                 endpoint.send(assoc, &message).expect("sent");
             }
         }
@@ -52,14 +52,14 @@ fn peer() {
 
 /// The local endpoint, its associations, and the associations for which [`FAILING_ADDRESS`] is currently unreachable.
 struct LocalEnd {
-    endpoint: Box<dyn Endpoint>,
+    endpoint: Box<dyn TransportEndpoint>,
     assocs: [AssocId; 2],
     cut_off: BTreeSet<AssocId>,
 }
 
 impl LocalEnd {
     /// Runs the endpoint until `done` returns true; `done` sees the events.
-    fn run_until(&mut self, what: &str, mut done: impl FnMut(&Self, &[Event]) -> bool) {
+    fn run_until(&mut self, what: &str, mut done: impl FnMut(&Self, &[TransportEvent]) -> bool) {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let events = poll_events(self.endpoint.as_mut());
@@ -71,10 +71,10 @@ impl LocalEnd {
         }
     }
 
-    fn record(&mut self, event: &Event) {
+    fn record(&mut self, event: &TransportEvent) {
         match event {
-            Event::Down { reason, .. } => panic!("an association is lost: {reason:?}"),
-            Event::Path {
+            TransportEvent::Down { reason, .. } => panic!("an association is lost: {reason:?}"),
+            TransportEvent::Path {
                 assoc,
                 address,
                 state,
@@ -92,7 +92,7 @@ impl LocalEnd {
     }
 
     /// Waits until every association has had an event that `select` accepts.
-    fn wait_for_each(&mut self, what: &str, select: impl Fn(&Event) -> Option<AssocId>) {
+    fn wait_for_each(&mut self, what: &str, select: impl Fn(&TransportEvent) -> Option<AssocId>) {
         let mut missing = BTreeSet::from(self.assocs);
         self.run_until(what, |_, events| {
             for assoc in events.iter().filter_map(&select) {
@@ -104,13 +104,13 @@ impl LocalEnd {
 
     /// Sends `text` on all associations and waits for its echoes.
     fn exchange(&mut self, text: &'static str) {
-        let message = Message::new(11, Bytes::from_static(text.as_bytes()));
+        let message = MessageToSend::new(11, Bytes::from_static(text.as_bytes()));
         let mut taken = Vec::new();
         self.endpoint
             .send_bundles(&self.assocs, &[message], &mut taken);
         assert_eq!(taken, [1; 2]);
         self.wait_for_each(text, |event| match event {
-            Event::Message { assoc, message } if message.data == text => Some(*assoc),
+            TransportEvent::Message { assoc, message } if message.data == text => Some(*assoc),
             _ => None,
         });
     }
@@ -131,7 +131,7 @@ fn association_survives_path_failure() {
             cut_off: BTreeSet::new(),
         };
         local_host.wait_for_each("up", |event| match event {
-            Event::Up { assoc, .. } => Some(*assoc),
+            TransportEvent::Up { assoc, .. } => Some(*assoc),
             _ => None,
         });
         for assoc in local_host.assocs {

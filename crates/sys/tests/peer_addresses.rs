@@ -7,7 +7,8 @@ mod sctp;
 
 use common::WAIT_LIMIT;
 use holdfast_sys::transport::{
-    AssocId, Config, Endpoint, Event, FailureDetection, Provider, open, provider,
+    AssocId, FailureDetection, SctpProvider, TransportConfig, TransportEndpoint, TransportEvent,
+    open, provider,
 };
 use sctp::{Peer, hosts_with_two_links, is_peer, poll_events, socket_address};
 use std::net::SocketAddr;
@@ -19,19 +20,19 @@ const PEER_ADDRESSES: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
 const FALSE_ADDRESS: &str = "10.9.0.9";
 const LOCAL_ADDRESSES: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
 
-fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
+fn open_at(addresses: &[&str]) -> Box<dyn TransportEndpoint> {
     let local = addresses
         .iter()
         .map(|address| socket_address(address))
         .collect();
-    let config = Config {
+    let config = TransportConfig {
         failure: FailureDetection {
             // A restarted peer must find the old association alive, however long the restart takes.
             association_retransmissions: 1000,
             init_retransmissions: 100,
             ..FailureDetection::default()
         },
-        ..Config::new(local)
+        ..TransportConfig::new(local)
     };
     open(&config).expect("an endpoint")
 }
@@ -54,8 +55,8 @@ fn peer() {
 
 /// Runs the endpoint until `find` returns a value for the events.
 fn run_until<T>(
-    endpoint: &mut dyn Endpoint,
-    mut find: impl FnMut(&dyn Endpoint, &[Event]) -> Option<T>,
+    endpoint: &mut dyn TransportEndpoint,
+    mut find: impl FnMut(&dyn TransportEndpoint, &[TransportEvent]) -> Option<T>,
 ) -> T {
     let deadline = Instant::now() + WAIT_LIMIT * 4;
     loop {
@@ -75,7 +76,7 @@ fn sorted(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     addresses
 }
 
-fn sorted_confirmed(endpoint: &dyn Endpoint, assoc: AssocId) -> Vec<SocketAddr> {
+fn sorted_confirmed(endpoint: &dyn TransportEndpoint, assoc: AssocId) -> Vec<SocketAddr> {
     let addresses = endpoint.confirmed_addresses(assoc);
     sorted(addresses.expect("an association"))
 }
@@ -93,7 +94,7 @@ fn only_answering_addresses_are_confirmed_and_restart_is_reported() {
         let first = Peer::start(&peer_host);
         let assoc = run_until(endpoint, |endpoint, events| {
             let up = events.iter().find_map(|event| match event {
-                Event::Up { assoc, .. } => Some(*assoc),
+                TransportEvent::Up { assoc, .. } => Some(*assoc),
                 _ => None,
             })?;
             let initially_confirmed = sorted_confirmed(endpoint, up);
@@ -112,16 +113,18 @@ fn only_answering_addresses_are_confirmed_and_restart_is_reported() {
             [PEER_ADDRESSES[0], PEER_ADDRESSES[1], FALSE_ADDRESS].map(socket_address)
         );
 
-        if provider() == Provider::Kernel {
+        if provider() == SctpProvider::Kernel {
             // A kernel outlives its programs and shuts their associations down, so no peer restarts here.
             return;
         }
         drop(first);
         let _second = Peer::start(&peer_host);
         run_until(endpoint, |_, events| {
-            let down = events.iter().find(|e| matches!(e, Event::Down { .. }));
+            let down = events
+                .iter()
+                .find(|e| matches!(e, TransportEvent::Down { .. }));
             assert_eq!(down, None);
-            let restarted = Event::Restarted { assoc };
+            let restarted = TransportEvent::Restarted { assoc };
             events.contains(&restarted).then_some(())
         });
         run_until(endpoint, |endpoint, _| {

@@ -2,12 +2,14 @@
 
 use holdfast_sys::netlink::attributes;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
-use holdfast_sys::tcp_repair::{Congestion, TcpDynamic, TcpStatic, Window, state_injection};
+use holdfast_sys::tcp_repair::{
+    CongestionState, TcpDynamicState, TcpRepairWindow, TcpStaticState, state_injection,
+};
 use holdfast_sys::tun::VnetHeader;
-use holdfast_sys::udp::{Datagram, UdpStatic, replay_packet};
+use holdfast_sys::udp::{Datagram, UdpStaticState, replay_packet};
 use proptest::prelude::*;
 
-fn tcp_dynamic() -> impl Strategy<Value = TcpDynamic> {
+fn tcp_dynamic() -> impl Strategy<Value = TcpDynamicState> {
     let numbers = any::<[u32; 12]>();
     let state = prop::sample::select(vec![
         TcpState::Established,
@@ -24,24 +26,24 @@ fn tcp_dynamic() -> impl Strategy<Value = TcpDynamic> {
         any::<(Vec<u8>, Vec<u8>)>(),
     )
         .prop_map(
-            |(n, state, (ecn, fin_unsent, mss), (unread, outgoing))| TcpDynamic {
+            |(n, state, (ecn, fin_unsent, mss), (unread, outgoing))| TcpDynamicState {
                 state,
                 write_seq: n[0],
                 rcv_nxt: n[1],
                 mss,
                 timestamp: n[2],
-                window: Window {
+                window: TcpRepairWindow {
                     snd_wl1_back: n[3],
                     snd_wnd: n[4],
                     max_window: n[5],
                     rcv_wnd: n[6],
                     rcv_wup_back: n[7],
                 },
-                congestion: Congestion {
+                congestion: CongestionState {
                     window: n[8],
                     threshold: Some(n[9]),
                     srtt_us: n[10],
-                    ..Congestion::default()
+                    ..CongestionState::default()
                 },
                 ecn,
                 fin_unsent,
@@ -55,9 +57,9 @@ fn tcp_dynamic() -> impl Strategy<Value = TcpDynamic> {
 proptest! {
     #[test]
     fn arbitrary_bytes_decode_without_panic(bytes: Vec<u8>) {
-        let _ = postcard::from_bytes::<TcpDynamic>(&bytes);
-        let _ = postcard::from_bytes::<TcpStatic>(&bytes);
-        let _ = postcard::from_bytes::<UdpStatic>(&bytes);
+        let _ = postcard::from_bytes::<TcpDynamicState>(&bytes);
+        let _ = postcard::from_bytes::<TcpStaticState>(&bytes);
+        let _ = postcard::from_bytes::<UdpStaticState>(&bytes);
         let _ = TcpInfo::parse(&bytes);
         prop_assert!(attributes(&bytes).count() <= bytes.len() / 4);
         if let Ok(datagram) = postcard::from_bytes::<Datagram>(&bytes) {
@@ -72,9 +74,9 @@ proptest! {
     #[test]
     fn dynamic_state_survives_encoding(state in tcp_dynamic()) {
         let bytes = postcard::to_stdvec(&state).expect("coded");
-        prop_assert_eq!(postcard::from_bytes::<TcpDynamic>(&bytes).expect("decoded"), state.clone());
+        prop_assert_eq!(postcard::from_bytes::<TcpDynamicState>(&bytes).expect("decoded"), state.clone());
         for end in 0..bytes.len() {
-            prop_assert!(postcard::from_bytes::<TcpDynamic>(&bytes[..end]).is_err());
+            prop_assert!(postcard::from_bytes::<TcpDynamicState>(&bytes[..end]).is_err());
         }
         let parts = state.outgoing_parts().map(|(sent, unsent)| (sent.len(), unsent.len()));
         match parts {
@@ -93,7 +95,7 @@ proptest! {
 
     #[test]
     fn half_closed_state_needs_one_injected_packet(state in tcp_dynamic(), bytes: Vec<u8>) {
-        if let Ok(fixed) = postcard::from_bytes::<TcpStatic>(&bytes)
+        if let Ok(fixed) = postcard::from_bytes::<TcpStaticState>(&bytes)
             && fixed.local.is_ipv4() == fixed.remote.is_ipv4() {
             let needs_no_packet = matches!(state.state, TcpState::Established | TcpState::FinWait1);
             prop_assert_eq!(state_injection(&fixed, &state).is_none(), needs_no_packet);

@@ -5,9 +5,9 @@ mod common;
 use common::{RouteTarget, TestNetwork, exchange, pattern, service_addresses, stream, wait_for};
 use holdfast_sys::tcp_info::TcpInfo;
 use holdfast_sys::tcp_repair::{
-    Preparer, RestoredSocket, TcpDynamic, TcpStatic, WindowProbe, abandon, activate, activate_all,
-    extract, extract_all, map_on_threads, prepare, prepare_all, read_static, read_static_all,
-    restore, restore_all, settle,
+    RestoredSocket, SocketPreparer, TcpDynamicState, TcpStaticState, WindowProbe, abandon,
+    activate, activate_all, extract, extract_all, map_on_threads, prepare, prepare_all,
+    read_static, read_static_all, restore, restore_all, set_deferred_options_and_timeout,
 };
 use std::io::Read;
 use std::net::TcpListener;
@@ -30,7 +30,10 @@ fn map_on_threads_keeps_order_on_any_number_of_threads() {
 }
 
 /// Extracts all sockets on two threads and checks the results.
-fn freeze(net: &TestNetwork, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<TcpDynamic>) {
+fn freeze(
+    net: &TestNetwork,
+    servers: &[std::net::TcpStream],
+) -> (Vec<TcpStaticState>, Vec<TcpDynamicState>) {
     let sockets: Vec<_> = servers.iter().map(AsFd::as_fd).collect();
     let fixed = net.a.run(|| read_static_all(&sockets).expect("a reader"));
     let fixed: Vec<_> = fixed
@@ -67,7 +70,7 @@ fn connections_move_together_on_two_threads() {
         });
         let (fixed, states) = freeze(&net, &servers);
         let moved = net.b.run(|| {
-            let prepared = prepare_all(&Preparer::new().expect("a preparer"), &fixed, 2);
+            let prepared = prepare_all(&SocketPreparer::new().expect("a preparer"), &fixed, 2);
             let work = prepared.into_iter().zip(&fixed).zip(&states);
             let work =
                 work.map(|((socket, fixed), state)| (socket.expect("prepared"), fixed, state));
@@ -128,7 +131,7 @@ fn drained_connection_moves_without_a_packet() {
             .run(|| restore(prepared, &fixed, &state).expect("restored"));
         net.route(RouteTarget::B);
         let active = activate(restored, &fixed, &state, probe).expect("active");
-        settle(active.as_fd(), &fixed).expect("settled");
+        set_deferred_options_and_timeout(active.as_fd(), &fixed).expect("settled");
         abandon(server.as_fd()).expect("abandoned");
         assert!(
             server.read(&mut [0; 1]).is_err(),
@@ -162,7 +165,7 @@ fn connection_moves_back_to_its_first_host() {
         abandon(at_b.as_fd()).expect("abandoned");
         net.route(RouteTarget::A);
         let reactivated = activate(restored, &fixed, &state, WindowProbe::Never).expect("active");
-        settle(reactivated.as_fd(), &fixed).expect("settled");
+        set_deferred_options_and_timeout(reactivated.as_fd(), &fixed).expect("settled");
         let mut back = stream(reactivated);
         drop(donor_duplicate);
         exchange(&mut client, &mut back, &pattern(2, 50_000));

@@ -8,8 +8,8 @@ use holdfast_sys::sockopt::{
 };
 use holdfast_sys::tcp_info::TcpInfo;
 use holdfast_sys::tcp_repair::{
-    Preparer, TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, read_static, restore,
-    resume, settle,
+    SocketPreparer, TcpDynamicState, TcpStaticState, WindowProbe, abandon, activate, extract,
+    read_static, restore, resume, set_deferred_options_and_timeout,
 };
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use std::net::TcpStream;
@@ -41,7 +41,7 @@ const OPTIONS: &[(i32, i32, i32)] = &[
 ];
 
 /// Extracts the state of the connection once it is idle, and resumes the connection.
-fn snapshot_and_resume(server: &TcpStream, fixed: &TcpStatic) -> TcpDynamic {
+fn snapshot_and_resume(server: &TcpStream, fixed: &TcpStaticState) -> TcpDynamicState {
     common::wait_for("drained", || {
         TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked == 0
     });
@@ -63,7 +63,7 @@ fn move_after_early_restores(
         set_int(server.as_fd(), *level, *name, *value).expect("setsockopt");
     }
     let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
-    let preparer = net.b.run(|| Preparer::new().expect("a preparer"));
+    let preparer = net.b.run(|| SocketPreparer::new().expect("a preparer"));
     let mut socket = net.b.run(|| preparer.prepare(&fixed).expect("prepared"));
     let number = socket.as_fd().as_raw_fd();
     for round in 0..rounds {
@@ -98,7 +98,7 @@ fn move_after_early_restores(
     abandon(server.as_fd()).expect("abandoned");
     let activated = activate(restored, &fixed, &last, WindowProbe::Never).expect("active");
     assert_eq!(activated.as_raw_fd(), number, "the open file is the same");
-    settle(activated.as_fd(), &fixed).expect("settled");
+    set_deferred_options_and_timeout(activated.as_fd(), &fixed).expect("settled");
     assert_eq!(
         get_int(activated.as_fd(), SOL_SOCKET, libc::SO_ERROR).expect("SO_ERROR"),
         0
@@ -118,15 +118,15 @@ fn move_after_early_restores(
 }
 
 /// Asserts that negotiated parameters and options are unchanged.
-fn assert_static_unchanged(before: &TcpStatic, after: &TcpStatic) {
+fn assert_static_unchanged(before: &TcpStaticState, after: &TcpStaticState) {
     for (level, name, _) in OPTIONS {
         // The cap on the first timeout is removed once a round trip was measured.
         if (*level, *name) != (IPPROTO_TCP, TCP_RTO_MAX_MS) {
-            let value = |static_state: &TcpStatic| static_state.options.int(*level, *name);
+            let value = |static_state: &TcpStaticState| static_state.options.int(*level, *name);
             assert_eq!(value(after), value(before), "option {level}/{name}");
         }
     }
-    let negotiated = |static_state: &TcpStatic| {
+    let negotiated = |static_state: &TcpStaticState| {
         let parameters = (
             static_state.window_scale,
             static_state.sack,

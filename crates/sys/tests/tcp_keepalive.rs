@@ -5,7 +5,8 @@ mod common;
 use common::{RouteTarget, TestNetwork, exchange, pattern, service_addresses, stream};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tcp_repair::{
-    Preparer, WindowProbe, abandon, activate, extract, read_static, restore, resume, settle,
+    SocketPreparer, WindowProbe, abandon, activate, extract, read_static, restore, resume,
+    set_deferred_options_and_timeout,
 };
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::AsFd;
@@ -34,7 +35,7 @@ fn keepalive_does_not_reset_connection_in_repair_mode() {
         let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
         let state = extract(server.as_fd(), &fixed).expect("dynamic state");
         resume(server.as_fd(), &fixed).expect("resumed");
-        let preparer = net.b.run(|| Preparer::new().expect("a preparer"));
+        let preparer = net.b.run(|| SocketPreparer::new().expect("a preparer"));
         let socket = net.b.run(|| preparer.prepare(&fixed).expect("prepared"));
         let restored = net.b.run(|| restore(socket, &fixed, &state));
         let restored = restored.expect("restored");
@@ -56,7 +57,7 @@ fn keepalive_does_not_reset_connection_in_repair_mode() {
             WindowProbe::Never,
         );
         let live = activated.expect("active");
-        settle(live.as_fd(), &fixed).expect("settled");
+        set_deferred_options_and_timeout(live.as_fd(), &fixed).expect("settled");
         for (level, name, value) in SHORT_KEEPALIVE {
             assert_eq!(get_int(live.as_fd(), level, name).ok(), Some(value));
         }

@@ -9,8 +9,8 @@ use common::{
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
 use holdfast_sys::tcp_repair::{
-    RepairError, SettleOutcome, TcpUnconnected, UncapCondition, Unmovable, extract, extract_all,
-    prepare, read_static, settle, uncap_timeout,
+    DeferredOptionsOutcome, RepairError, TimeoutUncapCondition, UnconnectedTcpSocket, Unmovable,
+    extract, extract_all, prepare, read_static, set_deferred_options_and_timeout, uncap_timeout,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
@@ -91,7 +91,8 @@ fn listed_options_survive() {
         exchange(&mut moved.socket, &mut client, &pattern(1, 10_000));
         let socket = moved.socket.as_fd();
         common::wait_for("a round trip measured", || {
-            settle(socket, &moved.fixed).expect("settled") == SettleOutcome::Done
+            set_deferred_options_and_timeout(socket, &moved.fixed).expect("settled")
+                == DeferredOptionsOutcome::Done
         });
         for (level, name, value) in &options {
             let now = get_int(socket, *level, *name).expect("getsockopt");
@@ -159,7 +160,7 @@ fn every_readable_option_survives() {
         common::attach_filter(server.as_fd(), &common::SHORT_PACKETS_ONLY);
         let moved = hand_off(&net, server);
         let socket = moved.socket.as_fd();
-        uncap_timeout(socket, &moved.fixed, UncapCondition::Always).expect("settled");
+        uncap_timeout(socket, &moved.fixed, TimeoutUncapCondition::Always).expect("settled");
         let lost = net.b.run(|| vary::differences(socket, &varied));
         assert!(lost.is_empty(), "of {service}: {lost:#?}");
         assert_eq!(common::read_filter(socket), common::SHORT_PACKETS_ONLY);
@@ -207,7 +208,7 @@ fn every_listener_option_survives() {
             common::attach_filter(listener.as_fd(), &common::SHORT_PACKETS_ONLY);
             let fixed = net
                 .a
-                .run(|| TcpUnconnected::read(listener.as_fd()).expect("readable"));
+                .run(|| UnconnectedTcpSocket::read(listener.as_fd()).expect("readable"));
             let moved = net.b.run(|| {
                 let moved = fixed.prepare().expect("prepared");
                 fixed.restore(moved.as_fd()).expect("restored");

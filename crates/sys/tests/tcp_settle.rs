@@ -4,7 +4,9 @@ mod common;
 
 use common::{RouteTarget, TestNetwork, hand_off, service_addresses};
 use holdfast_sys::sockopt::{TCP_RTO_MAX_MS, get_int};
-use holdfast_sys::tcp_repair::{SettleOutcome, UncapCondition, settle, uncap_timeout};
+use holdfast_sys::tcp_repair::{
+    DeferredOptionsOutcome, TimeoutUncapCondition, set_deferred_options_and_timeout, uncap_timeout,
+};
 use libc::IPPROTO_TCP;
 use std::os::fd::AsFd;
 
@@ -22,9 +24,13 @@ fn silent_connection_regains_its_retransmission_timeout() {
             capped < longest,
             "capped to {capped}, {longest} at the donor"
         );
-        let outcome = settle(socket, &moved.fixed).expect("settled");
-        assert_eq!(outcome, SettleOutcome::TimeoutCapped, "no packet was sent");
-        uncap_timeout(socket, &moved.fixed, UncapCondition::Always).expect("uncapped");
+        let outcome = set_deferred_options_and_timeout(socket, &moved.fixed).expect("settled");
+        assert_eq!(
+            outcome,
+            DeferredOptionsOutcome::TimeoutCapped,
+            "no packet was sent"
+        );
+        uncap_timeout(socket, &moved.fixed, TimeoutUncapCondition::Always).expect("uncapped");
         let now = get_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS).expect("getsockopt");
         assert_eq!(now, longest, "{service}");
     }

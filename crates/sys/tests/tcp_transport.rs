@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use holdfast_sys::transport::{
-    AssocId, ConnectionRules, DownReason, Endpoint, Event, FailureDetection, Message, StreamConfig,
-    StreamEndpoint, StreamLimits, StreamProtocol,
+    AssocId, ConnectionRules, DownReason, FailureDetection, MessageToSend, StreamConfig,
+    StreamLimits, StreamProtocol, StreamTransport, TransportEndpoint, TransportEvent,
 };
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,15 +24,15 @@ fn length_of(bytes: &[u8]) -> io::Result<Option<usize>> {
     }
 }
 
-fn message(content: &[u8]) -> Message {
+fn message(content: &[u8]) -> MessageToSend {
     let length = u16::try_from(content.len() + 2).expect("a short one");
     let bytes = [&length.to_be_bytes(), content].concat();
-    Message::new(PPID, Bytes::from(bytes))
+    MessageToSend::new(PPID, Bytes::from(bytes))
 }
 
 struct TestEndpoint {
-    endpoint: StreamEndpoint,
-    events: Vec<Event>,
+    endpoint: StreamTransport,
+    events: Vec<TransportEvent>,
 }
 
 impl TestEndpoint {
@@ -59,7 +59,7 @@ impl TestEndpoint {
             failure: FailureDetection::default(),
         };
         TestEndpoint {
-            endpoint: StreamEndpoint::open(config).expect("an endpoint"),
+            endpoint: StreamTransport::open(config).expect("an endpoint"),
             events: Vec::new(),
         }
     }
@@ -87,7 +87,7 @@ impl TestEndpoint {
         }
     }
 
-    fn take_event<T>(&mut self, select: impl Fn(&Event) -> Option<T>) -> Option<T> {
+    fn take_event<T>(&mut self, select: impl Fn(&TransportEvent) -> Option<T>) -> Option<T> {
         let found = self.events.iter().enumerate();
         let (index, found) = found
             .into_iter()
@@ -116,30 +116,32 @@ fn run_until<T>(
     }
 }
 
-fn up_assoc(event: &Event) -> Option<AssocId> {
+fn up_assoc(event: &TransportEvent) -> Option<AssocId> {
     match event {
-        Event::Up { assoc, .. } => Some(*assoc),
+        TransportEvent::Up { assoc, .. } => Some(*assoc),
         _ => None,
     }
 }
 
-fn down_reason(event: &Event) -> Option<DownReason> {
+fn down_reason(event: &TransportEvent) -> Option<DownReason> {
     match event {
-        Event::Down { reason, .. } => Some(*reason),
+        TransportEvent::Down { reason, .. } => Some(*reason),
         _ => None,
     }
 }
 
-fn message_content(event: &Event) -> Option<Vec<u8>> {
+fn message_content(event: &TransportEvent) -> Option<Vec<u8>> {
     match event {
-        Event::Message { message, .. } if message.ppid == PPID => Some(message.data[2..].to_vec()),
+        TransportEvent::Message { message, .. } if message.ppid == PPID => {
+            Some(message.data[2..].to_vec())
+        }
         _ => None,
     }
 }
 
-fn refusal_reason(event: &Event) -> Option<String> {
+fn refusal_reason(event: &TransportEvent) -> Option<String> {
     match event {
-        Event::Refused { reason: why, .. } => Some(why.clone()),
+        TransportEvent::Refused { reason: why, .. } => Some(why.clone()),
         _ => None,
     }
 }

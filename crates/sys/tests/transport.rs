@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use holdfast_sys::transport::{
-    AssocId, Config, DownReason, Endpoint, Event, Message, Provider, open, provider,
+    AssocId, DownReason, MessageToSend, SctpProvider, TransportConfig, TransportEndpoint,
+    TransportEvent, open, provider,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -13,22 +14,22 @@ use std::time::{Duration, Instant};
 /// Longest wait for any condition that must become true.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-fn config() -> Config {
-    Config {
+fn config() -> TransportConfig {
+    TransportConfig {
         encapsulation: Some(0),
         raw: false,
-        ..Config::new(vec!["127.0.0.1:0".parse().expect("an address")])
+        ..TransportConfig::new(vec!["127.0.0.1:0".parse().expect("an address")])
     }
 }
 
 /// An endpoint, and its events that no test has consumed yet.
 struct TestEndpoint {
-    endpoint: Box<dyn Endpoint>,
-    events: Vec<Event>,
+    endpoint: Box<dyn TransportEndpoint>,
+    events: Vec<TransportEvent>,
 }
 
 impl TestEndpoint {
-    fn open(config: &Config) -> Self {
+    fn open(config: &TransportConfig) -> Self {
         Self {
             endpoint: open(config).expect("an endpoint"),
             events: Vec::new(),
@@ -46,7 +47,7 @@ impl TestEndpoint {
     }
 
     fn send(&mut self, assoc: AssocId, data: &'static [u8]) {
-        let message = Message::new(11, Bytes::from_static(data));
+        let message = MessageToSend::new(11, Bytes::from_static(data));
         self.endpoint.send(assoc, &message).expect("sent");
     }
 }
@@ -88,7 +89,10 @@ fn run_until<T>(
 }
 
 /// Removes and returns the first event for which `matches` returns a value.
-fn take_event<T>(side: &mut TestEndpoint, matches: impl Fn(&Event) -> Option<T>) -> Option<T> {
+fn take_event<T>(
+    side: &mut TestEndpoint,
+    matches: impl Fn(&TransportEvent) -> Option<T>,
+) -> Option<T> {
     let (index, found) = side
         .events
         .iter()
@@ -98,30 +102,30 @@ fn take_event<T>(side: &mut TestEndpoint, matches: impl Fn(&Event) -> Option<T>)
     Some(found)
 }
 
-fn up_assoc(event: &Event) -> Option<AssocId> {
+fn up_assoc(event: &TransportEvent) -> Option<AssocId> {
     match event {
-        Event::Up { assoc, .. } => Some(*assoc),
+        TransportEvent::Up { assoc, .. } => Some(*assoc),
         _ => None,
     }
 }
 
-fn received_message(event: &Event) -> Option<(AssocId, Message)> {
+fn received_message(event: &TransportEvent) -> Option<(AssocId, MessageToSend)> {
     match event {
-        Event::Message { assoc, message } => Some((*assoc, message.clone())),
+        TransportEvent::Message { assoc, message } => Some((*assoc, message.clone())),
         _ => None,
     }
 }
 
-fn down_event(event: &Event) -> Option<(AssocId, DownReason)> {
+fn down_event(event: &TransportEvent) -> Option<(AssocId, DownReason)> {
     match event {
-        Event::Down { assoc, reason } => Some((*assoc, *reason)),
+        TransportEvent::Down { assoc, reason } => Some((*assoc, *reason)),
         _ => None,
     }
 }
 
-fn failed_assoc(event: &Event) -> Option<AssocId> {
+fn failed_assoc(event: &TransportEvent) -> Option<AssocId> {
     match event {
-        Event::SendFailed { assoc, .. } => Some(*assoc),
+        TransportEvent::SendFailed { assoc, .. } => Some(*assoc),
         _ => None,
     }
 }
@@ -129,12 +133,12 @@ fn failed_assoc(event: &Event) -> Option<AssocId> {
 /// Opens two endpoints with an association between them.
 fn connected_pair() -> (TestEndpoint, AssocId, TestEndpoint, AssocId) {
     let listen = false;
-    connected_pair_with(&config(), &Config { listen, ..config() })
+    connected_pair_with(&config(), &TransportConfig { listen, ..config() })
 }
 
 fn connected_pair_with(
-    server: &Config,
-    client: &Config,
+    server: &TransportConfig,
+    client: &TransportConfig,
 ) -> (TestEndpoint, AssocId, TestEndpoint, AssocId) {
     let (mut server, mut client) = (TestEndpoint::open(server), TestEndpoint::open(client));
     let started = client.connect(&server);
@@ -151,7 +155,7 @@ fn connected_pair_with(
 #[test]
 fn messages_pass_both_ways() {
     let (mut server, at_server, mut client, at_client) = connected_pair();
-    let question = Message {
+    let question = MessageToSend {
         ppid: 11,
         stream: 3,
         unordered: true,
@@ -162,7 +166,7 @@ fn messages_pass_both_ways() {
         take_event(s[0], received_message)
     });
     assert_eq!(received, (at_server, question));
-    let answer = Message::new(12, Bytes::from(vec![7; 100_000]));
+    let answer = MessageToSend::new(12, Bytes::from(vec![7; 100_000]));
     server.endpoint.send(at_server, &answer).expect("sent");
     let received = run_until(&mut [&mut client, &mut server], |s| {
         take_event(s[0], received_message)
@@ -172,10 +176,10 @@ fn messages_pass_both_ways() {
 
 #[test]
 fn ipv6_peers_exchange_messages() {
-    let config_at = |address: &str| Config {
+    let config_at = |address: &str| TransportConfig {
         encapsulation: Some(0),
         raw: false,
-        ..Config::new(vec![address.parse().expect("an address")])
+        ..TransportConfig::new(vec![address.parse().expect("an address")])
     };
     let mut server = TestEndpoint::open(&config_at("[::1]:0"));
     let mut client = TestEndpoint::open(&config_at("[::1]:0"));
@@ -192,9 +196,12 @@ fn ipv6_peers_exchange_messages() {
     });
     assert_eq!(
         received,
-        (at_server, Message::new(11, Bytes::from_static(b"question")))
+        (
+            at_server,
+            MessageToSend::new(11, Bytes::from_static(b"question"))
+        )
     );
-    let answer = Message::new(11, Bytes::from(vec![6; 100_000]));
+    let answer = MessageToSend::new(11, Bytes::from(vec![6; 100_000]));
     server.endpoint.send(at_server, &answer).expect("sent");
     let received = run_until(&mut [&mut client, &mut server], |s| {
         take_event(s[0], received_message)
@@ -221,7 +228,7 @@ fn shutdown_and_abort_are_reported_to_both_ends() {
     assert_eq!(end, (at_client, DownReason::Shutdown));
     let send_after_end = client
         .endpoint
-        .send(at_client, &Message::new(11, "x".into()));
+        .send(at_client, &MessageToSend::new(11, "x".into()));
     match send_after_end {
         Ok(()) => assert_eq!(
             run_until(&mut [&mut client], |s| take_event(s[0], failed_assoc)),
@@ -262,7 +269,7 @@ fn bundle_is_sent_to_many_associations() {
             take_event(s[0], up_assoc)
         }));
     }
-    let messages = ["news", "more", "all"].map(|text| Message::new(12, Bytes::from(text)));
+    let messages = ["news", "more", "all"].map(|text| MessageToSend::new(12, Bytes::from(text)));
     let mut taken = Vec::new();
     server.endpoint.send_bundles(&assocs, &messages, &mut taken);
     assert_eq!(taken, [3; 5]);
@@ -301,7 +308,7 @@ fn remote_addresses_and_round_trip_are_known() {
 /// No data returns with the acknowledgements of these messages, so the peer delays them by 200 ms.
 #[test]
 fn delayed_acknowledgements_do_not_raise_round_trip() {
-    if provider() == Provider::Kernel {
+    if provider() == SctpProvider::Kernel {
         // The kernel only reports a smoothed time, which includes the delays.
         return;
     }
@@ -332,12 +339,12 @@ fn delayed_acknowledgements_do_not_raise_round_trip() {
 
 #[test]
 fn full_send_buffer_is_reported_and_drains() {
-    let small = Config {
+    let small = TransportConfig {
         send_buffer: 20_000,
         ..config()
     };
     let (mut server, _, mut client, assoc) = connected_pair_with(&config(), &small);
-    let piece = Message::new(11, Bytes::from(vec![1; 5_000]));
+    let piece = MessageToSend::new(11, Bytes::from(vec![1; 5_000]));
     let mut count = 0;
     let refused = loop {
         match client.endpoint.send(assoc, &piece) {
@@ -357,13 +364,13 @@ fn full_send_buffer_is_reported_and_drains() {
 
 #[test]
 fn bundle_is_accepted_up_to_buffer_space() {
-    let small = Config {
+    let small = TransportConfig {
         send_buffer: 20_000,
         ..config()
     };
     let (mut server, _, mut client, assoc) = connected_pair_with(&config(), &small);
-    let piece = |id: u8| Message::new(12, Bytes::from(vec![id; 1_000]));
-    let pieces: Vec<Message> = (0..100).map(piece).collect();
+    let piece = |id: u8| MessageToSend::new(12, Bytes::from(vec![id; 1_000]));
+    let pieces: Vec<MessageToSend> = (0..100).map(piece).collect();
     let (mut accepted, mut calls) = (0, 0);
     let mut received = Vec::new();
     let sides = &mut [&mut client, &mut server];
@@ -381,12 +388,12 @@ fn bundle_is_accepted_up_to_buffer_space() {
 
 #[test]
 fn oversized_message_ends_the_association() {
-    let strict = Config {
+    let strict = TransportConfig {
         message_len_max: 1000,
         ..config()
     };
     let (mut server, _, mut client, assoc) = connected_pair_with(&strict, &config());
-    let long = Message::new(11, Bytes::from(vec![1; 100_000]));
+    let long = MessageToSend::new(11, Bytes::from(vec![1; 100_000]));
     client.endpoint.send(assoc, &long).expect("sent");
     let end = run_until(&mut [&mut client, &mut server], |s| {
         take_event(s[0], down_event)
@@ -403,11 +410,11 @@ fn oversized_message_ends_the_association() {
 /// The server has small buffers; one peer reads nothing but stays alive, and another peer is not affected.
 #[test]
 fn peer_that_does_not_read_does_not_block_others() {
-    if provider() == Provider::Usrsctp {
+    if provider() == SctpProvider::Usrsctp {
         // All endpoints of a process receive when one of them runs, so no endpoint can be deaf.
         return;
     }
-    let small = Config {
+    let small = TransportConfig {
         send_buffer: 20_000,
         receive_buffer: 20_000,
         ..config()
@@ -430,7 +437,7 @@ fn peer_that_does_not_read_does_not_block_others() {
         take_event(s[0], up_assoc)
     });
 
-    let piece = Message::new(11, Bytes::from(vec![1; 1_000]));
+    let piece = MessageToSend::new(11, Bytes::from(vec![1; 1_000]));
     let mut refused_sends = 0;
     run_until(&mut [&mut server, &mut other], |s| {
         let full = s[0].endpoint.send(to_not_reading, &piece).is_err();
@@ -439,7 +446,7 @@ fn peer_that_does_not_read_does_not_block_others() {
     });
     let mut received = 0;
     for number in 0..200u8 {
-        let piece = Message::new(12, Bytes::from(vec![number; 1_000]));
+        let piece = MessageToSend::new(12, Bytes::from(vec![number; 1_000]));
         run_until(&mut [&mut server, &mut other], |s| {
             s[0].endpoint.send(to_other, &piece).ok()
         });

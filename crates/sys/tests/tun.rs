@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Namespace, wait_for};
-use holdfast_sys::packet::{Segment, flags, tcp_packet, udp_packet};
+use holdfast_sys::packet::{TcpSegmentHeader, tcp_flags, tcp_packet, udp_packet};
 use holdfast_sys::sysctl;
 use holdfast_sys::tun::{DATA_VALID, NEEDS_CSUM, PACKET_LEN_MAX, Tun, VnetHeader};
 use std::io::{Read, Write};
@@ -161,10 +161,10 @@ fn complete_checksums_are_verified() {
 #[test]
 fn non_tcp_udp_packets_are_unchanged() {
     let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-    let segment = Segment {
+    let segment = TcpSegmentHeader {
         sequence: 1,
         acknowledgement: 2,
-        flags: flags::ACK,
+        flags: tcp_flags::ACK,
         window: 3,
         timestamp: None,
     };

@@ -3,12 +3,12 @@
 mod common;
 
 use common::{TestNetwork, service_addresses, vary};
-use holdfast_sys::process::sockets::{SocketReader, SocketStatic};
+use holdfast_sys::process::sockets::{SocketReader, SocketStaticState};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tun::{Tun, VnetHeader};
 use holdfast_sys::udp::{
-    Datagram, HostGroups, Membership, UdpError, UdpStatic, drain, join, memberships, peek, prepare,
-    read_static, replay_packet,
+    Datagram, HostMulticastGroups, MulticastMembership, UdpError, UdpStaticState, drain, join,
+    memberships, peek, prepare, read_static, replay_packet,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
 use rustix::net::Shutdown;
@@ -52,7 +52,7 @@ fn unique_port(at: usize) -> u16 {
     9000 + at as u16
 }
 
-fn round_trip_encoded(fixed: &UdpStatic) -> UdpStatic {
+fn round_trip_encoded(fixed: &UdpStaticState) -> UdpStaticState {
     postcard::from_bytes(&postcard::to_stdvec(fixed).expect("coded")).expect("decoded")
 }
 
@@ -153,7 +153,7 @@ fn timeouts_filters_and_shut_halves_survive() {
             // Without a peer the kernel shuts the socket down, but returns ENOTCONN.
             let _ = rustix::net::shutdown(&socket, how);
             let outcome = net.a.run(|| SocketReader::new()?.read(socket.as_fd()));
-            let SocketStatic::Datagrams(fixed) = outcome.expect("readable") else {
+            let SocketStaticState::Datagrams(fixed) = outcome.expect("readable") else {
                 panic!("no UDP socket");
             };
             let moved = UdpSocket::from(
@@ -169,7 +169,7 @@ fn timeouts_filters_and_shut_halves_survive() {
             let locked = get_int(moved.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER);
             assert_eq!(locked.expect("asked"), 1);
             let again = net.b.run(|| SocketReader::new()?.read(moved.as_fd()));
-            let SocketStatic::Datagrams(again) = again.expect("readable") else {
+            let SocketStaticState::Datagrams(again) = again.expect("readable") else {
                 panic!("no UDP socket");
             };
             assert_eq!(
@@ -249,7 +249,7 @@ fn the_receive_queue_survives() {
 }
 
 /// Restores a socket at `b` and replays the datagrams of `queue` to it; the test receives them all.
-fn replay_at_b(net: &TestNetwork, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
+fn replay_at_b(net: &TestNetwork, fixed: &UdpStaticState, queue: &[Datagram]) -> UdpSocket {
     net.route(common::RouteTarget::B);
     let moved = UdpSocket::from(net.b.run(|| prepare(fixed).expect("prepared")));
     moved.set_nonblocking(false).expect("blocking");
@@ -306,7 +306,7 @@ fn multicast_memberships_survive() {
     {
         let group: IpAddr = group.parse().expect("a group");
         let bound = SocketAddr::new(any.parse().expect("any"), unique_port(at * 2));
-        let member = Membership {
+        let member = MulticastMembership {
             group,
             interface: "eth0".into(),
             source: None,
@@ -342,7 +342,7 @@ fn memberships_of_each_socket_are_found() {
     net.a.run(|| {
         let member = |group: &str, source: Option<&str>, blocked: &[&str]| {
             let address = |text: &str| text.parse::<IpAddr>().expect("an address");
-            Membership {
+            MulticastMembership {
                 group: address(group),
                 interface: "eth0".into(),
                 source: source.map(address),
@@ -365,9 +365,9 @@ fn memberships_of_each_socket_are_found() {
             .iter()
             .for_each(|of| join(socket.as_fd(), of).expect("joined"));
         join(old.as_fd(), &wanted[0]).expect("joined");
-        let groups = HostGroups::read();
+        let groups = HostMulticastGroups::read();
         let mut found = memberships(socket.as_fd(), true, &groups).expect("found");
-        let position_of = |of: &Membership| wanted.iter().position(|one| one == of);
+        let position_of = |of: &MulticastMembership| wanted.iter().position(|one| one == of);
         found.sort_by_key(position_of);
         assert_eq!(found, wanted);
         assert_eq!(

@@ -3,8 +3,8 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
-use crate::migration::{GenericMoveFrame, MoveId};
-use crate::{Change, Epoch, Flow, NodeId, Record, Refusal};
+use crate::move_frames::{GenericMoveFrame, MoveId};
+use crate::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 use bytes::Bytes;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -56,7 +56,7 @@ pub struct StateFlow<B = Bytes> {
 
 /// Durations of the acceptor's part of a batch, in microseconds of its own clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AcceptorTimes {
+pub struct AcceptorPhaseTimes {
     /// From the last `State` until the sockets are restored.
     pub restore_us: u32,
     /// From the end of `restore_us` until the last connection is active: the holder's answer and the activation.
@@ -84,7 +84,7 @@ pub enum GenericFrame<B> {
         /// The batch.
         batch: BatchId,
         /// Its flows.
-        #[serde(deserialize_with = "bounded")]
+        #[serde(deserialize_with = "bounded_list")]
         flows: Vec<PrepareFlow<B>>,
     },
     /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the reason.
@@ -92,7 +92,7 @@ pub enum GenericFrame<B> {
         /// The batch.
         batch: BatchId,
         /// One result per flow.
-        #[serde(deserialize_with = "bounded")]
+        #[serde(deserialize_with = "bounded_list")]
         results: Vec<Result<(), String>>,
     },
     /// Any node to the holder: change these records.
@@ -100,24 +100,24 @@ pub enum GenericFrame<B> {
         /// Number chosen by the requester and repeated in the answer.
         request: u64,
         /// The changes, each independent of the others.
-        #[serde(deserialize_with = "bounded")]
-        changes: Vec<Change>,
+        #[serde(deserialize_with = "bounded_list")]
+        changes: Vec<OwnershipChange>,
     },
-    /// The holder's answer, per change in the order of `Ask`: the record after the change (none after a removal), or
-    /// the reason for the refusal.
+    /// The holder's answer, per change in the order of `ChangeRequest`: the record after the change (none after a
+    /// removal), or the reason for the refusal.
     ChangeResponse {
-        /// Number of the `Ask`.
+        /// Number of the `ChangeRequest`.
         request: u64,
         /// One result per change.
-        #[serde(deserialize_with = "bounded")]
-        results: Vec<Result<Option<Record>, Refusal>>,
+        #[serde(deserialize_with = "bounded_list")]
+        results: Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>,
     },
     /// Donor to acceptor: the state of frozen flows. Flows of the batch that no `State` names stay at the donor.
     State {
         /// The batch.
         batch: BatchId,
         /// Some or all flows of the batch.
-        #[serde(deserialize_with = "bounded")]
+        #[serde(deserialize_with = "bounded_list")]
         flows: Vec<StateFlow<B>>,
         /// True in the last `State` of the batch.
         last: bool,
@@ -128,10 +128,10 @@ pub enum GenericFrame<B> {
         /// The batch.
         batch: BatchId,
         /// One result per flow.
-        #[serde(deserialize_with = "bounded")]
+        #[serde(deserialize_with = "bounded_list")]
         results: Vec<Result<Epoch, String>>,
         /// Durations of the acceptor's steps.
-        times: AcceptorTimes,
+        times: AcceptorPhaseTimes,
     },
     /// Either side of a batch to the other: abort it, unless it is committed.
     Abort {
@@ -145,7 +145,7 @@ pub enum GenericFrame<B> {
         /// Number chosen by the requester and repeated in the answer.
         request: u64,
         /// The flows.
-        #[serde(deserialize_with = "bounded")]
+        #[serde(deserialize_with = "bounded_list")]
         flows: Vec<Flow>,
     },
     /// The holder's answer, per flow in the order of `Query`.
@@ -153,8 +153,8 @@ pub enum GenericFrame<B> {
         /// Number of the `Query`.
         request: u64,
         /// One record per flow; none for a flow that the holder does not know.
-        #[serde(deserialize_with = "bounded")]
-        records: Vec<Option<Record>>,
+        #[serde(deserialize_with = "bounded_list")]
+        records: Vec<Option<OwnershipRecord>>,
     },
     /// Asks the peer for a sign of life.
     Ping {
@@ -268,7 +268,7 @@ impl<B> StateFlow<B> {
 }
 
 /// Reads a list of at most [`ENTRIES_MAX`] entries, because an entry of one byte on the wire may take fifty in memory.
-pub(crate) fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(crate) fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     struct List<T>(PhantomData<T>);

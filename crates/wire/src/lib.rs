@@ -5,23 +5,25 @@
 //!
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
-//! - [`frame`]: the messages between daemons, and their envelope; [`migration`]: the messages about moving a process;
+//! - [`frame`]: the messages between daemons, and their envelope; [`move_frames`]: the messages about moving a process;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
-mod codec;
 mod flow;
 pub mod frame;
-pub mod migration;
+mod frame_codec;
+mod inbound_packet;
+pub mod move_frames;
 mod node_id;
-mod packet;
-mod record;
+mod ownership_record;
 pub mod rserpool;
 
-pub use codec::{Decoder, FrameError, LENGTH_MAX, VERSION, encode, encode_in_parts};
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};
-pub use migration::MoveId;
+pub use frame_codec::{FrameDecoder, FrameError, LENGTH_MAX, VERSION, encode, encode_in_parts};
+pub use inbound_packet::{InboundPacket, SegmentPosition};
+pub use move_frames::MoveId;
 pub use node_id::NodeId;
-pub use packet::{InboundPacket, Segment};
-pub use record::{Change, ChangeKind, Epoch, Record, RecordState, Refusal};
+pub use ownership_record::{
+    ChangeKind, ChangeRefusal, Epoch, OwnershipChange, OwnershipRecord, RecordState,
+};

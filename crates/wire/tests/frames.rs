@@ -3,10 +3,10 @@
 mod migration_frames;
 
 use bytes::Bytes;
-use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, PrepareFlow, StateFlow};
 use holdfast_wire::{
-    Change, ChangeKind, Decoder, Flow, Frame, FrameError, LENGTH_MAX, NodeId, Protocol, Record,
-    Refusal, encode,
+    ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
+    OwnershipChange, OwnershipRecord, Protocol, encode,
 };
 use migration_frames::{migration_frame, move_id};
 use proptest::collection::vec;
@@ -41,26 +41,30 @@ fn blob() -> impl Strategy<Value = Bytes> {
     vec(any::<u8>(), 0..300).prop_map(Bytes::from)
 }
 
-fn record() -> impl Strategy<Value = Record> {
+fn record() -> impl Strategy<Value = OwnershipRecord> {
     prop_oneof![
-        (node(), any::<u32>()).prop_map(|(owner, epoch)| Record::owned(owner, epoch)),
+        (node(), any::<u32>()).prop_map(|(owner, epoch)| OwnershipRecord::owned(owner, epoch)),
         (node(), node(), any::<u32>())
-            .prop_map(|(donor, to, epoch)| Record::transit(donor, to, epoch)),
+            .prop_map(|(donor, to, epoch)| OwnershipRecord::transit(donor, to, epoch)),
     ]
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = OwnershipChange> {
     use ChangeKind::{Commit, CommitAll, Divert, Establish, Remove, Rollback};
     let kind = prop_oneof![
         proptest::sample::select(vec![Establish, Commit, Rollback, Remove]),
         node().prop_map(|acceptor| Divert { acceptor }),
         any::<u32>().prop_map(|flows| CommitAll { flows }),
     ];
-    (flow(), kind, any::<u32>()).prop_map(|(flow, kind, epoch)| Change { flow, kind, epoch })
+    (flow(), kind, any::<u32>()).prop_map(|(flow, kind, epoch)| OwnershipChange {
+        flow,
+        kind,
+        epoch,
+    })
 }
 
-fn refusal() -> impl Strategy<Value = Refusal> {
-    proptest::option::of(record()).prop_map(|current| Refusal { current })
+fn refusal() -> impl Strategy<Value = ChangeRefusal> {
+    proptest::option::of(record()).prop_map(|current| ChangeRefusal { current })
 }
 
 fn handoff_frame() -> impl Strategy<Value = Frame> {
@@ -77,7 +81,7 @@ fn handoff_frame() -> impl Strategy<Value = Frame> {
             application,
         });
     let times = (any::<u32>(), any::<u32>());
-    let times = times.prop_map(|(restore_us, commit_us)| AcceptorTimes {
+    let times = times.prop_map(|(restore_us, commit_us)| AcceptorPhaseTimes {
         restore_us,
         commit_us,
     });
@@ -128,7 +132,7 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 /// Decodes all frames of `bytes`, fed in pieces of `sizes` (in turn); returns them and the decoder's final result.
 fn decode_all(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>) {
-    let mut decoder = Decoder::new();
+    let mut decoder = FrameDecoder::new();
     let mut frames = Vec::new();
     let mut remaining = bytes;
     let mut sizes = sizes.iter().cycle();
@@ -251,7 +255,7 @@ fn frame_format_is_stable() {
     encode(&Frame::Ping { token: 300 }, &mut bytes).expect("small");
     assert_eq!(bytes, [0, 0, 0, 4, 1, 10, 0xac, 0x02]);
     let flow: Flow = "tcp:10.0.0.1:80-10.0.1.2:4242".parse().expect("a flow");
-    let changes = vec![Change {
+    let changes = vec![OwnershipChange {
         flow,
         kind: ChangeKind::Commit,
         epoch: 7,
@@ -290,7 +294,7 @@ fn blobs_share_receive_buffer() {
     };
     let mut bytes = Vec::new();
     encode(&frame, &mut bytes).expect("300 kB");
-    let mut decoder = Decoder::new();
+    let mut decoder = FrameDecoder::new();
     decoder.feed(&bytes);
     let decoded = decoder.next_frame().expect("sound").expect("whole");
     assert_eq!(decoded, frame);

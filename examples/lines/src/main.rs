@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use holdfast_api::pool::{self, Element, ElementEvent, Registration, Service};
+use holdfast_api::pool::{self, Element, ElementEvent, ElementService, Registration};
 
 /// A pool element that numbers the lines of each session.
 #[derive(Debug, Parser)]
@@ -36,7 +36,7 @@ struct Flags {
 
 fn main() -> Result<()> {
     let flags = Flags::parse();
-    let service = Service::Sessions {
+    let service = ElementService::Sessions {
         addresses: flags.address,
         port: flags.port,
     };

@@ -9,11 +9,12 @@ use holdfast_api::app;
 use holdfast_fuzz::handoff::flow;
 use holdfast_fuzz::socket_state::State;
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_sys::tcp_repair::{SocketOptions, TcpDynamic, TcpStatic};
+use holdfast_sys::tcp_repair::{SocketOptions, TcpDynamicState, TcpStaticState};
 use holdfast_sys::tun::{DATA_VALID, VnetHeader};
-use holdfast_wire::frame::{AcceptorTimes, PrepareFlow, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, PrepareFlow, StateFlow};
 use holdfast_wire::{
-    BatchId, Change, ChangeKind, Frame, NodeId, Record, RecordState, Refusal, encode,
+    BatchId, ChangeKind, ChangeRefusal, Frame, NodeId, OwnershipChange, OwnershipRecord,
+    RecordState, encode,
 };
 use std::path::Path;
 
@@ -119,7 +120,7 @@ fn state(donor: u16) -> Frame {
     }
 }
 
-fn changes() -> Vec<Change> {
+fn changes() -> Vec<OwnershipChange> {
     let kinds = [
         ChangeKind::Establish,
         ChangeKind::Divert {
@@ -130,7 +131,7 @@ fn changes() -> Vec<Change> {
         ChangeKind::Rollback,
         ChangeKind::Remove,
     ];
-    let changes = kinds.map(|kind| Change {
+    let changes = kinds.map(|kind| OwnershipChange {
         flow: flow(1),
         kind,
         epoch: 2,
@@ -139,15 +140,15 @@ fn changes() -> Vec<Change> {
 }
 
 fn frames() -> Vec<Frame> {
-    let owned = Record::owned(NodeId(2), 3);
-    let transit = Record {
+    let owned = OwnershipRecord::owned(NodeId(2), 3);
+    let transit = OwnershipRecord {
         epoch: 2,
         state: RecordState::Transit {
             donor: NodeId(1),
             acceptor: NodeId(2),
         },
     };
-    let refused = Err(Refusal {
+    let refused = Err(ChangeRefusal {
         current: Some(transit),
     });
     vec![
@@ -189,7 +190,7 @@ fn frames() -> Vec<Frame> {
 }
 
 fn done(seq: u64) -> Frame {
-    let times = AcceptorTimes {
+    let times = AcceptorPhaseTimes {
         restore_us: 300,
         commit_us: 200,
     };
@@ -251,7 +252,7 @@ fn write_states() -> std::io::Result<()> {
         ("close-wait", TcpState::CloseWait),
         ("fin-wait-2", TcpState::FinWait2),
     ] {
-        let fixed = TcpStatic {
+        let fixed = TcpStaticState {
             local: "10.0.0.1:80".parse().expect("an address"),
             remote: "10.0.1.2:4242".parse().expect("an address"),
             v6_socket: false,
@@ -263,12 +264,12 @@ fn write_states() -> std::io::Result<()> {
             receive_shut: false,
             options: options.clone(),
         };
-        let dynamic = TcpDynamic {
+        let dynamic = TcpDynamicState {
             state,
             unread: b"unread".to_vec(),
             outgoing: b"sent unsent".to_vec(),
             unsent: 6,
-            ..TcpDynamic::default()
+            ..TcpDynamicState::default()
         };
         let bytes = postcard::to_stdvec(&State {
             static_state: fixed,

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use holdfast_api::app;
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
-    DeregistrationResult, ElementEvent, FromPool, Registration, Service, SessionEvent,
+    DeregistrationResult, ElementEvent, ElementService, FromPool, Registration, SessionEvent,
     SessionOptions, ToPool,
 };
 use holdfast_wire::rserpool::asap::Message;
@@ -14,7 +14,7 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle};
 use std::path::Path;
 
 pub fn write_pool_messages() -> std::io::Result<()> {
-    let service = Service::Sctp(vec!["10.0.0.1:80".parse().expect("an address")]);
+    let service = ElementService::Sctp(vec!["10.0.0.1:80".parse().expect("an address")]);
     let mut registration = Registration::new("web", service);
     registration.policy.weight = Some(3);
     registration.cookie_keys.push([7; 32]);

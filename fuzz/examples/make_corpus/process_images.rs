@@ -1,34 +1,36 @@
 //! Corpus of process images.
 
 use crate::write_input;
-use holdfast_sys::process::files::Image;
+use holdfast_sys::process::files::FilesImage;
 use holdfast_sys::process::files::image::{
-    Bytes, Content, ContentForm, Kind, Lock, LockHolder, OpenFile, Owner, Pipe, Slot, Table,
-    UnixLink, UnixMessage, UnixName, UnixSocket, Watch,
+    ByteString, ContentForm, DescriptorSlot, DescriptorTable, EpollWatch, FileLock, LockHolder,
+    NamelessContent, OpenFile, OpenFileKind, Pipe, SignalOwner, UnixLink, UnixMessage, UnixName,
+    UnixSocket,
 };
 use holdfast_sys::process::image::{
-    Backing, BackingFile, Descriptors, Files, FrozenProcess, FrozenThread, FrozenTree, Mapping,
-    MemorySpace, MissingPages, PageContent, PageRun, Pages, PosixTimer, Process, Rseq,
-    SharedMemory, SharedMemoryKind, SignalAction, SignalInfo, SystemVSegment, Tree, encode,
+    Backing, BackingFile, DescriptorUpdate, Mapping, MemorySpace, MissingPages, OpenFilesUpdate,
+    PageContent, PageRun, PagesMessage, PosixTimer, ProcessLayout, ProcessState, ProcessTreeState,
+    Rseq, SharedMemory, SharedMemoryKind, SignalAction, SignalInfo, SystemVSegment, ThreadState,
+    TreeLayout, encode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Writes one image of each kind, and the changes from an empty one.
 pub fn write_images() -> std::io::Result<()> {
     let files = files();
-    let changes = files.changes_since(&Image::default());
+    let changes = files.changes_since(&FilesImage::default());
     let all = [
         ("tree", 0, encode(&tree()).expect("sound")),
         ("frozen", 1, encode(&frozen()).expect("sound")),
         (
             "descriptors",
             2,
-            encode(&descriptors(Files::Image(files))).expect("sound"),
+            encode(&descriptors(OpenFilesUpdate::Image(files))).expect("sound"),
         ),
         (
             "changes",
             2,
-            encode(&descriptors(Files::Changes(changes))).expect("sound"),
+            encode(&descriptors(OpenFilesUpdate::Changes(changes))).expect("sound"),
         ),
         (
             "missing",
@@ -43,25 +45,25 @@ pub fn write_images() -> std::io::Result<()> {
     Ok(())
 }
 
-fn tree() -> Tree {
-    let first = Process {
+fn tree() -> TreeLayout {
+    let first = ProcessLayout {
         pid: 100,
         group: 100,
         session: 1,
         exit_signal: 17,
         threads: vec![100, 101],
         mappings: mappings(),
-        ..Process::default()
+        ..ProcessLayout::default()
     };
-    let zombie = Process {
+    let zombie = ProcessLayout {
         pid: 102,
         parent: Some(0),
         group: 100,
         session: 1,
         exit_status: Some(256),
-        ..Process::default()
+        ..ProcessLayout::default()
     };
-    Tree {
+    TreeLayout {
         boot_id: "b".to_owned(),
         vdso: vec![0x7f; 64],
         processes: vec![first, zombie],
@@ -72,7 +74,7 @@ fn tree() -> Tree {
             ..BackingFile::default()
         }],
         shared_memory: shared_memory(),
-        ..Tree::default()
+        ..TreeLayout::default()
     }
 }
 
@@ -140,8 +142,8 @@ fn shared_memory() -> Vec<SharedMemory> {
     (1..).zip(kinds).map(object).collect()
 }
 
-fn frozen() -> FrozenTree {
-    let thread = FrozenThread {
+fn frozen() -> ProcessTreeState {
+    let thread = ThreadState {
         extended_registers: vec![0; 64],
         pending: vec![SignalInfo(vec![0; 128])],
         name: b"worker".to_vec(),
@@ -150,38 +152,38 @@ fn frozen() -> FrozenTree {
             bytes: 32,
             signature: 1,
         }),
-        ..FrozenThread::default()
+        ..ThreadState::default()
     };
-    let process = FrozenProcess {
+    let process = ProcessState {
         threads: vec![thread],
         signal_actions: vec![SignalAction::default(); 64],
         posix_timers: vec![PosixTimer::default()],
         directory: b"/".to_vec(),
         group_stop: Some(19),
-        ..FrozenProcess::default()
+        ..ProcessState::default()
     };
-    FrozenTree {
+    ProcessTreeState {
         processes: vec![Some(process), None],
     }
 }
 
-fn descriptors(files: Files) -> Descriptors {
-    Descriptors {
+fn descriptors(files: OpenFilesUpdate) -> DescriptorUpdate {
+    DescriptorUpdate {
         files,
         sockets: BTreeMap::new(),
         removed: BTreeSet::from([77]),
     }
 }
 
-fn files() -> Image {
+fn files() -> FilesImage {
     let open = |kind| OpenFile {
         flags: 2,
-        owner: Some(Owner {
+        owner: Some(SignalOwner {
             kind: 1,
             pid: 100,
             signal: 0,
         }),
-        locks: vec![Lock {
+        locks: vec![FileLock {
             holder: LockHolder::Table(0),
             write: true,
             start: 0,
@@ -190,16 +192,16 @@ fn files() -> Image {
         kind,
     };
     let slot = |number| {
-        let slot = Slot {
+        let slot = DescriptorSlot {
             file: number % 7,
             close_on_exec: number > 6,
         };
         (number, slot)
     };
-    Image {
+    FilesImage {
         tables: BTreeMap::from([(
             0,
-            Table {
+            DescriptorTable {
                 pids: BTreeSet::from([100]),
                 slots: (0..9).map(slot).collect(),
                 descriptors_max: (1024, 4096),
@@ -211,14 +213,14 @@ fn files() -> Image {
             Pipe {
                 path: None,
                 capacity: 4096,
-                chunks: vec![Bytes(b"in it".to_vec())],
+                chunks: vec![ByteString(b"in it".to_vec())],
                 packet_mode: false,
                 access: (1000, 1000, 0o600),
             },
         )]),
         contents: BTreeMap::from([(
             101,
-            Content {
+            NamelessContent {
                 form: ContentForm::Deleted {
                     path: "/tmp/gone".into(),
                 },
@@ -226,18 +228,18 @@ fn files() -> Image {
                 times_ns: (1, 2),
                 size: 10,
                 mapped_memory: None,
-                chunks: BTreeMap::from([(0, Bytes(b"content".to_vec()))]),
+                chunks: BTreeMap::from([(0, ByteString(b"content".to_vec()))]),
             },
         )]),
-        ..Image::default()
+        ..FilesImage::default()
     }
 }
 
-fn kinds() -> [Kind; 7] {
+fn kinds() -> [OpenFileKind; 7] {
     let socket = |link, queue| {
-        Kind::Unix(Box::new(UnixSocket {
+        OpenFileKind::Unix(Box::new(UnixSocket {
             socket: 1,
-            name: UnixName::Abstract(Bytes(b"name".to_vec())),
+            name: UnixName::Abstract(ByteString(b"name".to_vec())),
             link,
             owner: (1000, 1000),
             peer: Some((0, 0)),
@@ -248,33 +250,33 @@ fn kinds() -> [Kind; 7] {
         }))
     };
     let message = UnixMessage {
-        bytes: Bytes(b"hello".to_vec()),
+        bytes: ByteString(b"hello".to_vec()),
         files: vec![0],
         credentials: Some((100, 1000, 1000)),
-        sender_name: Bytes(Vec::new()),
+        sender_name: ByteString(Vec::new()),
     };
-    let watch = Watch {
+    let watch = EpollWatch {
         fd: 3,
         file: 0,
         events: 1,
         data: 3,
     };
     [
-        Kind::Event {
+        OpenFileKind::Event {
             count: 3,
             semaphore: true,
         },
-        Kind::Pipe { pipe: 100 },
-        Kind::Directory {
+        OpenFileKind::Pipe { pipe: 100 },
+        OpenFileKind::Directory {
             path: "/tmp".into(),
             offset: 7,
         },
         socket(UnixLink::Peer(4), vec![message]),
         socket(UnixLink::Peer(3), Vec::new()),
-        Kind::Epoll {
+        OpenFileKind::Epoll {
             watches: vec![watch],
         },
-        Kind::Content {
+        OpenFileKind::Content {
             content: 101,
             offset: 5,
         },
@@ -297,7 +299,7 @@ fn runs() -> Vec<PageRun> {
 
 fn pages() -> Vec<u8> {
     let bytes = vec![5; 2 << 12];
-    let pages = Pages {
+    let pages = PagesMessage {
         runs: runs(),
         bytes,
     };

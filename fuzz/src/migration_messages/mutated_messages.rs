@@ -1,20 +1,21 @@
 //! Sound messages of an ordinary user's process, and changes to them, each of a field to a value.
 
 use super::{GROUP, PROGRAMS, USER, encode_message, encode_pages};
-use holdfast_sys::process::files::Image;
+use holdfast_sys::process::files::FilesImage;
 use holdfast_sys::process::files::image::{
-    Bytes, Content, ContentForm, Kind, NetlinkSocket, OpenFile, Owner, Pipe, SocketOption,
-    Terminal, Timer, UnixLink, UnixName, UnixSocket, Watch,
+    ByteString, ContentForm, EpollWatch, NamelessContent, NetlinkSocket, OpenFile, OpenFileKind,
+    Pipe, PseudoTerminal, SignalOwner, SocketOption, TimerFdState, UnixLink, UnixName, UnixSocket,
 };
 use holdfast_sys::process::image::{
-    Backing, BackingFile, Credentials, Descriptors, Files, FrozenProcess, FrozenThread, FrozenTree,
-    Mapping, MemorySpace, MissingPages, PageContent as RunContent, PageRun, Pages, PosixTimer,
-    Process, ResourceLimit, SharedMemory, SharedMemoryKind, SignalAction, SystemVSegment, Tree,
+    Backing, BackingFile, Credentials, DescriptorUpdate, Mapping, MemorySpace, MissingPages,
+    OpenFilesUpdate, PageContent as RunContent, PageRun, PagesMessage, PosixTimer, ProcessLayout,
+    ProcessState, ProcessTreeState, ResourceLimit, SharedMemory, SharedMemoryKind, SignalAction,
+    SystemVSegment, ThreadState, TreeLayout,
 };
 use holdfast_sys::process::procfs::VmFlags;
-use holdfast_sys::process::sockets::SocketStatic;
+use holdfast_sys::process::sockets::SocketStaticState;
 use holdfast_sys::socket_filter::SocketFilter;
-use holdfast_sys::tcp_repair::{SocketOptions, TcpUnconnected};
+use holdfast_sys::tcp_repair::{SocketOptions, UnconnectedTcpSocket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -129,14 +130,14 @@ pub fn tree_message(changes: impl FieldChanges) -> Vec<u8> {
     encode_message(&tree)
 }
 
-fn segment(tree: &mut Tree) -> &mut SystemVSegment {
+fn segment(tree: &mut TreeLayout) -> &mut SystemVSegment {
     match &mut tree.shared_memory[0].kind {
         SharedMemoryKind::SystemV(segment) => segment,
         _ => unreachable!("made so"),
     }
 }
 
-fn sound_tree() -> Tree {
+fn sound_tree() -> TreeLayout {
     let mapping = |(start, end), backing| Mapping {
         start,
         end,
@@ -154,7 +155,7 @@ fn sound_tree() -> Tree {
         mapping((0x7000, 0x8000), Backing::Kernel("[vdso]".to_owned())),
         mapping((0x9000, 0xa000), Backing::Anonymous(Vec::new())),
     ];
-    let process = Process {
+    let process = ProcessLayout {
         pid: 100,
         group: 100,
         session: 100,
@@ -163,15 +164,15 @@ fn sound_tree() -> Tree {
         mappings,
         credentials: credentials(),
         directory: b"/".to_vec(),
-        ..Process::default()
+        ..ProcessLayout::default()
     };
-    let zombie = Process {
+    let zombie = ProcessLayout {
         pid: 102,
         parent: Some(0),
         group: 100,
         session: 100,
         exit_status: Some(256),
-        ..Process::default()
+        ..ProcessLayout::default()
     };
     let segment = SystemVSegment {
         id: 1,
@@ -184,7 +185,7 @@ fn sound_tree() -> Tree {
         owner: (USER, GROUP),
         creator: (USER, GROUP),
     };
-    Tree {
+    TreeLayout {
         processes: vec![process, zombie],
         files: vec![BackingFile {
             path: format!("{PROGRAMS}/server").into(),
@@ -196,22 +197,22 @@ fn sound_tree() -> Tree {
             size: 4096,
             identity: (0, 1, 1),
         }],
-        ..Tree::default()
+        ..TreeLayout::default()
     }
 }
 
 /// Returns the frozen state of the process in [`tree_message`].
 pub fn frozen_message(changes: impl FieldChanges) -> Vec<u8> {
-    let thread = FrozenThread {
+    let thread = ThreadState {
         credentials: credentials(),
-        ..FrozenThread::default()
+        ..ThreadState::default()
     };
-    let mut process = FrozenProcess {
+    let mut process = ProcessState {
         threads: vec![thread.clone(), thread],
         signal_actions: vec![SignalAction::default(); 64],
         limits: vec![ResourceLimit::default(); 16],
         directory: b"/".to_vec(),
-        ..FrozenProcess::default()
+        ..ProcessState::default()
     };
     for (field, of) in changes {
         let number = edge_value(of);
@@ -244,7 +245,7 @@ pub fn frozen_message(changes: impl FieldChanges) -> Vec<u8> {
             process.threads.push(process.threads[0].clone());
         }
     }
-    encode_message(&FrozenTree {
+    encode_message(&ProcessTreeState {
         processes: vec![Some(process), None],
     })
 }
@@ -272,7 +273,7 @@ pub fn pages_message(changes: impl FieldChanges) -> Vec<u8> {
     }
     let bytes = vec![7; run.length as usize];
     let runs = vec![run];
-    encode_pages(Pages { runs, bytes })
+    encode_pages(PagesMessage { runs, bytes })
 }
 
 /// Returns missing pages of the process, to be sent by post-copy.
@@ -294,12 +295,12 @@ pub fn descriptors_message(changes: impl FieldChanges) -> Vec<u8> {
         match field % 24 {
             0 => image.tables.entry(0).or_default().descriptors_max = (0, number),
             1 => {
-                if let Some(Kind::Timer(timer)) = kind(&mut image, 1) {
+                if let Some(OpenFileKind::Timer(timer)) = kind(&mut image, 1) {
                     timer.clock = number as i32;
                 }
             }
             2 => {
-                if let Some(Kind::Epoll { watches }) = kind(&mut image, 2) {
+                if let Some(OpenFileKind::Epoll { watches }) = kind(&mut image, 2) {
                     watches[0].events = number as u32;
                 }
             }
@@ -310,17 +311,17 @@ pub fn descriptors_message(changes: impl FieldChanges) -> Vec<u8> {
             7 => content(&mut image).access.1 = number as u32,
             8 => content(&mut image).access.2 = number as u32,
             field @ 9..14 => {
-                if let Some(Kind::Unix(unix)) = kind(&mut image, 6) {
+                if let Some(OpenFileKind::Unix(unix)) = kind(&mut image, 6) {
                     change_unix(unix, field - 9, number);
                 }
             }
             14 => {
-                if let Some(Kind::Netlink(netlink)) = kind(&mut image, 7) {
+                if let Some(OpenFileKind::Netlink(netlink)) = kind(&mut image, 7) {
                     netlink.options.push(socket_option(of, number));
                 }
             }
             15 => {
-                let owner = Owner {
+                let owner = SignalOwner {
                     kind: 1,
                     pid: number as i32,
                     signal: 0,
@@ -340,9 +341,9 @@ pub fn descriptors_message(changes: impl FieldChanges) -> Vec<u8> {
             _ => socket.options.device = "lo".to_owned(),
         }
     }
-    encode_message(&Descriptors {
-        files: Files::Image(image),
-        sockets: [(9, SocketStatic::Unconnected(Box::new(socket)))].into(),
+    encode_message(&DescriptorUpdate {
+        files: OpenFilesUpdate::Image(image),
+        sockets: [(9, SocketStaticState::Unconnected(Box::new(socket)))].into(),
         removed: BTreeSet::new(),
     })
 }
@@ -352,7 +353,7 @@ fn socket_option(of: u8, number: u64) -> SocketOption {
     SocketOption {
         level: 1,
         name: names[usize::from(of) % names.len()],
-        value: Bytes((number as i32).to_ne_bytes().to_vec()),
+        value: ByteString((number as i32).to_ne_bytes().to_vec()),
     }
 }
 
@@ -371,27 +372,27 @@ fn change_unix(unix: &mut UnixSocket, field: u8, number: u64) {
     }
 }
 
-fn kind(image: &mut Image, file: u32) -> Option<&mut Kind> {
+fn kind(image: &mut FilesImage, file: u32) -> Option<&mut OpenFileKind> {
     Some(&mut image.files.get_mut(&file)?.kind)
 }
 
-fn pipe(image: &mut Image) -> &mut Pipe {
+fn pipe(image: &mut FilesImage) -> &mut Pipe {
     image.pipes.get_mut(&101).expect("made so")
 }
 
-fn terminal(image: &mut Image) -> &mut Terminal {
+fn terminal(image: &mut FilesImage) -> &mut PseudoTerminal {
     image.terminals.get_mut(&102).expect("made so")
 }
 
-fn content(image: &mut Image) -> &mut Content {
+fn content(image: &mut FilesImage) -> &mut NamelessContent {
     image.contents.get_mut(&103).expect("made so")
 }
 
-fn sound_socket() -> TcpUnconnected {
+fn sound_socket() -> UnconnectedTcpSocket {
     let mut options = SocketOptions::default();
     options.congestion_control = "cubic".to_owned();
     (options.send_buffer, options.receive_buffer) = (1 << 20, 1 << 20);
-    TcpUnconnected {
+    UnconnectedTcpSocket {
         v6_socket: false,
         local: Some(SocketAddr::from(([10, 0, 0, 1], 8080))),
         listen: None,
@@ -399,7 +400,7 @@ fn sound_socket() -> TcpUnconnected {
     }
 }
 
-fn sound_image() -> Image {
+fn sound_image() -> FilesImage {
     let unix = UnixSocket {
         socket: 1,
         name: UnixName::None,
@@ -419,29 +420,29 @@ fn sound_image() -> Image {
         filter: SocketFilter::default(),
     };
     let kinds = [
-        Kind::Timer(Timer {
+        OpenFileKind::Timer(TimerFdState {
             clock: 1,
             set_flags: 0,
             value_ns: 0,
             interval_ns: 0,
             ticks: 0,
         }),
-        Kind::Epoll {
-            watches: vec![Watch {
+        OpenFileKind::Epoll {
+            watches: vec![EpollWatch {
                 fd: 1,
                 file: 1,
                 events: 1,
                 data: 0,
             }],
         },
-        Kind::Pipe { pipe: 101 },
-        Kind::TerminalMaster { terminal: 102 },
-        Kind::Content {
+        OpenFileKind::Pipe { pipe: 101 },
+        OpenFileKind::TerminalMaster { terminal: 102 },
+        OpenFileKind::Content {
             content: 103,
             offset: 0,
         },
-        Kind::Unix(Box::new(unix)),
-        Kind::Netlink(netlink),
+        OpenFileKind::Unix(Box::new(unix)),
+        OpenFileKind::Netlink(netlink),
     ];
     let open = |kind| OpenFile {
         flags: 2,
@@ -449,9 +450,9 @@ fn sound_image() -> Image {
         locks: Vec::new(),
         kind,
     };
-    let mut image = Image {
+    let mut image = FilesImage {
         files: (1..).zip(kinds.map(open)).collect(),
-        ..Image::default()
+        ..FilesImage::default()
     };
     image.pipes.insert(
         101,
@@ -465,8 +466,8 @@ fn sound_image() -> Image {
     );
     image.terminals.insert(
         102,
-        Terminal {
-            modes: Bytes::default(),
+        PseudoTerminal {
+            modes: ByteString::default(),
             window: [0; 4],
             locked: false,
             packet_mode: false,
@@ -477,7 +478,7 @@ fn sound_image() -> Image {
     );
     image.contents.insert(
         103,
-        Content {
+        NamelessContent {
             form: ContentForm::Memory {
                 name: "m".into(),
                 seals: 0,

@@ -2,17 +2,18 @@
 //! them.
 
 use super::{GROUP, PORT, PROGRAMS, USER};
-use holdfast_sys::process::files::Image;
-use holdfast_sys::process::files::image::{Kind, SocketOption, UnixName};
+use holdfast_sys::process::files::FilesImage;
+use holdfast_sys::process::files::image::{OpenFileKind, SocketOption, UnixName};
 use holdfast_sys::process::image::{
-    Backing, Credentials, Descriptors, Files, FrozenTree, Mapping, PageRun, SharedMemoryKind, Tree,
+    Backing, Credentials, DescriptorUpdate, Mapping, OpenFilesUpdate, PageRun, ProcessTreeState,
+    SharedMemoryKind, TreeLayout,
 };
-use holdfast_sys::process::sockets::SocketStatic;
+use holdfast_sys::process::sockets::SocketStaticState;
 use holdfast_sys::tcp_repair::SocketOptions;
 use std::net::SocketAddr;
 
 /// Bytes that an ordinary process may lock, by `RLIMIT_MEMLOCK` of
-/// [`NodeLimits::default`](holdfast_sys::process::judge::NodeLimits).
+/// [`NodeLimits::default`](holdfast_sys::process::image_judge::NodeLimits).
 const LOCKED_BYTES_MAX: u64 = 8 << 20;
 /// `RLIMIT_NOFILE` of `NodeLimits::default`.
 const FILES_MAX: u64 = 1 << 19;
@@ -46,7 +47,7 @@ fn assert_owner(of: (u32, u32)) {
     assert_eq!(of, (USER, GROUP));
 }
 
-pub fn assert_tree(tree: &Tree) {
+pub fn assert_tree(tree: &TreeLayout) {
     for process in tree.processes.iter().filter(|of| of.exit_status.is_none()) {
         assert_credentials(&process.credentials);
         let program = &tree.files[process.executable as usize].path;
@@ -74,7 +75,7 @@ pub fn assert_tree(tree: &Tree) {
     }
 }
 
-pub fn assert_frozen(frozen: &FrozenTree) {
+pub fn assert_frozen(frozen: &ProcessTreeState) {
     for process in frozen.processes.iter().flatten() {
         for thread in &process.threads {
             assert_credentials(&thread.credentials);
@@ -129,15 +130,15 @@ pub fn assert_memory(mappings: &[Mapping], run: &PageRun) {
     );
 }
 
-pub fn assert_descriptors(found: &Descriptors) {
+pub fn assert_descriptors(found: &DescriptorUpdate) {
     // Changes relative to nothing equal the image; changes relative to another image are judged alike.
-    if let Files::Image(image) = &found.files {
+    if let OpenFilesUpdate::Image(image) = &found.files {
         assert_files(image);
     }
     found.sockets.values().for_each(assert_socket);
 }
 
-fn assert_files(image: &Image) {
+fn assert_files(image: &FilesImage) {
     for table in image.tables.values() {
         let (soft, hard) = table.descriptors_max;
         assert!(soft <= hard && hard <= FILES_MAX);
@@ -146,12 +147,12 @@ fn assert_files(image: &Image) {
         // The restorer is process 1, and a process group would be a negative number; neither may be the owner.
         assert!(file.owner.is_none_or(|owner| owner.pid > 1), "{file:?}");
         match &file.kind {
-            Kind::Timer(timer) => assert!(!ALARM_CLOCKS.contains(&timer.clock)),
-            Kind::Epoll { watches } => {
+            OpenFileKind::Timer(timer) => assert!(!ALARM_CLOCKS.contains(&timer.clock)),
+            OpenFileKind::Epoll { watches } => {
                 // EPOLLWAKEUP.
                 assert!(watches.iter().all(|watch| watch.events & (1 << 29) == 0));
             }
-            Kind::Unix(socket) => {
+            OpenFileKind::Unix(socket) => {
                 assert_owner(socket.owner);
                 if let UnixName::Path { access, .. } = &socket.name {
                     assert_owner((access.0, access.1));
@@ -159,7 +160,7 @@ fn assert_files(image: &Image) {
                 }
                 assert_options(&socket.options);
             }
-            Kind::Netlink(socket) => assert_options(&socket.options),
+            OpenFileKind::Netlink(socket) => assert_options(&socket.options),
             _ => {}
         }
     }
@@ -190,19 +191,19 @@ fn assert_options(options: &[SocketOption]) {
     }
 }
 
-fn assert_socket(socket: &SocketStatic) {
+fn assert_socket(socket: &SocketStaticState) {
     match socket {
-        SocketStatic::Unconnected(fixed) => {
+        SocketStaticState::Unconnected(fixed) => {
             fixed.local.iter().for_each(assert_port);
             assert_tcp_options(&fixed.options);
         }
-        SocketStatic::Connection(fixed) => {
+        SocketStaticState::Connection(fixed) => {
             assert_port(&fixed.local);
             assert_tcp_options(&fixed.options);
         }
-        SocketStatic::Closed(fixed) => assert_tcp_options(&fixed.options),
-        SocketStatic::Datagrams(fixed) => assert_port(&fixed.local),
-        SocketStatic::Ended { .. } => {}
+        SocketStaticState::Closed(fixed) => assert_tcp_options(&fixed.options),
+        SocketStaticState::Datagrams(fixed) => assert_port(&fixed.local),
+        SocketStaticState::Ended { .. } => {}
     }
 }
 

@@ -9,14 +9,14 @@ const REASON_MAX: usize = 400;
 
 /// A failed test: nextest's name for the kind of failure, and the complete output.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct TestFailure {
     kind: String,
     output: String,
 }
 
-impl Failure {
-    pub fn new(kind: &str, output: &str) -> Failure {
-        Failure {
+impl TestFailure {
+    pub fn new(kind: &str, output: &str) -> TestFailure {
+        TestFailure {
             kind: kind.to_owned(),
             output: output.to_owned(),
         }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn is_exceeded(kind: &str, output: &str) -> bool {
-        Failure::new(kind, output).is_exceeded_time()
+        TestFailure::new(kind, output).is_exceeded_time()
     }
 
     #[test]
@@ -113,12 +113,12 @@ mod tests {
     fn reason_is_first_report_in_one_line() {
         let output =
             "thread 'a' (8) panicked at c.rs:3:1:\nassertion failed\n  left: 1\nError: no\n";
-        let reason = Failure::new("test failure", output).reason();
+        let reason = TestFailure::new("test failure", output).reason();
         assert_eq!(
             reason,
             "thread 'a' (8) panicked at c.rs:3:1: assertion failed left: 1"
         );
-        assert_eq!(Failure::new(TIMEOUT, "").reason(), TIMEOUT);
+        assert_eq!(TestFailure::new(TIMEOUT, "").reason(), TIMEOUT);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::failure::Failure;
-use self::report::{Report, TestCase};
+use self::failure::TestFailure;
+use self::report::{TestCase, TestReport};
 
 /// Number of flaky tests that a run may have and still pass.
 const FLAKY_MAX: usize = 3;
@@ -24,7 +24,7 @@ const REPORT_PATH: &str = "target/nextest/default/junit.xml";
 
 /// Result of both passes.
 #[derive(Debug, Default)]
-struct Outcome {
+struct TestRunOutcome {
     passed: usize,
     failed: Vec<String>,
     flaky: Vec<String>,
@@ -55,7 +55,7 @@ pub fn run(root: &Path, selection: &[&str]) -> Result<ExitCode> {
 }
 
 /// Runs nextest once and reads its report.
-fn run_nextest(root: &Path, selection: &[&str], extra_arguments: &[&str]) -> Result<Report> {
+fn run_nextest(root: &Path, selection: &[&str], extra_arguments: &[&str]) -> Result<TestReport> {
     let report = root.join(REPORT_PATH);
     if report.exists() {
         std::fs::remove_file(&report).with_context(|| format!("remove {}", report.display()))?;
@@ -80,7 +80,7 @@ fn run_nextest(root: &Path, selection: &[&str], extra_arguments: &[&str]) -> Res
     );
     let text = std::fs::read_to_string(&report)
         .with_context(|| format!("read nextest's report {}", report.display()))?;
-    Report::parse(&text)
+    TestReport::parse(&text)
 }
 
 /// Returns true if Cargo has set a variable for this program. Build scripts read some of these: if the values differ
@@ -100,10 +100,10 @@ fn is_set_by_cargo(variable: &str) -> bool {
 
 /// Sorts the first pass's failures, and repeats the tests that only exceeded their time.
 fn classify_and_rerun(
-    first: Report,
-    run_again: impl FnOnce(&[TestCase]) -> Result<Report>,
-) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+    first: TestReport,
+    run_again: impl FnOnce(&[TestCase]) -> Result<TestReport>,
+) -> Result<TestRunOutcome> {
+    let mut outcome = TestRunOutcome::default();
     let mut timed_out = Vec::new();
     for test in first.tests {
         match (&test.failure, &test.skipped) {
@@ -129,7 +129,7 @@ fn classify_and_rerun(
             outcome.failed.push(with_reason(&test, failure));
         } else {
             println!("\nfirst output of {}:", test.title());
-            println!("{}", test.failure.as_ref().map_or("", Failure::output));
+            println!("{}", test.failure.as_ref().map_or("", TestFailure::output));
             outcome.passed += 1;
             outcome.flaky.push(test.title());
         }
@@ -137,11 +137,11 @@ fn classify_and_rerun(
     Ok(outcome)
 }
 
-fn with_reason(test: &TestCase, failure: &Failure) -> String {
+fn with_reason(test: &TestCase, failure: &TestFailure) -> String {
     format!("{}: {}", test.title(), failure.reason())
 }
 
-fn print_slowest(report: &Report) {
+fn print_slowest(report: &TestReport) {
     let mut tests: Vec<&TestCase> = report.tests.iter().collect();
     tests.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     println!("\nslowest tests:");
@@ -152,7 +152,7 @@ fn print_slowest(report: &Report) {
 
 /// Prints the lines that `./x` collects: `failed test: NAME: REASON`, `flaky: NAME`, `skipped test: NAME: REASON`, and
 /// cargo's `test result:`.
-fn print_outcome(outcome: &Outcome) -> ExitCode {
+fn print_outcome(outcome: &TestRunOutcome) -> ExitCode {
     let too_many = outcome.flaky.len() > FLAKY_MAX;
     println!();
     for name in &outcome.failed {
@@ -194,7 +194,7 @@ mod tests {
             binary: "holdfast-bench::moves".into(),
             name: name.into(),
             seconds: 1.0,
-            failure: failure.map(|output| Failure::new("test failure", output)),
+            failure: failure.map(|output| TestFailure::new("test failure", output)),
             skipped: None,
         }
     }
@@ -219,12 +219,12 @@ mod tests {
 
     #[test]
     fn timed_out_test_that_passes_alone_is_flaky() {
-        let first = Report {
+        let first = TestReport {
             tests: vec![test("a", Some(TIMEOUT_OUTPUT)), test("b", None)],
         };
         let outcome = classify_and_rerun(first, |late| {
             assert_eq!(late.len(), 1);
-            Ok(Report {
+            Ok(TestReport {
                 tests: vec![test("a", None)],
             })
         })
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn wrong_result_is_not_run_again() {
-        let first = Report {
+        let first = TestReport {
             tests: vec![test("a", Some(WRONG_OUTPUT))],
         };
         let outcome = classify_and_rerun(first, |_| panic!("no second pass")).unwrap();
@@ -247,10 +247,10 @@ mod tests {
 
     #[test]
     fn test_that_times_out_twice_fails() {
-        let first = Report {
+        let first = TestReport {
             tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
-        let second = Report {
+        let second = TestReport {
             tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
         let outcome = classify_and_rerun(first, |_| Ok(second)).unwrap();
@@ -260,17 +260,17 @@ mod tests {
 
     #[test]
     fn test_missing_from_the_second_pass_is_an_error() {
-        let first = Report {
+        let first = TestReport {
             tests: vec![test("a", Some(TIMEOUT_OUTPUT))],
         };
-        assert!(classify_and_rerun(first, |_| Ok(Report::default())).is_err());
+        assert!(classify_and_rerun(first, |_| Ok(TestReport::default())).is_err());
     }
 
     #[test]
     fn more_than_three_flaky_tests_fail_the_run() {
-        let mut outcome = Outcome {
+        let mut outcome = TestRunOutcome {
             flaky: vec!["x".into(); FLAKY_MAX],
-            ..Outcome::default()
+            ..TestRunOutcome::default()
         };
         assert_eq!(print_outcome(&outcome), ExitCode::SUCCESS);
         outcome.flaky.push("x".into());

@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use roxmltree::{Document, Node};
 
-use super::failure::Failure;
+use super::failure::TestFailure;
 
 /// All tests of one pass.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct TestReport {
     pub tests: Vec<TestCase>,
 }
 
@@ -20,7 +20,7 @@ pub struct TestCase {
     pub name: String,
     pub seconds: f64,
     /// `None` for a test that passed.
-    pub failure: Option<Failure>,
+    pub failure: Option<TestFailure>,
     /// The missing prerequisite, if the test printed `skipped: …` instead of running.
     pub skipped: Option<String>,
 }
@@ -32,20 +32,20 @@ impl TestCase {
     }
 }
 
-impl Report {
+impl TestReport {
     /// Reads a report.
     ///
     /// # Errors
     ///
     /// When the text is not XML, or a test in it has no name or no program.
-    pub fn parse(text: &str) -> Result<Report> {
+    pub fn parse(text: &str) -> Result<TestReport> {
         let document = Document::parse(text).context("nextest's report is not XML")?;
         let tests = document
             .descendants()
             .filter(|node| node.has_tag_name("testcase"))
             .map(test_case)
             .collect::<Result<_>>()?;
-        Ok(Report { tests })
+        Ok(TestReport { tests })
     }
 }
 
@@ -70,7 +70,7 @@ fn test_case(node: Node<'_, '_>) -> Result<TestCase> {
         .find_map(|line| line.strip_prefix("skipped: "));
     let failure = child(&["failure", "error"]).map(|failure| {
         let kind = failure.attribute("type").unwrap_or_default();
-        Failure::new(kind, &output)
+        TestFailure::new(kind, &output)
     });
     Ok(TestCase {
         binary: attribute("classname")?.to_owned(),
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn tests_are_read_with_time_and_output() {
-        let report = Report::parse(TEXT).unwrap();
+        let report = TestReport::parse(TEXT).unwrap();
         let [first, second] = &report.tests[..] else {
             panic!("{report:?}");
         };
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn text_without_report_is_error() {
-        assert!(Report::parse("no XML").is_err());
-        assert!(Report::parse("<testsuites><testcase/></testsuites>").is_err());
+        assert!(TestReport::parse("no XML").is_err());
+        assert!(TestReport::parse("<testsuites><testcase/></testsuites>").is_err());
     }
 }

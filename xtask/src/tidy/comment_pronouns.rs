@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Finding;
-use crate::tree::Tree;
+use crate::source_tree::SourceTree;
 
 /// Pronouns that turn a sentence into a riddle when they pile up.
 const RELATIVES: &[&str] = &["who", "whom", "whose", "what", "those"];
@@ -30,7 +30,7 @@ struct PronounCounts<'a> {
 }
 
 /// Checks that each crate keeps both limits.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let folders: BTreeSet<&str> = tree
         .texts(is_code)
         .map(|(path, _)| crate_folder(path))
@@ -66,7 +66,7 @@ fn crate_folder(path: &str) -> &str {
     end.map_or(path, |(end, _)| &path[..end])
 }
 
-fn count_folder<'a>(tree: &'a Tree, name: &'a str) -> PronounCounts<'a> {
+fn count_folder<'a>(tree: &'a SourceTree, name: &'a str) -> PronounCounts<'a> {
     let mut counts = PronounCounts::default();
     let is_inside = move |path: &str| is_code(path) && crate_folder(path) == name;
     for (path, text) in tree.texts(is_inside) {

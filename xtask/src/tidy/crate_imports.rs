@@ -1,7 +1,7 @@
 //! Checks the allowed imports between crates, from `cargo metadata`.
 
 use super::Finding;
-use crate::tree::{Package, Tree};
+use crate::source_tree::{Package, SourceTree};
 
 /// The allowed imports of a crate.
 enum ImportRule {
@@ -39,7 +39,7 @@ const XTASK_RULE: ImportRule = ImportRule::Only(&[]);
 const LAB_CRATE: &str = "lab";
 
 /// Checks that every dependency between packages follows [`IMPORT_RULES`].
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     tree.packages.iter().flat_map(check_package).collect()
 }
 
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
 
     fn messages(packages: Vec<Package>) -> Vec<String> {
-        let tree = Tree {
+        let tree = SourceTree {
             packages,
-            ..Tree::default()
+            ..SourceTree::default()
         };
         check(&tree)
             .into_iter()

@@ -3,8 +3,8 @@
 use proc_macro2::{Delimiter, TokenTree};
 
 use super::Finding;
-use super::source::{Source, is_ident, is_punct, start_line, walk_tokens};
-use crate::tree::Tree;
+use super::rust_file::{RustFile, is_ident, is_punct, start_line, walk_tokens};
+use crate::source_tree::SourceTree;
 
 /// Folders of one particular machine. Split in two parts, so that this file passes its own check.
 const MACHINE_PATHS: &[&str] = &[
@@ -18,7 +18,7 @@ const PLACEHOLDER_MACROS: &[&str] = &["todo", "unimplemented"];
 
 /// Checks that no text file names a folder of a developer's machine, and that no Rust file has missing code or a test
 /// skipped without reason.
-pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
+pub fn check(tree: &SourceTree, sources: &[RustFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.texts(|_| true) {
         for (index, line) in text.lines().enumerate() {
@@ -87,7 +87,7 @@ fn find_bare_ignore(siblings: &[TokenTree], position: usize) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::parse;
+    use super::super::rust_file::parse;
     use super::super::test_tree::{positions, tree};
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Finding;
-use crate::tree::Tree;
+use crate::source_tree::SourceTree;
 
 /// The pages at the root; pages below `docs/` are checked too.
 const ROOT_PAGES: &[&str] = &[
@@ -17,7 +17,7 @@ const ENTRY_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "docs/decisions/R
 
 /// Checks that every relative link of a page names a file of the tree and, with `#`, a heading in it, and that no page
 /// is an orphan.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut linked_pages = BTreeSet::new();
     let is_page = |path: &str| {
@@ -49,7 +49,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns the path of a link's target; links to other hosts are returned unchanged.
-fn resolve_link(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
+fn resolve_link(tree: &SourceTree, page: &str, link: &str) -> Result<String, String> {
     let is_external = ["http://", "https://", "mailto:"]
         .iter()
         .any(|scheme| link.starts_with(scheme));

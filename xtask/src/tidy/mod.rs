@@ -3,17 +3,17 @@
 mod comment_pronouns;
 mod crate_imports;
 mod forbidden_words;
-mod functions;
+mod function_sizes;
 mod links;
 mod purity;
 pub mod ratchet;
+mod rust_file;
 mod size_limits;
-mod source;
 mod unsafe_code;
 
 use std::fmt;
 
-use crate::tree::Tree;
+use crate::source_tree::SourceTree;
 
 /// A defect to correct.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,9 +44,9 @@ impl fmt::Display for Finding {
 }
 
 /// Runs every check; returns the findings sorted by position.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = crate_imports::check(tree);
-    let (sources, parse_findings) = source::parse(tree);
+    let (sources, parse_findings) = rust_file::parse(tree);
     findings.extend(parse_findings);
     findings.extend(purity::check(&sources));
     findings.extend(unsafe_code::check(tree, &sources));
@@ -64,17 +64,17 @@ mod test_tree {
     //! Small trees for the checks' tests.
 
     use super::Finding;
-    use crate::tree::{Dependency, Package, Tree};
+    use crate::source_tree::{Dependency, Package, SourceTree};
 
     /// A tree of text files.
-    pub fn tree(files: &[(&str, &str)]) -> Tree {
+    pub fn tree(files: &[(&str, &str)]) -> SourceTree {
         let files = files
             .iter()
             .map(|(path, text)| (path.to_string(), Some(text.to_string())))
             .collect();
-        Tree {
+        SourceTree {
             files,
-            ..Tree::default()
+            ..SourceTree::default()
         }
     }
 

@@ -3,7 +3,7 @@
 use proc_macro2::TokenTree;
 
 use super::Finding;
-use super::source::{Source, is_ident, is_punct, start_line, walk_tokens};
+use super::rust_file::{RustFile, is_ident, is_punct, start_line, walk_tokens};
 
 /// Names that indicate a clock or an async runtime.
 const CLOCK_NAMES: &[&str] = &["Instant", "SystemTime", "tokio"];
@@ -42,7 +42,7 @@ const STATE_MACHINES: &[&str] = &[
 ];
 
 /// Checks that pure crates name no clock, socket, file or thread, and that no state machine names another.
-pub fn check(sources: &[Source]) -> Vec<Finding> {
+pub fn check(sources: &[RustFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
         let is_below =
@@ -129,7 +129,7 @@ fn names_after_path(siblings: &[TokenTree], position: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::parse;
+    use super::super::rust_file::parse;
     use super::super::test_tree::{positions, tree};
     use super::*;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Finding;
 use super::size_limits::{self, Offender, SizedItem};
-use crate::tree::Tree;
+use crate::source_tree::SourceTree;
 
 const PATH: &str = "xtask/ratchet.toml";
 
@@ -29,7 +29,7 @@ struct Ratchet {
 }
 
 impl Ratchet {
-    fn read(tree: &Tree) -> Result<Ratchet, Finding> {
+    fn read(tree: &SourceTree) -> Result<Ratchet, Finding> {
         let text = tree
             .files
             .get(PATH)
@@ -47,7 +47,7 @@ impl Ratchet {
 }
 
 /// Checks that everything over its limit is listed with exactly its size, and nothing else is listed.
-pub fn check(tree: &Tree, offenders: &[Offender]) -> Vec<Finding> {
+pub fn check(tree: &SourceTree, offenders: &[Offender]) -> Vec<Finding> {
     let ratchet = match Ratchet::read(tree) {
         Ok(ratchet) => ratchet,
         Err(finding) => return vec![finding],
@@ -90,10 +90,10 @@ fn current_size(offenders: &[Offender], kind: SizedItem, key: &str) -> Option<us
 }
 
 /// Lowers the listed sizes to the present ones, in the tree and on disk.
-pub fn lower_sizes(tree: &mut Tree) -> Result<()> {
+pub fn lower_sizes(tree: &mut SourceTree) -> Result<()> {
     let text = {
         let mut ratchet = Ratchet::read(tree).map_err(|finding| anyhow::anyhow!("{finding}"))?;
-        let (sources, _) = super::source::parse(tree);
+        let (sources, _) = super::rust_file::parse(tree);
         let offenders = size_limits::measure(tree, &sources);
         lower_entries(&mut ratchet.files, &offenders, SizedItem::File);
         lower_entries(&mut ratchet.functions, &offenders, SizedItem::Function);

@@ -1,8 +1,8 @@
 //! The sizes of files and functions, against their limits.
 
-use super::functions::{self, FunctionSize};
-use super::source::Source;
-use crate::tree::Tree;
+use super::function_sizes::{self, FunctionSize};
+use super::rust_file::RustFile;
+use crate::source_tree::SourceTree;
 
 /// Maximum number of lines in a file.
 pub const FILE_LINES_MAX: usize = 800;
@@ -39,7 +39,7 @@ impl SizedItem {
 }
 
 /// Returns everything over its limit: hand-written code in Rust, C and shell.
-pub fn measure(tree: &Tree, sources: &[Source]) -> Vec<Offender> {
+pub fn measure(tree: &SourceTree, sources: &[RustFile]) -> Vec<Offender> {
     let mut offenders = Vec::new();
     for (path, text) in tree.texts(is_code) {
         let lines = text.lines().count();
@@ -54,10 +54,13 @@ pub fn measure(tree: &Tree, sources: &[Source]) -> Vec<Offender> {
         }
     }
     for source in sources {
-        offenders.extend(over_limit(source.path, functions::rust_functions(source)));
+        offenders.extend(over_limit(
+            source.path,
+            function_sizes::rust_functions(source),
+        ));
     }
     for (path, text) in tree.texts(is_c) {
-        offenders.extend(over_limit(path, functions::c_functions(text)));
+        offenders.extend(over_limit(path, function_sizes::c_functions(text)));
     }
     offenders
 }
@@ -89,7 +92,7 @@ fn is_c(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::parse;
+    use super::super::rust_file::parse;
     use super::super::test_tree::tree;
     use super::*;
 

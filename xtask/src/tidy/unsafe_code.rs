@@ -3,15 +3,15 @@
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::Finding;
-use super::source::{Source, is_block, is_ident, is_punct, start_line, walk_tokens};
-use crate::tree::Tree;
+use super::rust_file::{RustFile, is_block, is_ident, is_punct, start_line, walk_tokens};
+use crate::source_tree::SourceTree;
 
 /// The crates in which `unsafe` is allowed.
 const UNSAFE_CRATES: &[&str] = &["holdfast-sys", "holdfast-bpf", "holdfast-ffi"];
 
 /// Checks that crates other than [`UNSAFE_CRATES`] forbid unsafe code and have none in their tests either, and that in
 /// the others every unsafe block and implementation has a `SAFETY:` comment above it.
-pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
+pub fn check(tree: &SourceTree, sources: &[RustFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
         let package = tree.package_of(source.path);
@@ -121,7 +121,7 @@ impl UnsafeScan<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::parse;
+    use super::super::rust_file::parse;
     use super::super::test_tree::{package, positions, tree};
     use super::*;
 

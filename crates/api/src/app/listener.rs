@@ -17,7 +17,7 @@ pub struct Listener {
 }
 
 /// Programs that may wait to be accepted: after a restart of the daemon all of them connect at once.
-const BACKLOG: i32 = 1024;
+const LISTEN_BACKLOG: i32 = 1024;
 
 impl Listener {
     /// Listens at `path`, which must not exist: the daemon removes the socket of a dead predecessor, after
@@ -34,7 +34,7 @@ impl Listener {
             None,
         )?;
         bind(&socket, &address)?;
-        listen(&socket, BACKLOG)?;
+        listen(&socket, LISTEN_BACKLOG)?;
         Ok(Self { socket })
     }
 

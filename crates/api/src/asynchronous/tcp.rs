@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::session::{Descriptor, FlowRegistration, Socket, tcp::TcpService};
+use crate::session::{FlowRegistration, SharedDescriptor, Socket, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
 /// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
@@ -155,11 +155,11 @@ impl Connection {
         .await
     }
 
-    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, Descriptor) {
+    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, SharedDescriptor) {
         (
             &self.registration,
             state,
-            Arc::clone(&self.stream) as Descriptor,
+            Arc::clone(&self.stream) as SharedDescriptor,
         )
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wait_readable;
-use crate::session::{Descriptor, FlowRegistration, Socket, block_on, tcp::TcpService};
+use crate::session::{FlowRegistration, SharedDescriptor, Socket, block_on, tcp::TcpService};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
 /// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
@@ -181,11 +181,11 @@ impl Connection {
         )
     }
 
-    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, Descriptor) {
+    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, SharedDescriptor) {
         (
             &self.registration,
             state,
-            Arc::clone(&self.stream) as Descriptor,
+            Arc::clone(&self.stream) as SharedDescriptor,
         )
     }
 

@@ -53,7 +53,7 @@ pub enum ClientError {
 
 /// A client of the control API. Each request opens its own connection.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct ControlClient {
     path: PathBuf,
 }
 
@@ -64,7 +64,7 @@ const POLL_DELAY_MAX: Duration = Duration::from_millis(100);
 /// Flows per request when all are wanted: the daemon reads its whole table for each answer.
 const FLOWS_PER_REQUEST: u64 = 8192;
 
-impl Client {
+impl ControlClient {
     /// Returns a client of the daemon with its control socket at `path`, without opening it.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self {
@@ -338,15 +338,15 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// A client for programs without an asynchronous runtime: runs one request of [`Client`] to completion.
+/// A client for programs without an asynchronous runtime: runs one request of [`ControlClient`] to completion.
 #[derive(Debug)]
-pub struct BlockingClient {
-    client: Client,
+pub struct BlockingControlClient {
+    client: ControlClient,
     runtime: tokio::runtime::Runtime,
 }
 
-impl BlockingClient {
-    /// Same as [`Client::new`].
+impl BlockingControlClient {
+    /// Same as [`ControlClient::new`].
     ///
     /// # Errors
     /// When the system has no descriptors for a runtime.
@@ -355,13 +355,16 @@ impl BlockingClient {
             .enable_all()
             .build()?;
         Ok(Self {
-            client: Client::new(path),
+            client: ControlClient::new(path),
             runtime,
         })
     }
 
     /// Runs one request: `client.run(|c| c.status())`. Must not be called within an asynchronous runtime.
-    pub fn run<'a, R, F: Future<Output = R>>(&'a self, request: impl FnOnce(&'a Client) -> F) -> R {
+    pub fn run<'a, R, F: Future<Output = R>>(
+        &'a self,
+        request: impl FnOnce(&'a ControlClient) -> F,
+    ) -> R {
         self.runtime.block_on(request(&self.client))
     }
 }

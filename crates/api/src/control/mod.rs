@@ -17,7 +17,7 @@ mod routes;
 mod status;
 
 #[cfg(feature = "client")]
-pub use client::{BlockingClient, Client, ClientError};
+pub use client::{BlockingControlClient, ClientError, ControlClient};
 pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState, TcpDetail};
 pub use handoffs::{
     FlowOutcome, FlowResult, HandoffAccepted, HandoffList, HandoffRequest, HandoffState,

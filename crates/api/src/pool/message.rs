@@ -79,7 +79,7 @@ pub struct Registration {
     /// Name and figures of the policy. The registrar measures the distance.
     pub policy: PolicyDetail,
     /// Address of the element for users.
-    pub service: Service,
+    pub service: ElementService,
     /// Lifetime of a registration in milliseconds; none: the daemon's default.
     pub life_ms: Option<u64>,
     /// Keys of the pool, the same at all its elements: the first one signs the states that users store, and any may
@@ -89,7 +89,7 @@ pub struct Registration {
 
 /// The service address of an element. An unspecified address stands for the one used towards registrars.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Service {
+pub enum ElementService {
     /// The program's own TCP listener.
     Tcp(SocketAddr),
     /// The program's own UDP socket.
@@ -244,7 +244,7 @@ pub enum SelectionRule {
 
 impl Registration {
     /// Returns a registration with round robin and the daemon's defaults.
-    pub fn new(handle: &str, service: Service) -> Registration {
+    pub fn new(handle: &str, service: ElementService) -> Registration {
         Registration {
             handle: handle.to_owned(),
             policy: PolicyDetail {
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn registration_survives_encoding() {
-        let service = Service::Sctp(vec!["10.0.0.1:7".parse().expect("an address")]);
+        let service = ElementService::Sctp(vec!["10.0.0.1:7".parse().expect("an address")]);
         let mut registration = Registration::new("p", service);
         registration.policy.load = Some(0.25);
         registration.cookie_keys = vec![[9; 32]];

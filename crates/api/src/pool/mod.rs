@@ -4,7 +4,7 @@
 //! each session. The element or session lives as long as the channel: when the program ends, for any reason, the
 //! element leaves its pool. The daemon finds registrars and handles their failures.
 //!
-//! An element with [`Service::Sessions`] as its [`Service`] uses the session layer: the daemon accepts its users'
+//! An element with [`ElementService::Sessions`] as its [`ElementService`] uses the session layer: the daemon accepts its users'
 //! associations (SCTP, control and data in one) and passes messages on. After each step the program gives the user the
 //! state of the session to store ([`Element::store_state`]), before its answer. When the element dies, the user's daemon
 //! continues at another element, which first receives that state ([`ElementEvent::Resumed`]).
@@ -38,8 +38,8 @@ mod session;
 
 pub use element::Element;
 pub use message::{
-    DATA_BYTES_MAX, DeregistrationResult, ElementEvent, FromPool, Registration, SelectionRule,
-    Service, SessionEvent, SessionOptions, ToPool,
+    DATA_BYTES_MAX, DeregistrationResult, ElementEvent, ElementService, FromPool, Registration,
+    SelectionRule, SessionEvent, SessionOptions, ToPool,
 };
 pub use session::PoolSession;
 

@@ -4,11 +4,11 @@
 //! wakers, the blocking one by parking or in poll(2). So the protocol is implemented once ([`core`]), and a program
 //! with busy threads still answers the daemon.
 
-mod core;
-mod driver;
+mod notifications;
 mod outbox;
+mod session_core;
+mod session_thread;
 mod shared;
-mod signals;
 pub(crate) mod tcp;
 mod udp;
 
@@ -18,17 +18,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle};
-pub(crate) use signals::{
-    DeliveryQueue, FlowSignals, HandedOffConnection, Notifier, block_on, lock,
+pub(crate) use notifications::{
+    DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, block_on, lock,
 };
+pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle};
 pub(crate) use udp::UdpTable;
 pub use udp::{Association, UdpEvent};
 
 use crate::app::Channel;
 
 /// A socket that the session keeps alive while its connection is in transit.
-pub(crate) type Descriptor = Arc<dyn AsFd + Send + Sync>;
+pub(crate) type SharedDescriptor = Arc<dyn AsFd + Send + Sync>;
 
 /// A program's session with the daemon of its host. Clones are the same session, which ends with the last clone,
 /// service and connection.
@@ -132,7 +132,7 @@ impl Session {
 
     fn start(path: &Path, channel: Option<Channel>) -> Self {
         let handle = SessionHandle::new(&program_name());
-        driver::start(Arc::clone(&handle.shared), path.to_owned(), channel);
+        session_thread::start(Arc::clone(&handle.shared), path.to_owned(), channel);
         Self { handle }
     }
 }

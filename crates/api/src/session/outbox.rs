@@ -3,18 +3,18 @@
 
 use std::collections::VecDeque;
 
-use super::Descriptor;
+use super::SharedDescriptor;
 use crate::app::{DESCRIPTORS_MAX, HandOffItem, ReclaimItem, ToDaemon, split};
 use crate::{Destination, FlowText};
 
 /// One message with its descriptors.
-pub(crate) struct Transmit {
+pub(crate) struct OutgoingMessage {
     pub(crate) message: ToDaemon,
-    pub(crate) descriptors: Vec<Descriptor>,
+    pub(crate) descriptors: Vec<SharedDescriptor>,
 }
 
 /// A queued entry, of any length.
-enum Entry {
+enum OutboxEntry {
     Single(ToDaemon),
     Accepted {
         service: u32,
@@ -32,25 +32,25 @@ enum Entry {
     },
     HandOff {
         destination: Destination,
-        items: Vec<(HandOffItem, Option<Descriptor>)>,
+        items: Vec<(HandOffItem, Option<SharedDescriptor>)>,
     },
     Reclaim {
-        items: Vec<(ReclaimItem, Option<Descriptor>)>,
+        items: Vec<(ReclaimItem, Option<SharedDescriptor>)>,
     },
 }
 
 /// The queue. Order is kept.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<OutboxEntry>,
     /// The messages of the first entry, after it is split.
-    ready: VecDeque<Transmit>,
+    ready: VecDeque<OutgoingMessage>,
     last_batch: u64,
 }
 
 impl Outbox {
     /// Returns the next message.
-    pub(crate) fn pop(&mut self) -> Option<Transmit> {
+    pub(crate) fn pop(&mut self) -> Option<OutgoingMessage> {
         while self.ready.is_empty() {
             let entry = self.entries.pop_front()?;
             self.split_entry(entry);
@@ -59,7 +59,7 @@ impl Outbox {
     }
 
     /// Puts back a message that could not be sent.
-    pub(crate) fn put_back(&mut self, transmit: Transmit) {
+    pub(crate) fn put_back(&mut self, transmit: OutgoingMessage) {
         self.ready.push_front(transmit);
     }
 
@@ -74,7 +74,7 @@ impl Outbox {
 
     /// Queues a message that is always short.
     pub(crate) fn push_single(&mut self, message: ToDaemon) {
-        self.entries.push_back(Entry::Single(message));
+        self.entries.push_back(OutboxEntry::Single(message));
     }
 
     pub(crate) fn push_accepted(
@@ -83,10 +83,10 @@ impl Outbox {
         new_flows: impl IntoIterator<Item = FlowText>,
     ) {
         match self.entries.back_mut() {
-            Some(Entry::Accepted { service, flows }) if *service == accepting_service => {
+            Some(OutboxEntry::Accepted { service, flows }) if *service == accepting_service => {
                 flows.extend(new_flows)
             }
-            _ => self.entries.push_back(Entry::Accepted {
+            _ => self.entries.push_back(OutboxEntry::Accepted {
                 service: accepting_service,
                 flows: new_flows.into_iter().collect(),
             }),
@@ -95,15 +95,19 @@ impl Outbox {
 
     pub(crate) fn push_closed(&mut self, flow: FlowText) {
         match self.entries.back_mut() {
-            Some(Entry::Closed { flows }) => flows.push(flow),
-            _ => self.entries.push_back(Entry::Closed { flows: vec![flow] }),
+            Some(OutboxEntry::Closed { flows }) => flows.push(flow),
+            _ => self
+                .entries
+                .push_back(OutboxEntry::Closed { flows: vec![flow] }),
         }
     }
 
     pub(crate) fn push_declined(&mut self, flow: FlowText, decline_reason: &str) {
         match self.entries.back_mut() {
-            Some(Entry::Declined { flows, reason }) if reason == decline_reason => flows.push(flow),
-            _ => self.entries.push_back(Entry::Declined {
+            Some(OutboxEntry::Declined { flows, reason }) if reason == decline_reason => {
+                flows.push(flow)
+            }
+            _ => self.entries.push_back(OutboxEntry::Declined {
                 flows: vec![flow],
                 reason: decline_reason.to_owned(),
             }),
@@ -112,8 +116,10 @@ impl Outbox {
 
     pub(crate) fn push_received(&mut self, id: u64) {
         match self.entries.back_mut() {
-            Some(Entry::Received { ids }) => ids.push(id),
-            _ => self.entries.push_back(Entry::Received { ids: vec![id] }),
+            Some(OutboxEntry::Received { ids }) => ids.push(id),
+            _ => self
+                .entries
+                .push_back(OutboxEntry::Received { ids: vec![id] }),
         }
     }
 
@@ -121,37 +127,37 @@ impl Outbox {
         &mut self,
         to: &Destination,
         item: HandOffItem,
-        descriptor: Option<Descriptor>,
+        descriptor: Option<SharedDescriptor>,
     ) {
         match self.entries.back_mut() {
-            Some(Entry::HandOff { destination, items }) if destination == to => {
+            Some(OutboxEntry::HandOff { destination, items }) if destination == to => {
                 items.push((item, descriptor))
             }
-            _ => self.entries.push_back(Entry::HandOff {
+            _ => self.entries.push_back(OutboxEntry::HandOff {
                 destination: to.clone(),
                 items: vec![(item, descriptor)],
             }),
         }
     }
 
-    pub(crate) fn push_reclaim(&mut self, items: Vec<(ReclaimItem, Option<Descriptor>)>) {
-        self.entries.push_back(Entry::Reclaim { items });
+    pub(crate) fn push_reclaim(&mut self, items: Vec<(ReclaimItem, Option<SharedDescriptor>)>) {
+        self.entries.push_back(OutboxEntry::Reclaim { items });
     }
 
-    fn split_entry(&mut self, entry: Entry) {
+    fn split_entry(&mut self, entry: OutboxEntry) {
         match entry {
-            Entry::Single(message) => self.push_ready(message),
-            Entry::Accepted { service, flows } => {
+            OutboxEntry::Single(message) => self.push_ready(message),
+            OutboxEntry::Accepted { service, flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
                     .for_each(|flows| self.push_ready(ToDaemon::Accepted { service, flows }));
             }
-            Entry::Closed { flows } => {
+            OutboxEntry::Closed { flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
                     .for_each(|flows| self.push_ready(ToDaemon::Closed { flows }));
             }
-            Entry::Declined { flows, reason } => {
+            OutboxEntry::Declined { flows, reason } => {
                 split(flows, usize::MAX).into_iter().for_each(|flows| {
                     self.push_ready(ToDaemon::Declined {
                         flows,
@@ -159,17 +165,17 @@ impl Outbox {
                     })
                 })
             }
-            Entry::Received { ids } => {
+            OutboxEntry::Received { ids } => {
                 split(ids, usize::MAX)
                     .into_iter()
                     .for_each(|ids| self.push_ready(ToDaemon::Received { ids }));
             }
-            Entry::HandOff { destination, items } => self.split_hand_off(&destination, items),
-            Entry::Reclaim { items } => {
+            OutboxEntry::HandOff { destination, items } => self.split_hand_off(&destination, items),
+            OutboxEntry::Reclaim { items } => {
                 let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
                 for items in split(items, DESCRIPTORS_MAX) {
                     let descriptors = descriptors.drain(..items.len()).flatten().collect();
-                    self.ready.push_back(Transmit {
+                    self.ready.push_back(OutgoingMessage {
                         message: ToDaemon::Reclaim { items },
                         descriptors,
                     });
@@ -181,7 +187,7 @@ impl Outbox {
     fn split_hand_off(
         &mut self,
         destination: &Destination,
-        items: Vec<(HandOffItem, Option<Descriptor>)>,
+        items: Vec<(HandOffItem, Option<SharedDescriptor>)>,
     ) {
         self.last_batch += 1;
         let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
@@ -195,7 +201,7 @@ impl Outbox {
                 items,
                 last: runs.peek().is_none(),
             };
-            self.ready.push_back(Transmit {
+            self.ready.push_back(OutgoingMessage {
                 message,
                 descriptors,
             });
@@ -203,7 +209,7 @@ impl Outbox {
     }
 
     fn push_ready(&mut self, message: ToDaemon) {
-        self.ready.push_back(Transmit {
+        self.ready.push_back(OutgoingMessage {
             message,
             descriptors: Vec::new(),
         });

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use super::core::{Core, Event, Tag};
-use super::{DeliveryQueue, FlowSignals, HandedOffConnection, Notifier, UdpTable, lock};
+use super::session_core::{FlowTag, SessionCore, SessionCoreEvent};
+use super::{DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, UdpTable, lock};
 use crate::{FlowText, Protocol};
 
-impl Tag for Arc<FlowSignals> {
+impl FlowTag for Arc<FlowNotifications> {
     fn is_same_flow(&self, other: &Self) -> bool {
         Arc::ptr_eq(self, other)
     }
@@ -32,7 +32,7 @@ struct OpenState {
 }
 
 pub(crate) struct SessionShared {
-    core: Mutex<Core<Arc<FlowSignals>>>,
+    core: Mutex<SessionCore<Arc<FlowNotifications>>>,
     slots: Mutex<HashMap<u32, ServiceSlot>>,
     open_state: Mutex<OpenState>,
     open_state_changed: Condvar,
@@ -52,7 +52,7 @@ impl SessionHandle {
     /// When the process cannot create any descriptor: then it could not serve either.
     pub(super) fn new(name: &str) -> Arc<Self> {
         let shared = SessionShared {
-            core: Mutex::new(Core::new(name)),
+            core: Mutex::new(SessionCore::new(name)),
             slots: Mutex::default(),
             open_state: Mutex::default(),
             open_state_changed: Condvar::new(),
@@ -83,7 +83,10 @@ impl fmt::Debug for SessionHandle {
 
 impl SessionShared {
     /// Runs `action` on the state machine, then wakes the session's thread to send resulting messages.
-    pub(crate) fn with_core<R>(&self, action: impl FnOnce(&mut Core<Arc<FlowSignals>>) -> R) -> R {
+    pub(crate) fn with_core<R>(
+        &self,
+        action: impl FnOnce(&mut SessionCore<Arc<FlowNotifications>>) -> R,
+    ) -> R {
         let (result, transmit) = {
             let mut core = lock(&self.core);
             let result = action(&mut core);
@@ -106,7 +109,7 @@ impl SessionShared {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, Core<Arc<FlowSignals>>> {
+    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, SessionCore<Arc<FlowNotifications>>> {
         lock(&self.core)
     }
 
@@ -172,13 +175,13 @@ impl SessionShared {
 
     /// Delivers an event to the program. Called by the session's thread only, without the lock of the state machine,
     /// so that order is kept and a service may in turn use the machine.
-    pub(super) fn dispatch(&self, event: Event<Arc<FlowSignals>>) {
+    pub(super) fn dispatch(&self, event: SessionCoreEvent<Arc<FlowNotifications>>) {
         match event {
-            Event::Opened { node } => {
+            SessionCoreEvent::Opened { node } => {
                 lock(&self.open_state).node = Some(node);
                 self.open_state_changed.notify_all();
             }
-            Event::HandoffRequested {
+            SessionCoreEvent::HandoffRequested {
                 service,
                 flow,
                 tag,
@@ -189,13 +192,13 @@ impl SessionShared {
                     table.on_handoff_requested(flow, destination)
                 });
             }
-            Event::Arriving { service, flow } => {
+            SessionCoreEvent::Arriving { service, flow } => {
                 self.with_udp(service, |table| table.on_arriving(flow))
             }
-            Event::Cancelled { service, flow } => {
+            SessionCoreEvent::Cancelled { service, flow } => {
                 self.with_udp(service, |table| table.on_cancelled(flow))
             }
-            Event::Arrived {
+            SessionCoreEvent::Arrived {
                 service,
                 flow,
                 tag,
@@ -213,7 +216,7 @@ impl SessionShared {
                     },
                 );
             }
-            Event::Arrived {
+            SessionCoreEvent::Arrived {
                 service,
                 flow,
                 tag,
@@ -223,14 +226,14 @@ impl SessionShared {
             } => {
                 self.with_udp(service, |table| table.on_arrived(flow, tag, state, unread));
             }
-            Event::Collect { service, flow } => {
+            SessionCoreEvent::Collect { service, flow } => {
                 let mut unread = Vec::new();
                 self.with_udp(service, |table| {
                     unread = table.collect_datagrams(self, flow)
                 });
                 self.with_core(|core| core.send_collected(flow, unread.iter().map(Vec::as_slice)));
             }
-            Event::Moved {
+            SessionCoreEvent::Moved {
                 service,
                 flow,
                 tag,
@@ -239,7 +242,7 @@ impl SessionShared {
                 self.with_udp(service, |table| table.on_moved(flow));
                 tag.set_outcome(Ok(to));
             }
-            Event::Kept {
+            SessionCoreEvent::Kept {
                 service,
                 flow,
                 tag,
@@ -248,7 +251,7 @@ impl SessionShared {
                 self.with_udp(service, |table| table.on_kept(flow));
                 tag.set_outcome(Err(reason));
             }
-            Event::Problem { text } => {
+            SessionCoreEvent::Problem { text } => {
                 tracing::warn!(problem = %text, "the daemon reports a problem")
             }
         }
@@ -276,7 +279,7 @@ impl SessionShared {
 #[derive(Debug)]
 pub(crate) struct FlowRegistration {
     pub(crate) flow: FlowText,
-    pub(crate) signals: Arc<FlowSignals>,
+    pub(crate) signals: Arc<FlowNotifications>,
     pub(crate) handle: Arc<SessionHandle>,
 }
 

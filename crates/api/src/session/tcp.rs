@@ -85,7 +85,7 @@ impl FlowRegistration {
     /// Starts handoffs as one batch: no message is sent before the last is registered.
     pub(crate) fn hand_off_batch<'a>(
         destination: &Destination,
-        handoffs: impl IntoIterator<Item = (&'a FlowRegistration, Vec<u8>, super::Descriptor)>,
+        handoffs: impl IntoIterator<Item = (&'a FlowRegistration, Vec<u8>, super::SharedDescriptor)>,
     ) -> Vec<Result<(), String>> {
         let mut leaving = handoffs.into_iter().peekable();
         let Some(handle) = leaving.peek().map(|(first, ..)| Arc::clone(&first.handle)) else {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::shared::SessionShared;
-use super::{DeliveryQueue, FlowSignals, lock};
+use super::{DeliveryQueue, FlowNotifications, lock};
 use crate::{Destination, FlowText, Protocol};
 
 /// One client of a UDP service: a cheap handle, with clones for the same association.
@@ -26,11 +26,11 @@ struct AssociationInner {
     flow: FlowText,
     /// The client's address, with the scope that a link-local address needs.
     remote: SocketAddr,
-    signals: Arc<FlowSignals>,
+    signals: Arc<FlowNotifications>,
 }
 
 impl Association {
-    fn new(flow: FlowText, remote: SocketAddr, signals: Arc<FlowSignals>) -> Self {
+    fn new(flow: FlowText, remote: SocketAddr, signals: Arc<FlowNotifications>) -> Self {
         Self {
             inner: Arc::new(AssociationInner {
                 flow,
@@ -56,7 +56,7 @@ impl Association {
         self.inner.signals.handoff_request()
     }
 
-    pub(crate) fn signals(&self) -> &Arc<FlowSignals> {
+    pub(crate) fn signals(&self) -> &Arc<FlowNotifications> {
         &self.inner.signals
     }
 }
@@ -115,7 +115,7 @@ pub(crate) struct UdpTable {
 const DATAGRAM_BYTES_MAX: usize = 65_535;
 /// Maximum number of datagrams read for one collection, so that a flood cannot delay a handoff forever. More than any
 /// socket's queue holds by default (208 KiB at 768 bytes and more each).
-const COLLECT_MAX: usize = 4096;
+const COLLECT_TIMEOUT: usize = 4096;
 
 impl UdpTable {
     pub(crate) fn new(socket: UdpSocket) -> io::Result<Arc<Self>> {
@@ -246,7 +246,7 @@ impl UdpTable {
     /// Reads all datagrams in the socket for a diverted flow. A copy stays here, in case the flow stays.
     pub(super) fn collect_datagrams(&self, shared: &SessionShared, flow: FlowText) -> Vec<Vec<u8>> {
         let mut tables = lock(&self.tables);
-        for _ in 0..COLLECT_MAX {
+        for _ in 0..COLLECT_TIMEOUT {
             let Ok((data, remote)) = self.read_datagram() else {
                 break;
             };
@@ -280,7 +280,7 @@ impl UdpTable {
     pub(super) fn on_arrived(
         &self,
         flow: FlowText,
-        signals: Arc<FlowSignals>,
+        signals: Arc<FlowNotifications>,
         state: Vec<u8>,
         unread: Vec<Vec<u8>>,
     ) {

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use etherparse::{PacketBuilder, TcpOptionElement};
 
-use super::{Connection, analyse, segments};
+use super::{CapturedConnection, analyse, read_capture_file};
 
 pub const SYN: u8 = 1;
 pub const FIN: u8 = 2;
@@ -133,8 +133,8 @@ impl CaptureBuilder {
         file
     }
 
-    pub fn connection(&self) -> Connection {
-        let mut all = analyse(&segments(self.write_file().path()).unwrap());
+    pub fn connection(&self) -> CapturedConnection {
+        let mut all = analyse(&read_capture_file(self.write_file().path()).unwrap());
         assert_eq!(all.len(), 1);
         all.remove(0)
     }

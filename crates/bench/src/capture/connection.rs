@@ -5,19 +5,19 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::segment::Segment;
+use super::segment::TcpSegment;
 use super::sequence_ranges::SequenceRanges;
 
 /// Least silence before a tail-loss probe: a sender whose path is held sends its probe after 4 ms at the earliest (a
 /// tick of 250 Hz; RFC 8985, section 7.2).
-const PROBE_AFTER_NS: u64 = 4_000_000;
+const TAIL_LOSS_PROBE_NS: u64 = 4_000_000;
 
 /// Silence from which a repeated segment counts as a retransmission timeout: Linux's shortest (TCP_RTO_MIN).
-const TIMEOUT_AFTER_NS: u64 = 200_000_000;
+const RETRANSMISSION_TIMEOUT_NS: u64 = 200_000_000;
 
 /// One TCP connection in a capture.
 #[derive(Debug, Serialize)]
-pub struct Connection {
+pub struct CapturedConnection {
     /// Sender of the SYN; without a SYN in the capture, sender of the first segment.
     pub client: SocketAddr,
     /// The other end.
@@ -25,15 +25,15 @@ pub struct Connection {
     /// SYNs of the client.
     pub syns: u64,
     /// Segments from the client.
-    pub to_server: Direction,
+    pub to_server: DirectionStatistics,
     /// Segments to the client.
-    pub to_client: Direction,
+    pub to_client: DirectionStatistics,
 }
 
 /// One direction of a connection. A segment is counted in at most one of `retransmitted`, `late`,
 /// `tail_loss_probes`, `keep_alives` and `window_probes`.
 #[derive(Debug, Default, Serialize)]
-pub struct Direction {
+pub struct DirectionStatistics {
     /// Segments with data.
     pub data_segments: u64,
     /// Bytes of data; repeated bytes count once.
@@ -60,7 +60,7 @@ pub struct Direction {
     /// The largest step forward of the timestamps, in their unit.
     pub clock_step_max: u32,
     /// The longest time between two segments with data.
-    pub gap_max: Option<Gap>,
+    pub gap_max: Option<DataGap>,
     /// Capture times of segments with data, nanoseconds since 1970.
     #[serde(skip)]
     pub data_at_ns: Vec<u64>,
@@ -80,7 +80,7 @@ pub struct Direction {
 
 /// A period without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Gap {
+pub struct DataGap {
     /// Length in nanoseconds.
     pub length_ns: u64,
     /// Beginning, nanoseconds since 1970.
@@ -89,17 +89,17 @@ pub struct Gap {
 
 /// Sorts segments into connections, in the order of their first segments. A SYN after the connection's end on the same
 /// ports counts as a second SYN of one connection.
-pub fn analyse(segments: &[Segment]) -> Vec<Connection> {
-    let mut connections: Vec<Connection> = Vec::new();
+pub fn analyse(segments: &[TcpSegment]) -> Vec<CapturedConnection> {
+    let mut connections: Vec<CapturedConnection> = Vec::new();
     let mut index: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
     for segment in segments {
         let known = index.get(&(segment.from, segment.to)).copied();
         let connection_index = known.unwrap_or_else(|| {
             let answers = segment.syn && segment.acknowledgement.is_some();
             connections.push(if answers {
-                Connection::new(segment.to, segment.from)
+                CapturedConnection::new(segment.to, segment.from)
             } else {
-                Connection::new(segment.from, segment.to)
+                CapturedConnection::new(segment.from, segment.to)
             });
             index.insert((segment.from, segment.to), connections.len() - 1);
             index.insert((segment.to, segment.from), connections.len() - 1);
@@ -110,14 +110,14 @@ pub fn analyse(segments: &[Segment]) -> Vec<Connection> {
     connections
 }
 
-impl Connection {
+impl CapturedConnection {
     fn new(client: SocketAddr, server: SocketAddr) -> Self {
         Self {
             client,
             server,
             syns: 0,
-            to_server: Direction::default(),
-            to_client: Direction::default(),
+            to_server: DirectionStatistics::default(),
+            to_client: DirectionStatistics::default(),
         }
     }
 
@@ -129,11 +129,12 @@ impl Connection {
 
     /// Returns the number of segments sent again in either direction, without tail-loss probes.
     pub fn retransmissions(&self) -> u64 {
-        let retransmissions = |direction: &Direction| direction.retransmitted + direction.late;
+        let retransmissions =
+            |direction: &DirectionStatistics| direction.retransmitted + direction.late;
         retransmissions(&self.to_server) + retransmissions(&self.to_client)
     }
 
-    fn add(&mut self, segment: &Segment) {
+    fn add(&mut self, segment: &TcpSegment) {
         let by_client = segment.from == self.client;
         if by_client && segment.syn && segment.acknowledgement.is_none() {
             self.syns += 1;
@@ -146,9 +147,9 @@ impl Connection {
     }
 }
 
-impl Direction {
+impl DirectionStatistics {
     /// Returns the longest time without data that overlaps `from_ns..to_ns`.
-    pub fn gap_within(&self, from_ns: u64, to_ns: u64) -> Option<Gap> {
+    pub fn gap_within(&self, from_ns: u64, to_ns: u64) -> Option<DataGap> {
         let first = self
             .data_at_ns
             .partition_point(|at| *at <= from_ns)
@@ -160,7 +161,7 @@ impl Direction {
             .max()
     }
 
-    fn add(&mut self, segment: &Segment, other: &Direction) {
+    fn add(&mut self, segment: &TcpSegment, other: &DirectionStatistics) {
         if segment.rst {
             self.resets += 1;
             return;
@@ -172,7 +173,7 @@ impl Direction {
         let range = start..start + sequence_length;
         let next = self.seen_ranges.next();
         let is_below_next = next.is_some_and(|next| range.start < next);
-        let seen_bytes = self.seen_ranges.count(&range);
+        let seen_bytes = self.seen_ranges.count_seen(&range);
         let window_shut = other.window == Some(0);
         let is_one_below_next = next.is_some_and(|next| range.start + 1 == next);
         let all_acknowledged = next.is_some_and(|next| other.acknowledged == Some(next as u32));
@@ -197,7 +198,7 @@ impl Direction {
         self.acknowledged = segment.acknowledgement.or(self.acknowledged);
     }
 
-    fn check_timestamp(&mut self, segment: &Segment) {
+    fn check_timestamp(&mut self, segment: &TcpSegment) {
         // Repeated SYNs may overtake each other, for example after a wait for a neighbour's address; the first to
         // arrive counts.
         if segment.syn && self.timestamp.is_some() {
@@ -215,7 +216,7 @@ impl Direction {
     /// Counts a segment that begins below the next expected position; returns true if the segment is a tail-loss probe.
     fn classify(
         &mut self,
-        segment: &Segment,
+        segment: &TcpSegment,
         end: u64,
         seen_bytes: u64,
         window_shut: bool,
@@ -234,7 +235,7 @@ impl Direction {
         false
     }
 
-    fn record_data(&mut self, segment: &Segment, range: std::ops::Range<u64>, seen_bytes: u64) {
+    fn record_data(&mut self, segment: &TcpSegment, range: std::ops::Range<u64>, seen_bytes: u64) {
         self.sent_at_ns = Some(segment.at_ns);
         if segment.length > 0 {
             self.data_segments += 1;
@@ -244,23 +245,23 @@ impl Direction {
             self.gap_max = self.gap_max.max(pause);
             self.data_at_ns.push(segment.at_ns);
         }
-        self.seen_ranges.insert(range);
+        self.seen_ranges.mark_seen(range);
     }
 
-    fn is_tail_loss_probe(&self, segment: &Segment, end: u64) -> bool {
+    fn is_tail_loss_probe(&self, segment: &TcpSegment, end: u64) -> bool {
         let silent_ns = segment
             .at_ns
             .saturating_sub(self.sent_at_ns.unwrap_or(segment.at_ns));
         // A second probe of the same tail is an ordinary retransmission.
         Some(end) == self.seen_ranges.next()
             && self.last_probe != Some(end)
-            && (PROBE_AFTER_NS..TIMEOUT_AFTER_NS).contains(&silent_ns)
+            && (TAIL_LOSS_PROBE_NS..RETRANSMISSION_TIMEOUT_NS).contains(&silent_ns)
     }
 }
 
-fn gap_between(pair: &[u64]) -> Gap {
+fn gap_between(pair: &[u64]) -> DataGap {
     // Two CPUs may take timestamps in another order than the packets have in the file.
-    Gap {
+    DataGap {
         length_ns: pair[1].saturating_sub(pair[0]),
         at_ns: pair[0],
     }

@@ -1,6 +1,6 @@
 //! Packets recorded at a client's interface, and statistics of its connections.
 //!
-//! [`Capture`] records with `tcpdump`, [`segments`] reads the file, [`analyse`] counts events that an undisturbed
+//! [`RunningCapture`] records with `tcpdump`, [`read_capture_file`] reads the file, [`analyse`] counts events that an undisturbed
 //! connection does not have: second SYNs, resets, segments sent again, long gaps.
 
 #[cfg(test)]
@@ -12,6 +12,6 @@ mod tcpdump;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Direction, Gap, analyse};
-pub use segment::{Segment, segments};
-pub use tcpdump::{Capture, Recording};
+pub use connection::{CapturedConnection, DataGap, DirectionStatistics, analyse};
+pub use segment::{TcpSegment, read_capture_file};
+pub use tcpdump::{Recording, RunningCapture};

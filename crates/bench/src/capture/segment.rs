@@ -12,7 +12,7 @@ use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError};
 /// One TCP segment (RFC 9293, section 3.1) without its data. With segmentation offload, a segment can be larger than a
 /// packet on a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct TcpSegment {
     /// Capture time, nanoseconds since 1970.
     pub at_ns: u64,
     /// Source link address: the host, or the router before it.
@@ -46,12 +46,12 @@ const BUFFER_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// The file cannot be read, is damaged, or is not a capture of Ethernet frames in the classic format.
-pub fn segments(path: &Path) -> Result<Vec<Segment>> {
+pub fn read_capture_file(path: &Path) -> Result<Vec<TcpSegment>> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     read_segments(file).with_context(|| format!("read {}", path.display()))
 }
 
-fn read_segments(file: File) -> Result<Vec<Segment>> {
+fn read_segments(file: File) -> Result<Vec<TcpSegment>> {
     let mut reader = LegacyPcapReader::new(BUFFER_BYTES, file).map_err(damaged_error)?;
     let mut all = Vec::new();
     let mut fraction_ns = 1000;
@@ -97,7 +97,7 @@ fn damaged_error(error: impl std::fmt::Debug) -> anyhow::Error {
 }
 
 /// Returns the TCP segment in a frame, which may be truncated.
-fn parse_segment(at_ns: u64, frame: &[u8]) -> Option<Segment> {
+fn parse_segment(at_ns: u64, frame: &[u8]) -> Option<TcpSegment> {
     let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
         return None;
@@ -126,7 +126,7 @@ fn parse_segment(at_ns: u64, frame: &[u8]) -> Option<Segment> {
         LaxNetSlice::Arp(_) => return None,
     };
     let headers = tcp_start - ip_start + usize::from(tcp.data_offset()) * 4;
-    Some(Segment {
+    Some(TcpSegment {
         at_ns,
         source_mac: frame.get(6..12)?.try_into().ok()?,
         from: SocketAddr::new(source, tcp.source_port()),

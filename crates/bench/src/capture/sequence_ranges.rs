@@ -31,7 +31,7 @@ impl SequenceRanges {
     }
 
     /// Returns the number of positions of `range` that have been seen.
-    pub fn count(&self, range: &Range<u64>) -> u64 {
+    pub fn count_seen(&self, range: &Range<u64>) -> u64 {
         self.ranges
             .range(..range.end)
             .rev()
@@ -41,7 +41,7 @@ impl SequenceRanges {
     }
 
     /// Marks `range` as seen.
-    pub fn insert(&mut self, range: Range<u64>) {
+    pub fn mark_seen(&mut self, range: Range<u64>) {
         let (mut start, mut end) = (range.start, range.end);
         while let Some((&low, &high)) = self.ranges.range(..=end).next_back() {
             if high < start {
@@ -63,7 +63,7 @@ mod tests {
     fn positions_continue_over_the_wrap() {
         let mut seen = SequenceRanges::default();
         let start = seen.position(u32::MAX - 9);
-        seen.insert(start..start + 20);
+        seen.mark_seen(start..start + 20);
         assert_eq!(seen.position(10), start + 20);
         assert_eq!(seen.position(u32::MAX), start + 9);
         // Numbers before the first one seen have positions, too.
@@ -73,13 +73,13 @@ mod tests {
     #[test]
     fn adjacent_ranges_merge_and_are_counted() {
         let mut seen = SequenceRanges::default();
-        seen.insert(100..200);
-        seen.insert(300..400);
-        assert_eq!(seen.count(&(150..350)), 100);
-        assert_eq!(seen.count(&(200..300)), 0);
-        seen.insert(200..300);
+        seen.mark_seen(100..200);
+        seen.mark_seen(300..400);
+        assert_eq!(seen.count_seen(&(150..350)), 100);
+        assert_eq!(seen.count_seen(&(200..300)), 0);
+        seen.mark_seen(200..300);
         assert_eq!(seen.ranges, BTreeMap::from([(100, 400)]));
-        assert_eq!(seen.count(&(0..1000)), 300);
+        assert_eq!(seen.count_seen(&(0..1000)), 300);
         assert_eq!(seen.next(), Some(400));
     }
 }

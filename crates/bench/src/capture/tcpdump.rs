@@ -23,7 +23,7 @@ const MARKER_PORT: u16 = 9;
 const TCPDUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running recording. If dropped, the recording ends without a result.
-pub struct Capture<'a> {
+pub struct RunningCapture<'a> {
     lab: &'a Lab,
     host: String,
     file: PathBuf,
@@ -40,7 +40,7 @@ pub struct Recording {
     pub packets: u64,
 }
 
-impl<'a> Capture<'a> {
+impl<'a> RunningCapture<'a> {
     /// Starts to record packets that pass `eth0` of `host` and match `filter` (pcap-filter(7)); returns when the
     /// recording has begun.
     ///
@@ -107,8 +107,8 @@ impl<'a> Capture<'a> {
         let mut output = String::new();
         self.messages.read_to_string(&mut output)?;
         let status = self.child.wait()?;
-        let dropped = count(&output, "dropped by kernel");
-        let packets = count(&output, "captured");
+        let dropped = parse_packet_count(&output, "dropped by kernel");
+        let packets = parse_packet_count(&output, "captured");
         match (packets, dropped) {
             (Some(packets), Some(0)) if status.success() => Ok(Recording {
                 file: self.file.clone(),
@@ -124,7 +124,10 @@ impl<'a> Capture<'a> {
     /// Sends a unique packet and waits until the file has it: all earlier packets are in the file by then.
     fn mark_end(&mut self) -> Result<()> {
         let marker = format!("holdfast capture ends {:?}", Instant::now());
-        let (v4, _) = self.lab.plan().router(self.lab.host(&self.host)?.segment);
+        let (v4, _) = self
+            .lab
+            .plan()
+            .router_addresses(self.lab.host(&self.host)?.segment);
         let deadline = Instant::now() + TCPDUMP_TIMEOUT;
         let mut file = File::open(&self.file).context("open the capture")?;
         let mut read_from = file.seek(SeekFrom::End(0))?;
@@ -134,7 +137,7 @@ impl<'a> Capture<'a> {
             Ok(())
         };
         self.lab
-            .in_net(&self.host, send)?
+            .run_in_net_namespace(&self.host, send)?
             .context("send the marker")?;
         while !has_marker(&mut file, marker.as_bytes(), &mut read_from)? {
             if Instant::now() > deadline || self.child.try_wait()?.is_some() {
@@ -146,7 +149,7 @@ impl<'a> Capture<'a> {
     }
 }
 
-impl Drop for Capture<'_> {
+impl Drop for RunningCapture<'_> {
     fn drop(&mut self) {
         // A process that `finish` has ended is not affected.
         let _ = self.child.kill();
@@ -166,22 +169,22 @@ fn has_marker(file: &mut File, marker: &[u8], read_from: &mut u64) -> Result<boo
 }
 
 /// Returns the number before `words` in the final output of `tcpdump`: `12 packets captured`.
-fn count(output: &str, words: &str) -> Option<u64> {
+fn parse_packet_count(output: &str, words: &str) -> Option<u64> {
     let line = output.lines().find(|line| line.ends_with(words))?;
     line.split(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::count;
+    use super::parse_packet_count;
 
     #[test]
     fn final_output_of_tcpdump_is_parsed() {
         let said =
             "12 packets captured\n14 packets received by filter\n2 packets dropped by kernel\n";
-        assert_eq!(count(said, "captured"), Some(12));
-        assert_eq!(count(said, "dropped by kernel"), Some(2));
-        assert_eq!(count("1 packet captured", "captured"), Some(1));
-        assert_eq!(count("", "captured"), None);
+        assert_eq!(parse_packet_count(said, "captured"), Some(12));
+        assert_eq!(parse_packet_count(said, "dropped by kernel"), Some(2));
+        assert_eq!(parse_packet_count("1 packet captured", "captured"), Some(1));
+        assert_eq!(parse_packet_count("", "captured"), None);
     }
 }

@@ -230,10 +230,10 @@ fn ipv4_and_ipv6_captures_parse_equally() {
 fn damaged_file_is_refused() {
     let mut story = CaptureBuilder::established();
     story.bytes.truncate(story.bytes.len() - 5);
-    assert!(segments(story.write_file().path()).is_err());
+    assert!(read_capture_file(story.write_file().path()).is_err());
     story.bytes = b"not a capture, though long enough for a header".to_vec();
-    assert!(segments(story.write_file().path()).is_err());
-    assert!(segments(Path::new("/nonexistent")).is_err());
+    assert!(read_capture_file(story.write_file().path()).is_err());
+    assert!(read_capture_file(Path::new("/nonexistent")).is_err());
 }
 
 /// Returns the number of frames that match a tshark filter.

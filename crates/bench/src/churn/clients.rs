@@ -21,14 +21,14 @@ const OPENER_THREADS: u64 = 64;
 const FAILURES_MAX: usize = 20;
 
 /// Begin and end of a period.
-pub type Span = (Instant, Instant);
+pub type TimeSpan = (Instant, Instant);
 
 /// Time of a request, and the time until its answer.
 pub type RoundTrip = (Instant, Duration);
 
 /// State shared by the clients.
 #[derive(Debug)]
-struct Shared {
+struct SharedClientState {
     began: Instant,
     address: SocketAddr,
     protocol: ServerProtocol,
@@ -44,8 +44,8 @@ struct Shared {
 
 /// Running clients.
 #[derive(Debug)]
-pub struct Clients {
-    shared: Arc<Shared>,
+pub struct ChurnClients {
+    shared: Arc<SharedClientState>,
     long_connections: usize,
     threads: Vec<JoinHandle<Vec<RoundTrip>>>,
 }
@@ -65,7 +65,7 @@ pub struct ClientResults {
     pub failures: Vec<String>,
 }
 
-impl Clients {
+impl ChurnClients {
     /// Starts the clients: `stay` long connections, and `new_per_s` short ones per second.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Clients {
         (address, speech): (SocketAddr, ServerProtocol),
         (stay, new_per_s): (usize, u32),
     ) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedClientState {
             began: Instant::now(),
             address,
             protocol: speech,
@@ -90,7 +90,7 @@ impl Clients {
         let next = Arc::new(AtomicU64::new(0));
         let openers = if new_per_s == 0 { 0 } else { OPENER_THREADS };
         // Threads inherit the namespaces of the thread that starts them.
-        let threads = lab.in_net(host, || -> std::io::Result<Vec<_>> {
+        let threads = lab.run_in_net_namespace(host, || -> std::io::Result<Vec<_>> {
             let mut threads = Vec::new();
             for number in 0..stay as u64 {
                 let shared = shared.clone();
@@ -113,7 +113,7 @@ impl Clients {
 
     /// Returns true if all long connections have exchanged a message.
     #[must_use]
-    pub fn all_exchange(&self) -> bool {
+    pub fn have_all_exchanged(&self) -> bool {
         self.shared.exchanging.load(Ordering::Relaxed) == self.long_connections as u64
     }
 
@@ -138,7 +138,7 @@ impl Clients {
     }
 }
 
-impl Shared {
+impl SharedClientState {
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -237,7 +237,7 @@ impl Shared {
 }
 
 /// Returns the longest round trip that overlaps a period, minus the median one of all, in milliseconds.
-pub fn gap_ms(trips: &[RoundTrip], (begin, end): Span) -> f64 {
+pub fn gap_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();
     all.sort_unstable();

@@ -18,23 +18,23 @@ use holdfast_api::Protocol;
 use holdfast_api::control::{MigrationStatus, SocketStrategy};
 use serde::Serialize;
 
-use crate::cluster::{ClusterSpec, Service};
+use crate::cluster::{ClusterService, ClusterSpec};
 use crate::handoff::stats::Quantiles;
-use crate::moves::{AttemptOutcome, Group, SERVER_NODES};
-pub use clients::Clients;
-use clients::{Span, gap_ms};
-pub use servers::{PROGRAMS, Server, ServerProgram, program};
+use crate::process_moves::{AttemptOutcome, NodeGroup, SERVER_NODES};
+pub use clients::ChurnClients;
+use clients::{TimeSpan, gap_ms};
+pub use servers::{PROGRAMS, RunningServer, ServerProgram, find_server_program};
 
 /// Host of the clients.
 pub const CLIENT_HOST: &str = "c1";
 /// Host of the backend that a server connects to.
 pub const BACKEND_HOST: &str = "c2";
-const PORT: u16 = 7300;
+const SERVER_PORT: u16 = 7300;
 /// Port of the backend, which clients do not see.
 const BACKEND_PORT: u16 = 7301;
 
 /// Pause before each move, with load: the gaps without a move are measured in it.
-const PAUSE: Duration = Duration::from_millis(700);
+const LOAD_PAUSE: Duration = Duration::from_millis(700);
 /// A move within this time after the first request counts as `moved_within_1s`.
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Copies of sockets that stay open longer hinder a program that closes its own.
@@ -74,7 +74,7 @@ pub struct ChurnArgs {
 
 /// Parameters of one measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct ChurnPlan {
     /// The server.
     pub program: &'static ServerProgram,
     /// Long connections.
@@ -89,7 +89,7 @@ pub struct Plan {
 
 /// Result of one measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ChurnRow {
     /// Name of the program.
     pub program: &'static str,
     /// New connections per second.
@@ -122,10 +122,10 @@ pub struct Row {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct ChurnReport {
     bench: &'static str,
     stay: usize,
-    rows: Vec<Row>,
+    rows: Vec<ChurnRow>,
 }
 
 /// Runs the benchmark.
@@ -133,12 +133,16 @@ struct Report {
 /// # Errors
 /// The lab or a program in it fails.
 pub fn run(args: &ChurnArgs) -> Result<()> {
-    let programs: Result<Vec<_>> = args.programs.iter().map(|name| program(name)).collect();
+    let programs: Result<Vec<_>> = args
+        .programs
+        .iter()
+        .map(|name| find_server_program(name))
+        .collect();
     let mut rows = Vec::new();
-    println!("{}", Row::heading());
+    println!("{}", ChurnRow::heading());
     for program in programs? {
         for &new_per_s in &args.new_per_s {
-            let row = measure(Plan {
+            let row = measure(ChurnPlan {
                 program,
                 long_connections: args.stay,
                 new_per_s,
@@ -152,7 +156,7 @@ pub fn run(args: &ChurnArgs) -> Result<()> {
     let Some(file) = &args.json else {
         return Ok(());
     };
-    let report = Report {
+    let report = ChurnReport {
         bench: "churn",
         stay: args.stay,
         rows,
@@ -175,22 +179,22 @@ struct MoveResult {
 ///
 /// # Errors
 /// The lab or the program fails, or the program cannot be moved at all. Errors seen by clients are in the row.
-pub fn measure(plan: Plan) -> Result<Row> {
+pub fn measure(plan: ChurnPlan) -> Result<ChurnRow> {
     let name = format!("churn-{}-{}", plan.program.name, std::process::id());
-    let group = Group::up(spec(name))?;
+    let group = NodeGroup::up(server_cluster_spec(name))?;
     let folder = tempfile::tempdir()?;
-    let server = Server::start(plan.program, &group, folder.path())?;
-    let row = drive(plan, &group, &server);
-    group.with_output(row, folder.path())
+    let server = RunningServer::start(plan.program, &group, folder.path())?;
+    let row = move_under_load(plan, &group, &server);
+    group.add_program_output(row, folder.path())
 }
 
-/// Returns the specification of a group in which a [`Server`] can run and move.
+/// Returns the specification of a group in which a [`RunningServer`] can run and move.
 #[must_use]
-pub fn spec(name: String) -> ClusterSpec {
+pub fn server_cluster_spec(name: String) -> ClusterSpec {
     let mut spec = ClusterSpec::new(name);
     spec.clients = 2;
     spec.log = "info".into();
-    spec.services = vec![Service::new("churn", Protocol::Tcp, PORT)];
+    spec.services = vec![ClusterService::new("churn", Protocol::Tcp, SERVER_PORT)];
     let numbers = servers::server_user_ids()
         .into_iter()
         .map(toml::Value::from);
@@ -199,25 +203,25 @@ pub fn spec(name: String) -> ClusterSpec {
     spec
 }
 
-fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
+fn move_under_load(plan: ChurnPlan, group: &NodeGroup, server: &RunningServer) -> Result<ChurnRow> {
     let lab = group.cluster().lab();
-    let clients = Clients::start(
+    let clients = ChurnClients::start(
         lab,
         CLIENT_HOST,
         server.address_and_protocol(),
         (plan.long_connections, plan.new_per_s),
     )?;
     group.wait_for("all connections exchange data", || {
-        clients.all_exchange().then_some(())
+        clients.have_all_exchanged().then_some(())
     })?;
     let (mut pid, mut spans, mut controls) = (server.pid, Vec::new(), Vec::new());
     let (mut made, mut reasons) = (Vec::new(), Vec::new());
     let mut held_elsewhere = 0;
     for number in 0..plan.moves {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(LOAD_PAUSE);
         let (moved, move_spans) = move_until_success(group, &mut pid, number, &mut reasons)?;
         controls.extend(move_spans.iter().map(|(begin, end)| {
-            let length = (*end - *begin).min(PAUSE);
+            let length = (*end - *begin).min(LOAD_PAUSE);
             (move_spans[0].0 - length, move_spans[0].0)
         }));
         spans.extend(move_spans);
@@ -235,7 +239,7 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
     std::thread::sleep(plan.duration_after_last_move);
     let results = clients.end();
     reasons.extend(results.failures.iter().cloned());
-    let gaps = |spans: &[Span]| {
+    let gaps = |spans: &[TimeSpan]| {
         let gaps = spans.iter().map(|span| gap_ms(&results.trips, *span));
         Quantiles::new(gaps.collect()).quantile(0.99)
     };
@@ -244,7 +248,7 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
         let values = statuses().filter_map(value_of).map(|us| us / 1e3);
         Quantiles::new(values.collect()).median()
     };
-    Ok(Row {
+    Ok(ChurnRow {
         program: plan.program.name,
         new_per_s: plan.new_per_s,
         moves: plan.moves,
@@ -290,11 +294,11 @@ fn step_medians<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTre
 
 /// Requests a move until one succeeds; returns the period of each attempt.
 fn move_until_success(
-    group: &Group,
+    group: &NodeGroup,
     pid: &mut i32,
     number: usize,
     reasons: &mut Vec<String>,
-) -> Result<(MoveResult, Vec<Span>)> {
+) -> Result<(MoveResult, Vec<TimeSpan>)> {
     /// More attempts than this mean a defect.
     const ATTEMPTS_MAX: usize = 50;
     let (began, mut spans) = (Instant::now(), Vec::new());
@@ -305,7 +309,7 @@ fn move_until_success(
             reasons.last()
         );
         let requested_at = Instant::now();
-        match group.attempt(*pid, number, SocketStrategy::default())? {
+        match group.request_move(*pid, number, SocketStrategy::default())? {
             AttemptOutcome::Moved(moved) => {
                 spans.push(moved.span);
                 *pid = moved.pid;
@@ -325,7 +329,7 @@ fn move_until_success(
     }
 }
 
-impl Row {
+impl ChurnRow {
     fn heading() -> String {
         format!(
             "{:<12} {:>5} {:>5} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>6} {:>6}",
@@ -344,7 +348,7 @@ impl Row {
     }
 }
 
-impl std::fmt::Display for Row {
+impl std::fmt::Display for ChurnRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::load::{MESSAGE, fill_message};
+use crate::connection_load::{MESSAGE_BYTES, fill_message};
 
 /// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,18 +63,18 @@ impl ProtocolConnection {
     pub fn exchange(&mut self, number: u64, turn: u64) -> io::Result<WrongBytes> {
         match self.protocol {
             ServerProtocol::Echo => {
-                let mut message = [0; MESSAGE];
+                let mut message = [0; MESSAGE_BYTES];
                 fill_message(&mut message, number, turn);
                 self.stream.write_all(&message)?;
-                let answer = self.read_exactly(MESSAGE)?;
-                Ok(compare(&message, &answer))
+                let answer = self.read_exactly(MESSAGE_BYTES)?;
+                Ok(count_wrong_bytes(&message, &answer))
             }
             ServerProtocol::Http => {
                 let path = unique_text(number, turn);
                 let request = format!("GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n");
                 self.stream.write_all(request.as_bytes())?;
                 let body = self.read_http_body()?;
-                Ok(compare(path.as_bytes(), &body))
+                Ok(count_wrong_bytes(path.as_bytes(), &body))
             }
             ServerProtocol::Postgresql => {
                 let word = unique_text(number, turn);
@@ -84,7 +84,7 @@ impl ProtocolConnection {
                 let row = self.read_until_ready()?;
                 // A row begins with the number of columns (2 bytes) and the length of the first column (4 bytes).
                 let value = row.get(6..).unwrap_or_default();
-                Ok(compare(word.as_bytes(), value))
+                Ok(count_wrong_bytes(word.as_bytes(), value))
             }
         }
     }
@@ -172,7 +172,7 @@ fn unique_text(number: u64, turn: u64) -> String {
     )
 }
 
-fn compare(expected: &[u8], answer: &[u8]) -> WrongBytes {
+fn count_wrong_bytes(expected: &[u8], answer: &[u8]) -> WrongBytes {
     let differ = expected.iter().zip(answer).filter(|(a, b)| a != b).count();
     WrongBytes((differ + expected.len().abs_diff(answer.len())) as u64)
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::protocols::{ProtocolConnection, ServerProtocol};
-use super::{BACKEND_HOST, BACKEND_PORT, CLIENT_HOST, PORT};
-use crate::cluster::Family;
-use crate::moves::Group;
-use crate::pools::system_program;
+use super::{BACKEND_HOST, BACKEND_PORT, CLIENT_HOST, SERVER_PORT};
+use crate::cluster::IpFamily;
+use crate::pool_lab::find_system_program;
+use crate::process_moves::NodeGroup;
 
 /// A server and its protocol.
 #[derive(Debug)]
@@ -31,37 +31,37 @@ pub const PROGRAMS: &[ServerProgram] = &[
     ServerProgram {
         name: "nginx",
         protocol: ServerProtocol::Http,
-        prepare: |site| nginx(site, 1, "return 200 $request_uri;"),
+        prepare: |site| nginx_command(site, 1, "return 200 $request_uri;"),
     },
     ServerProgram {
         name: "nginx-4",
         protocol: ServerProtocol::Http,
-        prepare: |site| nginx(site, 4, "return 200 $request_uri;"),
+        prepare: |site| nginx_command(site, 4, "return 200 $request_uri;"),
     },
     ServerProgram {
         name: "haproxy",
         protocol: ServerProtocol::Http,
-        prepare: haproxy,
+        prepare: haproxy_command,
     },
     ServerProgram {
         name: "postgresql",
         protocol: ServerProtocol::Postgresql,
-        prepare: postgresql,
+        prepare: postgresql_command,
     },
     ServerProgram {
         name: "php-fpm",
         protocol: ServerProtocol::Http,
-        prepare: php_fpm,
+        prepare: php_fpm_command,
     },
     ServerProgram {
         name: "jvm",
         protocol: ServerProtocol::Echo,
-        prepare: jvm,
+        prepare: jvm_command,
     },
     ServerProgram {
         name: "go",
         protocol: ServerProtocol::Http,
-        prepare: go,
+        prepare: go_command,
     },
 ];
 
@@ -69,7 +69,7 @@ pub const PROGRAMS: &[ServerProgram] = &[
 ///
 /// # Errors
 /// There is no such program.
-pub fn program(name: &str) -> Result<&'static ServerProgram> {
+pub fn find_server_program(name: &str) -> Result<&'static ServerProgram> {
     let found = PROGRAMS.iter().find(|program| program.name == name);
     found.with_context(|| {
         let names: Vec<_> = PROGRAMS.iter().map(|program| program.name).collect();
@@ -87,32 +87,37 @@ struct ServerSite<'a> {
 
 /// A running server.
 #[derive(Debug)]
-pub struct Server {
+pub struct RunningServer {
     address: SocketAddr,
     protocol: ServerProtocol,
     /// First process of the server.
     pub pid: i32,
 }
 
-impl Server {
-    /// Starts a server at the first of [`SERVER_NODES`](crate::moves::SERVER_NODES), and waits until the server answers.
+impl RunningServer {
+    /// Starts a server at the first of [`SERVER_NODES`](crate::process_moves::SERVER_NODES), and waits until the server answers.
     ///
     /// # Errors
     /// The server is not installed, or does not start.
-    pub fn start(program: &'static ServerProgram, group: &Group, folder: &Path) -> Result<Self> {
+    pub fn start(
+        program: &'static ServerProgram,
+        group: &NodeGroup,
+        folder: &Path,
+    ) -> Result<Self> {
         // Some servers change to another user, which must be able to read the folder.
         fs::set_permissions(folder, Permissions::from_mode(0o755))?;
         let lab = group.cluster().lab();
         let (backend, _) = lab.address(BACKEND_HOST)?;
         let site = ServerSite {
             folder,
-            address: SocketAddr::new(group.cluster().service_address(Family::V4), PORT),
+            address: SocketAddr::new(group.cluster().service_address(IpFamily::V4), SERVER_PORT),
             backend: SocketAddr::new(backend.into(), BACKEND_PORT),
         };
-        let listener = lab.in_net(BACKEND_HOST, || TcpListener::bind(site.backend))??;
+        let listener =
+            lab.run_in_net_namespace(BACKEND_HOST, || TcpListener::bind(site.backend))??;
         std::thread::spawn(move || serve_backend(&listener));
         let words = (program.prepare)(&site)?;
-        let pid = group.with_output(group.start(folder, &words), folder)?;
+        let pid = group.add_program_output(group.start_program(folder, &words), folder)?;
         let server = Self {
             address: site.address,
             protocol: program.protocol,
@@ -122,12 +127,12 @@ impl Server {
             let open = || {
                 ProtocolConnection::open(server.address, server.protocol, Duration::from_secs(5))
             };
-            let mut open = lab.in_net(CLIENT_HOST, open).ok()?.ok()?;
+            let mut open = lab.run_in_net_namespace(CLIENT_HOST, open).ok()?.ok()?;
             let wrong = open.exchange(0, 0).ok()?;
             open.close().ok()?;
             (wrong.0 == 0).then_some(())
         };
-        group.with_output(group.wait_for("the server answers", is_answering), folder)?;
+        group.add_program_output(group.wait_for("the server answers", is_answering), folder)?;
         Ok(server)
     }
 
@@ -163,8 +168,8 @@ fn answer_connection(stream: &TcpStream) -> std::io::Result<()> {
     }
 }
 
-fn nginx(site: &ServerSite<'_>, workers: usize, location: &str) -> Result<Vec<String>> {
-    let program = system_program("nginx", "nginx")?.display().to_string();
+fn nginx_command(site: &ServerSite<'_>, workers: usize, location: &str) -> Result<Vec<String>> {
+    let program = find_system_program("nginx", "nginx")?.display().to_string();
     let folder = site.folder.display();
     let names = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let paths: String = names
@@ -184,8 +189,10 @@ fn nginx(site: &ServerSite<'_>, workers: usize, location: &str) -> Result<Vec<St
         .into())
 }
 
-fn haproxy(site: &ServerSite<'_>) -> Result<Vec<String>> {
-    let program = system_program("haproxy", "haproxy")?.display().to_string();
+fn haproxy_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
+    let program = find_system_program("haproxy", "haproxy")?
+        .display()
+        .to_string();
     let text = format!(
         "global\n    maxconn 2000\ndefaults\n    mode http\n    timeout connect 10s\n    timeout client 1h\n    \
          timeout server 30s\n    timeout http-keep-alive 1h\nfrontend front\n    bind {}\n    default_backend back\n\
@@ -196,7 +203,7 @@ fn haproxy(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok([&program, "-Ws", "-f", &file].map(str::to_owned).into())
 }
 
-fn postgresql(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn postgresql_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     let bin = newest_entry("/usr/lib/postgresql")
         .context("PostgreSQL is missing; install it with `apt-get install postgresql`")?;
     let data = site.folder.join("data").display().to_string();
@@ -237,14 +244,14 @@ fn postgresql(site: &ServerSite<'_>) -> Result<Vec<String>> {
 }
 
 /// The FastCGI server is a child of the HTTP server, so that both are in one process tree.
-fn php_fpm(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn php_fpm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     let folder = site.folder.display();
     let versions = fs::read_dir("/etc/php").into_iter().flatten().flatten();
     let version = versions
         .filter_map(|entry| entry.file_name().into_string().ok())
         .max();
     let version = version.context("PHP is missing; install it with `apt-get install php-fpm`")?;
-    let fpm = system_program(&format!("php-fpm{version}"), "php-fpm")?;
+    let fpm = find_system_program(&format!("php-fpm{version}"), "php-fpm")?;
     site.write(
         "index.php",
         "<?php $path = $_SERVER['REQUEST_URI']; header('Content-Length: ' . strlen($path)); echo $path;\n",
@@ -259,19 +266,19 @@ fn php_fpm(site: &ServerSite<'_>) -> Result<Vec<String>> {
         "fastcgi_pass unix:{folder}/fpm.sock; fastcgi_param SCRIPT_FILENAME {folder}/index.php; \
          fastcgi_param REQUEST_URI $request_uri; fastcgi_param REQUEST_METHOD $request_method;"
     );
-    let nginx = nginx(site, 1, &location)?;
+    let nginx = nginx_command(site, 1, &location)?;
     let script = format!("{} -y {file} -F & exec \"$@\"", fpm.display());
     let mut words: Vec<String> = ["sh", "-c", &script, "sh"].map(str::to_owned).into();
     words.extend(nginx);
     Ok(words)
 }
 
-fn jvm(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn jvm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     let folder = site.folder.display().to_string();
     let file = site.write("Echo.java", include_str!("../programs/sources/Echo.java"))?;
-    let compiler = system_program("javac", "openjdk-17-jdk-headless")?;
+    let compiler = find_system_program("javac", "openjdk-17-jdk-headless")?;
     run_build(Command::new(compiler).args(["-d", &folder, &file]))?;
-    let program = system_program("java", "openjdk-17-jre-headless")?
+    let program = find_system_program("java", "openjdk-17-jre-headless")?
         .display()
         .to_string();
     let (host, port) = (
@@ -282,10 +289,10 @@ fn jvm(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok(words.map(str::to_owned).into())
 }
 
-fn go(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn go_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     let file = site.write("http.go", include_str!("../programs/sources/http.go"))?;
     let program = site.folder.join("http").display().to_string();
-    let mut compile = Command::new(system_program("go", "golang-go")?);
+    let mut compile = Command::new(find_system_program("go", "golang-go")?);
     compile.args(["build", "-o", &program, &file]);
     // Builds without modules and downloads no other Go version.
     compile.envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);

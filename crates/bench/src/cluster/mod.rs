@@ -1,6 +1,6 @@
 //! A running group in a lab: daemons on every node, server programs, and ways to disturb them.
 
-mod config;
+mod node_config_file;
 mod node_stall;
 pub mod priority;
 mod readiness;
@@ -12,14 +12,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use holdfast_api::ca::{Authority, NODE_DAYS};
-use holdfast_api::control::{BlockingClient, Client};
-use holdfast_lab::{HostKind, Lab, Spec};
+use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_api::control::{BlockingControlClient, ControlClient};
+use holdfast_lab::{HostKind, Lab, LabSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub use node_stall::{STALLS_MAX, is_node_stall};
-pub use spec::{ClusterSpec, Family, Program, Service};
+pub use spec::{ClusterService, ClusterSpec, ExampleServer, IpFamily};
 use supervisor::{LaunchSpec, SupervisedProgram};
 
 /// Environment variable that advances the TCP clock of every connection that a daemon gives away, in units of its
@@ -27,7 +27,7 @@ use supervisor::{LaunchSpec, SupervisedProgram};
 pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 
 /// Environment variable that makes a cluster keep its files (configurations, certificates, logs).
-pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
+pub const KEEP_LOGS_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
 
 /// Lines of each log shown after a failure.
 const LOG_LINES_SHOWN: usize = 25;
@@ -52,7 +52,7 @@ impl Cluster {
         // Remains of a killed run would occupy addresses and names.
         holdfast_lab::prune().context("remove labs of killed runs")?;
         let directory = tempfile::Builder::new().prefix("holdfast-").tempdir()?;
-        let mut lab_spec = Spec::new(&spec.name)
+        let mut lab_spec = LabSpec::new(&spec.name)
             .nodes(spec.nodes)
             .clients(spec.clients)
             .segments(spec.segments)
@@ -75,11 +75,11 @@ impl Cluster {
 
     fn start(&mut self) -> Result<()> {
         let authority_dir = self.directory.path().join("ca");
-        let authority = Authority::init(&authority_dir, config::GROUP)?;
+        let authority = CertificateAuthority::init(&authority_dir, node_config_file::GROUP_NAME)?;
         for node in self.nodes() {
             authority.issue(&node, &[], NODE_DAYS)?;
             let path = self.config_path(&node);
-            fs::write(&path, config::node_config(self, &node)?)?;
+            fs::write(&path, node_config_file::node_config(self, &node)?)?;
             let daemon = self.daemon_launch(&node)?;
             self.daemons.push(SupervisedProgram::start(daemon)?);
         }
@@ -113,7 +113,7 @@ impl Cluster {
         ))
     }
 
-    fn program_launch(&self, node: &str, program: &Program) -> Result<LaunchSpec> {
+    fn program_launch(&self, node: &str, program: &ExampleServer) -> Result<LaunchSpec> {
         let mut command = self.lab().command(node)?;
         command.args(self.priority_prefix);
         command
@@ -166,18 +166,18 @@ impl Cluster {
     }
 
     /// Returns the service address that clients connect to.
-    pub fn service_address(&self, family: Family) -> IpAddr {
+    pub fn service_address(&self, family: IpFamily) -> IpAddr {
         let (v4, v6) = self.lab().service_address();
-        family.choose(v4, v6)
+        family.select_address(v4, v6)
     }
 
     /// Returns a host's own address.
     ///
     /// # Errors
     /// There is no such host.
-    pub fn address(&self, host: &str, family: Family) -> Result<IpAddr> {
+    pub fn address(&self, host: &str, family: IpFamily) -> Result<IpAddr> {
         let (v4, v6) = self.lab().address(host)?;
-        Ok(family.choose(v4, v6))
+        Ok(family.select_address(v4, v6))
     }
 
     /// Returns the path on the machine of a file in a host's `/run`.
@@ -206,16 +206,18 @@ impl Cluster {
     ///
     /// # Errors
     /// There is no such node.
-    pub fn control(&self, node: &str) -> Result<Client> {
-        Ok(Client::new(self.run_path(node, "control.sock")?))
+    pub fn control_client(&self, node: &str) -> Result<ControlClient> {
+        Ok(ControlClient::new(self.run_path(node, "control.sock")?))
     }
 
     /// Returns a client of a node's control API for code without an asynchronous runtime.
     ///
     /// # Errors
     /// There is no such node, or the system gives no descriptors.
-    pub fn control_blocking(&self, node: &str) -> Result<BlockingClient> {
-        Ok(BlockingClient::new(self.run_path(node, "control.sock")?)?)
+    pub fn blocking_control_client(&self, node: &str) -> Result<BlockingControlClient> {
+        Ok(BlockingControlClient::new(
+            self.run_path(node, "control.sock")?,
+        )?)
     }
 
     /// Returns the process id of a node's daemon on the machine; none while the daemon is down.
@@ -303,10 +305,10 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             eprintln!("{}", self.log_tails());
         }
-        if std::env::var_os(KEEP_VARIABLE).is_some() {
+        if std::env::var_os(KEEP_LOGS_VARIABLE).is_some() {
             self.directory.disable_cleanup(true);
             eprintln!(
-                "{KEEP_VARIABLE}: files are in {}",
+                "{KEEP_LOGS_VARIABLE}: files are in {}",
                 self.directory.path().display()
             );
         }

@@ -50,7 +50,7 @@ fn wait_until_complete(
     let deadline = Instant::now() + READY_TIMEOUT;
     let starts: Vec<u32> = cluster.daemons.iter().map(|d| d.starts()).collect();
     for node in cluster.nodes() {
-        let control = cluster.control_blocking(&node)?;
+        let control = cluster.blocking_control_client(&node)?;
         loop {
             let problem = match control.run(|client| client.status()) {
                 Ok(status) => match find_missing(&status) {

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use holdfast_api::Protocol;
-use holdfast_lab::{Reach, Topology};
+use holdfast_lab::{ServiceReach, Topology};
 use serde::Serialize;
 
 use super::Cluster;
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub enum Family {
+pub enum IpFamily {
     /// IPv4.
     #[default]
     #[serde(rename = "4")]
@@ -21,12 +21,12 @@ pub enum Family {
     V6,
 }
 
-impl Family {
+impl IpFamily {
     /// Returns the address of this family.
-    pub fn choose(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
+    pub fn select_address(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
         match self {
-            Family::V4 => v4.into(),
-            Family::V6 => v6.into(),
+            IpFamily::V4 => v4.into(),
+            IpFamily::V6 => v6.into(),
         }
     }
 }
@@ -43,15 +43,15 @@ pub struct ClusterSpec {
     /// Number of segments that the nodes are spread over.
     pub segments: u16,
     /// Reach: the way of packets to a flow's owner.
-    pub reach: Reach,
+    pub reach: ServiceReach,
     /// Links of the lab.
     pub topology: Topology,
     /// Services of the group, each at the service address of either family.
-    pub services: Vec<Service>,
+    pub services: Vec<ClusterService>,
     /// Server programs on every node.
-    pub programs: Vec<Program>,
+    pub programs: Vec<ExampleServer>,
     /// Address family between daemons.
-    pub underlay: Family,
+    pub underlay: IpFamily,
     /// Lead of a node's TCP clock over the clock of the acceptor, by node name, in the timestamps' unit (milliseconds).
     pub clock_shift: BTreeMap<String, u32>,
     /// Further environment variables of the daemons.
@@ -76,11 +76,11 @@ impl ClusterSpec {
             nodes: 3,
             clients: 1,
             segments: 1,
-            reach: Reach::Steer,
+            reach: ServiceReach::Steer,
             topology: Topology::default(),
             services: Vec::new(),
             programs: Vec::new(),
-            underlay: Family::V4,
+            underlay: IpFamily::V4,
             clock_shift: BTreeMap::new(),
             daemon_environment: BTreeMap::new(),
             migration: false,
@@ -93,7 +93,7 @@ impl ClusterSpec {
 
     /// Adds a server program and the services it needs.
     #[must_use]
-    pub fn program(mut self, program: Program) -> Self {
+    pub fn program(mut self, program: ExampleServer) -> Self {
         self.services.extend(program.services());
         self.programs.push(program);
         self
@@ -102,7 +102,7 @@ impl ClusterSpec {
 
 /// One service, at the service address of either family.
 #[derive(Clone, Debug)]
-pub struct Service {
+pub struct ClusterService {
     /// Pool of the service.
     pub pool: String,
     /// Port of the service.
@@ -115,7 +115,7 @@ pub struct Service {
     pub drain_ms: Option<u64>,
 }
 
-impl Service {
+impl ClusterService {
     /// Returns a service with equal shares.
     pub fn new(pool: &str, protocol: Protocol, port: u16) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Service {
 
 /// A server program of the examples.
 #[derive(Clone, Debug)]
-pub enum Program {
+pub enum ExampleServer {
     /// `fileserver`, pool `files`.
     FileServer {
         /// TCP port.
@@ -145,37 +145,37 @@ pub enum Program {
     },
 }
 
-impl Program {
+impl ExampleServer {
     /// Returns the file name of the program.
     pub fn name(&self) -> &'static str {
         match self {
-            Program::FileServer { .. } => "fileserver",
-            Program::Echo { .. } => "echo",
+            ExampleServer::FileServer { .. } => "fileserver",
+            ExampleServer::Echo { .. } => "echo",
         }
     }
 
     /// Returns the pool that the program serves.
     pub fn pool_name(&self) -> &'static str {
         match self {
-            Program::FileServer { .. } => "files",
-            Program::Echo { .. } => "echo",
+            ExampleServer::FileServer { .. } => "files",
+            ExampleServer::Echo { .. } => "echo",
         }
     }
 
-    fn services(&self) -> Vec<Service> {
+    fn services(&self) -> Vec<ClusterService> {
         match self {
-            Program::FileServer { port, .. } => {
-                vec![Service::new(self.pool_name(), Protocol::Tcp, *port)]
+            ExampleServer::FileServer { port, .. } => {
+                vec![ClusterService::new(self.pool_name(), Protocol::Tcp, *port)]
             }
-            Program::Echo { port } => [Protocol::Tcp, Protocol::Udp]
-                .map(|protocol| Service::new(self.pool_name(), protocol, *port))
+            ExampleServer::Echo { port } => [Protocol::Tcp, Protocol::Udp]
+                .map(|protocol| ClusterService::new(self.pool_name(), protocol, *port))
                 .into(),
         }
     }
 
     pub(super) fn arguments(&self, cluster: &Cluster) -> Vec<String> {
-        let (Program::FileServer { port, .. } | Program::Echo { port }) = self;
-        let addresses = [Family::V4, Family::V6]
+        let (ExampleServer::FileServer { port, .. } | ExampleServer::Echo { port }) = self;
+        let addresses = [IpFamily::V4, IpFamily::V6]
             .map(|family| SocketAddr::new(cluster.service_address(family), *port).to_string());
         let with_addresses = |flag: &str| {
             addresses
@@ -185,14 +185,14 @@ impl Program {
         };
         let mut arguments: Vec<String> = with_addresses("--listen").flatten().collect();
         match self {
-            Program::FileServer { rate_mbit, .. } => {
+            ExampleServer::FileServer { rate_mbit, .. } => {
                 arguments.extend(
                     rate_mbit
                         .iter()
                         .flat_map(|rate| ["--rate-mbit".into(), rate.to_string()]),
                 );
             }
-            Program::Echo { .. } => arguments.extend(with_addresses("--udp").flatten()),
+            ExampleServer::Echo { .. } => arguments.extend(with_addresses("--udp").flatten()),
         }
         arguments
     }

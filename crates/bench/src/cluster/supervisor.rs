@@ -68,12 +68,12 @@ impl LaunchSpec {
 /// A supervised program. If dropped, supervision stops, but the program only ends with its lab.
 pub struct SupervisedProgram {
     launch: Arc<LaunchSpec>,
-    shared: Arc<Shared>,
+    shared: Arc<SupervisionState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SupervisionState {
     restart: AtomicBool,
     stop: AtomicBool,
     ended: AtomicBool,
@@ -84,7 +84,7 @@ impl SupervisedProgram {
     /// Starts the program.
     pub fn start(order: LaunchSpec) -> Result<Self> {
         let order = Arc::new(order);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SupervisionState::default());
         shared.restart.store(order.restart, Ordering::Relaxed);
         let child = order.spawn()?;
         shared.starts.store(1, Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl Drop for SupervisedProgram {
     }
 }
 
-fn supervise(order: &LaunchSpec, shared: &Shared, mut child: Child) {
+fn supervise(order: &LaunchSpec, shared: &SupervisionState, mut child: Child) {
     let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     loop {
         // Waiting for one's own child does not fail.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::report::median;
-use super::{DemoEvent, Handoff};
+use super::{DemoEvent, HandoffResult};
 
 /// Columns of the progress bar.
 const BAR_COLUMNS: usize = 40;
@@ -25,7 +25,7 @@ struct DisplayState {
     bytes: u64,
     total: u64,
     elapsed_s: f64,
-    last_handoff: Option<Handoff>,
+    last_handoff: Option<HandoffResult>,
     freezes_us: Vec<f64>,
     note: Option<String>,
     /// Lines of the picture on the terminal.
@@ -210,8 +210,8 @@ impl DisplayState {
     }
 }
 
-fn handoff_line(handoff: &Handoff) -> String {
-    let Handoff {
+fn handoff_line(handoff: &HandoffResult) -> String {
+    let HandoffResult {
         number,
         from,
         to,

@@ -11,7 +11,7 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText};
 
-use super::{DemoEvent, DemoSpec, EventHandler, Handoff};
+use super::{DemoEvent, DemoSpec, EventHandler, HandoffResult};
 use crate::cluster::Cluster;
 
 /// Time limit of every wait for the group.
@@ -27,18 +27,18 @@ pub struct HandoffSchedule {
 /// Results of the handoffs.
 #[derive(Default)]
 pub struct HandoffResults {
-    pub handoffs: Vec<Handoff>,
+    pub handoffs: Vec<HandoffResult>,
     pub failure_reasons: Vec<String>,
 }
 
 /// Flag that the transfer has ended.
 #[derive(Default)]
-pub struct EndFlag {
+pub struct TransferEndFlag {
     has_ended: Mutex<bool>,
     changed: Condvar,
 }
 
-impl EndFlag {
+impl TransferEndFlag {
     pub fn set(&self) {
         *self
             .has_ended
@@ -85,7 +85,7 @@ fn list_flows(cluster: &Cluster) -> Result<Vec<FlowEntry>> {
         pool: Some("files".into()),
         ..FlowQuery::default()
     };
-    let control = cluster.control_blocking("n1")?;
+    let control = cluster.blocking_control_client("n1")?;
     Ok(control
         .run(|client| client.all_flows(&query))
         .context("ask n1 for its flows")?
@@ -100,7 +100,7 @@ pub fn run(
     cluster: &Cluster,
     plan: &HandoffSchedule,
     known_flows: &BTreeSet<FlowText>,
-    end_flag: &EndFlag,
+    end_flag: &TransferEndFlag,
     watch: EventHandler<'_>,
 ) -> Result<HandoffResults> {
     let mut round = HandoffResults::default();
@@ -144,7 +144,7 @@ pub fn run(
 fn find_new_flow(
     cluster: &Cluster,
     known_flows: &BTreeSet<FlowText>,
-    end_flag: &EndFlag,
+    end_flag: &TransferEndFlag,
 ) -> Result<Option<(FlowText, String)>> {
     let deadline = Instant::now() + GROUP_TIMEOUT;
     loop {
@@ -173,9 +173,9 @@ fn hand_off_flow(
     flow: &FlowText,
     from: &str,
     to: &str,
-    end_flag: &EndFlag,
-) -> Result<Option<Result<Handoff, String>>> {
-    let control = cluster.control_blocking(from)?;
+    end_flag: &TransferEndFlag,
+) -> Result<Option<Result<HandoffResult, String>>> {
+    let control = cluster.blocking_control_client(from)?;
     let request = HandoffRequest {
         selection: Selection::Flows(vec![*flow]),
         to: to.into(),
@@ -217,14 +217,14 @@ fn handoff_outcome(
     from: &str,
     to: &str,
     total: Duration,
-) -> Result<Handoff, String> {
+) -> Result<HandoffResult, String> {
     match status.results.first() {
         Some(
             result @ FlowResult {
                 outcome: FlowOutcome::Moved,
                 ..
             },
-        ) => Ok(Handoff {
+        ) => Ok(HandoffResult {
             number: 0,
             from: from.into(),
             to: to.into(),

@@ -8,8 +8,8 @@ pub mod pool;
 mod promises;
 mod report;
 mod report_text;
-mod source;
 mod spec;
+mod synthetic_stream;
 mod transfer;
 
 use std::net::SocketAddr;
@@ -19,13 +19,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::capture::{Capture, Connection, analyse, segments};
+use crate::capture::{CapturedConnection, RunningCapture, analyse, read_capture_file};
 use crate::cluster::Cluster;
 
 pub use display::{DemoDisplay, format_bytes};
-pub use report::{DemoReport, Handoff, WireStatistics};
+pub use report::{DemoReport, HandoffResult, WireStatistics};
 pub use spec::DemoSpec;
-use transfer::Transfer;
+use transfer::TransferResult;
 
 /// An event of the running demonstration.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub enum DemoEvent {
         elapsed_s: f64,
     },
     /// The connection has moved.
-    HandedOff(Handoff),
+    HandedOff(HandoffResult),
     /// A handoff failed, and the connection stayed at its node.
     HandoffFailed {
         /// Node that owns the connection.
@@ -76,7 +76,7 @@ pub fn run(spec: &DemoSpec, watch: EventHandler<'_>) -> Result<DemoReport> {
     spec.validate()?;
     thread::scope(|scope| {
         // The digest comes from the definition of the stream, not from the server's code.
-        let digest = scope.spawn(|| source::stream_sha256(spec.bytes));
+        let digest = scope.spawn(|| synthetic_stream::stream_sha256(spec.bytes));
         watch(&DemoEvent::Step(format!(
             "starting a group of {}",
             spec.describe()
@@ -94,8 +94,8 @@ pub fn run(spec: &DemoSpec, watch: EventHandler<'_>) -> Result<DemoReport> {
 
 /// One transfer and the analysis of its capture.
 pub struct MeasuredTransfer {
-    transfer: Transfer,
-    connection: Connection,
+    transfer: TransferResult,
+    connection: CapturedConnection,
     /// SYNs of all connections to the service during the transfer.
     syns: u64,
     round: handoffs::HandoffResults,
@@ -149,11 +149,11 @@ fn run_transfer(
     };
     let file = cluster.directory().join(name);
     let filter = format!("tcp and host {} and port {}", server.ip(), server.port());
-    let capture = Capture::start(cluster.lab(), "c1", &filter, &file)?;
+    let capture = RunningCapture::start(cluster.lab(), "c1", &filter, &file)?;
     let clock_offset_ns = clock_offset_ns()?;
     let known_flows = handoffs::known_flows(cluster)?;
     let running = transfer::start(cluster, spec, server, bytes)?;
-    let end_flag = handoffs::EndFlag::default();
+    let end_flag = handoffs::TransferEndFlag::default();
     let (transfer, round) = thread::scope(|scope| {
         let (over, known) = (&end_flag, &known_flows);
         let handoff_thread =
@@ -174,7 +174,7 @@ fn run_transfer(
         Some(Err(_)) => bail!("the thread that requests handoffs panicked"),
         None => handoffs::HandoffResults::default(),
     };
-    let connections = analyse(&segments(&recorded.file)?);
+    let connections = analyse(&read_capture_file(&recorded.file)?);
     let syns = connections.iter().map(|connection| connection.syns).sum();
     let largest = connections
         .into_iter()

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::spec::DemoSpec;
 use super::{MeasuredTransfer, promises};
-use crate::capture::{Connection, Direction};
+use crate::capture::{CapturedConnection, DirectionStatistics};
 
 /// Time after a freeze in which the client's gap is searched: the packet after the freeze may arrive late.
 const GAP_SEARCH_NS: u64 = 20_000_000;
@@ -32,7 +32,7 @@ pub struct DemoReport {
     /// Duration of the demonstration, seconds.
     pub total_s: f64,
     /// Every handoff.
-    pub handoffs: Vec<Handoff>,
+    pub handoffs: Vec<HandoffResult>,
     /// Reasons of the failed handoffs.
     pub kept: Vec<String>,
     /// Median of the freezes, microseconds.
@@ -51,7 +51,7 @@ pub struct DemoReport {
 
 /// One handoff.
 #[derive(Clone, Debug, Serialize)]
-pub struct Handoff {
+pub struct HandoffResult {
     /// Number of the handoff, from 1.
     pub number: usize,
     /// The donor.
@@ -87,12 +87,12 @@ pub struct WireStatistics {
     /// Longest pause between two segments with data, microseconds.
     pub data_gap_us_max: Option<f64>,
     /// All counters of the connection.
-    pub connection: Connection,
+    pub connection: CapturedConnection,
 }
 
 impl WireStatistics {
     fn new(passage: &mut MeasuredTransfer, upload: bool) -> Self {
-        let connection = std::mem::replace(&mut passage.connection, Connection::empty());
+        let connection = std::mem::replace(&mut passage.connection, CapturedConnection::empty());
         let data = data_direction(&connection, upload);
         Self {
             syns: passage.syns,
@@ -108,7 +108,7 @@ impl WireStatistics {
 }
 
 /// Returns the direction of the data.
-fn data_direction(connection: &Connection, upload: bool) -> &Direction {
+fn data_direction(connection: &CapturedConnection, upload: bool) -> &DirectionStatistics {
     if upload {
         &connection.to_server
     } else {
@@ -159,7 +159,7 @@ impl DemoReport {
     }
 }
 
-fn client_gap_us(passage: &MeasuredTransfer, handoff: &Handoff, upload: bool) -> Option<f64> {
+fn client_gap_us(passage: &MeasuredTransfer, handoff: &HandoffResult, upload: bool) -> Option<f64> {
     let frozen_at = i128::from(handoff.frozen_at_ns?) + passage.clock_offset_ns;
     let from = u64::try_from(frozen_at).ok()?;
     let freeze_ns = (handoff.freeze_us.unwrap_or(0.0) * 1e3) as u64;

@@ -1,7 +1,7 @@
 //! The report as text.
 
 use super::{DemoReport, format_bytes};
-use crate::capture::{Connection, Direction};
+use crate::capture::{CapturedConnection, DirectionStatistics};
 
 type Rows = Vec<(&'static str, String)>;
 
@@ -69,8 +69,9 @@ impl DemoReport {
         let (wire, control) = (&self.wire, &self.control);
         let with_control =
             |seen: u64, undisturbed: u64| format!("{seen}   (control run: {undisturbed})");
-        let retransmissions = |direction: &Direction| direction.retransmitted + direction.late;
-        let both_directions = |count: &dyn Fn(&Connection) -> u64| {
+        let retransmissions =
+            |direction: &DirectionStatistics| direction.retransmitted + direction.late;
+        let both_directions = |count: &dyn Fn(&CapturedConnection) -> u64| {
             with_control(count(&wire.connection), count(&control.connection))
         };
         vec![

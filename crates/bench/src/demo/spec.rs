@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::{LinkEntry, Reach, Topology};
+use holdfast_lab::{LinkEntry, ServiceReach, Topology};
 use serde::Serialize;
 
-use crate::cluster::{ClusterSpec, Family, Program};
+use crate::cluster::{ClusterSpec, ExampleServer, IpFamily};
 
 /// Port of the file servers.
 pub const PORT: u16 = 80;
@@ -22,9 +22,9 @@ pub struct DemoSpec {
     /// Number of segments that the nodes are spread over.
     pub segments: u16,
     /// Reach: the way of packets to the owner.
-    pub reach: Reach,
+    pub reach: ServiceReach,
     /// Address family of the client's connection.
-    pub family: Family,
+    pub family: IpFamily,
     /// Bytes transferred while the connection moves from node to node.
     pub bytes: u64,
     /// Bytes transferred without handoffs.
@@ -50,8 +50,8 @@ impl Default for DemoSpec {
             name: format!("demo-{}", std::process::id()),
             nodes: 3,
             segments: 1,
-            reach: Reach::Steer,
-            family: Family::V4,
+            reach: ServiceReach::Steer,
+            family: IpFamily::V4,
             bytes: 1 << 30,
             control_bytes: 128 << 20,
             duration: Duration::from_secs(17),
@@ -103,12 +103,12 @@ impl DemoSpec {
             description += &format!(" on {} segments", self.segments);
         }
         description += match self.reach {
-            Reach::Steer => ", reach steer",
-            Reach::Broadcast => ", reach broadcast",
+            ServiceReach::Steer => ", reach steer",
+            ServiceReach::Broadcast => ", reach broadcast",
         };
         description += match self.family {
-            Family::V4 => ", IPv4",
-            Family::V6 => ", IPv6",
+            IpFamily::V4 => ", IPv4",
+            IpFamily::V6 => ", IPv6",
         };
         if self.loss_pct > 0.0 {
             description += &format!(", {} % loss", self.loss_pct);
@@ -121,7 +121,7 @@ impl DemoSpec {
 
     pub(super) fn cluster_spec(&self) -> ClusterSpec {
         let rate_mbit = (!self.upload).then(|| self.rate_mbit());
-        let mut spec = ClusterSpec::new(&self.name).program(Program::FileServer {
+        let mut spec = ClusterSpec::new(&self.name).program(ExampleServer::FileServer {
             port: PORT,
             rate_mbit,
         });

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use nix::fcntl::{FcntlArg, fcntl};
 use sha2::{Digest, Sha256};
 
-use super::source::{SyntheticStream, hex};
+use super::synthetic_stream::{SyntheticStream, hex};
 use super::{DemoEvent, DemoSpec, EventHandler};
 use crate::cluster::{Cluster, priority};
 
@@ -27,7 +27,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(150);
 const STALL_TIMEOUT_S: &str = "60";
 
 /// Result of a transfer.
-pub struct Transfer {
+pub struct TransferResult {
     /// SHA-256 of the bytes that arrived, in hexadecimal: computed at the client, or reported by the server (upload).
     pub sha256: String,
     /// Bytes that arrived.
@@ -98,7 +98,7 @@ impl RunningTransfer {
     ///
     /// # Errors
     /// `curl` failed; the text has its error output.
-    pub fn finish(mut self, watch: EventHandler<'_>) -> Result<Transfer> {
+    pub fn finish(mut self, watch: EventHandler<'_>) -> Result<TransferResult> {
         let messages = self
             .child
             .stderr
@@ -119,7 +119,7 @@ impl RunningTransfer {
             bail!("curl failed ({status}): {}", messages.trim());
         }
         let (sha256, bytes) = outcome?;
-        Ok(Transfer {
+        Ok(TransferResult {
             sha256,
             bytes,
             elapsed,

@@ -4,13 +4,13 @@
 //! elements in random order, with least-used loads in sixteen levels that change with every re-registration. Batches
 //! are prepared outside the measured time. Every operation finds its pool and element by handle and id; registration
 //! sets a timer; a restarted timer is restarted three times in its life, while the virtual time advances. On our
-//! handlespace, operations by handle are announced ahead ([`expect`](holdfast_handlespace::Handlespace::expect)), as
+//! handlespace, operations by handle are announced ahead ([`expect`](holdfast_handlespace::Handlespace::announce_operation)), as
 //! `holdfastd` announces the messages of one receive call; rsplib has no such call.
 
+mod batch_times;
+mod handlespace_under_test;
 mod operations;
 mod rsplib;
-mod samples;
-mod under_test;
 mod workload;
 
 use std::os::unix::process::CommandExt;
@@ -22,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use operations::{HandlespaceBench, Operation};
+use operations::{HandlespaceBench, HandlespaceOperation};
 use rsplib::Rsplib;
 use workload::PolicyName;
 
@@ -57,7 +57,7 @@ pub struct HandlespaceArgs {
     policy: Vec<PolicyName>,
     /// Operations, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
-    operation: Vec<Operation>,
+    operation: Vec<HandlespaceOperation>,
     /// Time for which each operation is measured in a round, milliseconds.
     #[arg(long, default_value_t = 60)]
     milliseconds: u64,
@@ -66,7 +66,7 @@ pub struct HandlespaceArgs {
     rounds: usize,
     /// Measure this handlespace too, with the same workload in the same run, if installed.
     #[arg(long)]
-    peer: Option<Peer>,
+    peer: Option<PeerImplementation>,
     /// Directory in which rsplib is installed.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     peer_prefix: PathBuf,
@@ -77,34 +77,34 @@ pub struct HandlespaceArgs {
 
 /// Result of one operation on one handlespace.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct HandlespaceRow {
     policy: &'static str,
     elements: u32,
     pools: u32,
-    operation: Operation,
+    operation: HandlespaceOperation,
     /// Operations per second; for `synchronize`, elements per second.
     ops_per_s: f64,
     ns_median: f64,
     bytes_per_element: f64,
     /// Implementation of the handlespace, if not ours.
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<Peer>,
+    peer: Option<PeerImplementation>,
 }
 
 /// Other handlespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Peer {
+pub enum PeerImplementation {
     /// The handlespace management of rsplib 3.5.
     Rsplib,
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct HandlespaceReport<'a> {
     bench: &'static str,
     /// The machine's setting for transparent huge pages.
     huge_pages: &'a str,
-    rows: &'a [Row],
+    rows: &'a [HandlespaceRow],
 }
 
 /// Runs the benchmark.
@@ -129,10 +129,10 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         .peer
         .map(|_| Rsplib::new(&args.peer_prefix))
         .transpose()?;
-    let huge_pages = huge_pages();
+    let huge_pages = huge_page_setting();
     println!("huge pages: {huge_pages}");
     let mut rows = Vec::new();
-    println!("{}", heading(operations(args)));
+    println!("{}", heading(selected_operations(args)));
     for &policy in &args.policy {
         for &elements in &args.elements {
             for &pools in &args.pools {
@@ -150,7 +150,7 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         }
     }
     if let Some(path) = &args.json {
-        let report = Report {
+        let report = HandlespaceReport {
             bench: "handlespace",
             huge_pages: &huge_pages,
             rows: &rows,
@@ -176,22 +176,27 @@ fn restart_with_huge_pages() -> Result<()> {
 
 /// Returns the kernel's setting for transparent huge pages: given on request (`always` or `madvise`) or not at all
 /// (`never`, `unknown`).
-fn huge_pages() -> String {
+fn huge_page_setting() -> String {
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let setting = setting.unwrap_or_default();
     let chosen = setting.split(['[', ']']).nth(1);
     chosen.unwrap_or("unknown").to_owned()
 }
 
-fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {
+fn measure(
+    args: &HandlespaceArgs,
+    policy: PolicyName,
+    elements: u32,
+    pools: u32,
+) -> Vec<HandlespaceRow> {
     eprintln!("{}, {elements} elements in {pools} pools", policy.name());
     let mut bench = HandlespaceBench::new(policy, elements, pools);
-    let mut best: Vec<Row> = Vec::new();
+    let mut best: Vec<HandlespaceRow> = Vec::new();
     for _ in 0..args.rounds {
-        for (index, &operation) in operations(args).iter().enumerate() {
+        for (index, &operation) in selected_operations(args).iter().enumerate() {
             let duration = Duration::from_millis(args.milliseconds);
             let mut samples = bench.measure(operation, duration);
-            let row = Row {
+            let row = HandlespaceRow {
                 policy: policy.name(),
                 elements,
                 pools,
@@ -211,15 +216,15 @@ fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32
     best
 }
 
-fn operations(args: &HandlespaceArgs) -> &[Operation] {
+fn selected_operations(args: &HandlespaceArgs) -> &[HandlespaceOperation] {
     if args.operation.is_empty() {
-        Operation::value_variants()
+        HandlespaceOperation::value_variants()
     } else {
         &args.operation
     }
 }
 
-fn heading(operations: &[Operation]) -> String {
+fn heading(operations: &[HandlespaceOperation]) -> String {
     let mut text = format!("{:<9} {:>8} {:>6}", "policy", "elements", "pools");
     for operation in operations {
         let operation = operation.to_possible_value();
@@ -229,7 +234,7 @@ fn heading(operations: &[Operation]) -> String {
     text + "  bytes   (thousand operations per second)"
 }
 
-fn rows_line(rows: &[Row]) -> String {
+fn rows_line(rows: &[HandlespaceRow]) -> String {
     let Some(first) = rows.first() else {
         return String::new();
     };

@@ -6,15 +6,15 @@ use std::time::Duration;
 use holdfast_handlespace::AnnouncedOperation;
 use holdfast_wire::rserpool::ElementId;
 
-use super::samples::Samples;
-use super::under_test::{HandlespaceUnderTest, Request};
+use super::batch_times::BatchTimes;
+use super::handlespace_under_test::{HandlespaceUnderTest, RegistrationRequest};
 use super::workload::{PolicyName, Workload};
 
 /// Operations, in the order of measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[clap(rename_all = "snake_case")]
-pub enum Operation {
+pub enum HandlespaceOperation {
     /// Add a new element, and set its timer.
     Register,
     /// Remove an element.
@@ -71,7 +71,7 @@ impl HandlespaceBench {
             bench.now = bench.subject.expire_timer(TIMER_LIFE);
         }
         for _ in 0..2 * (elements as usize / bench.batch_len()) {
-            let (mut register, mut deregister) = (Samples::default(), Samples::default());
+            let (mut register, mut deregister) = (BatchTimes::default(), BatchTimes::default());
             bench.register_and_deregister_batch(&mut register, &mut deregister);
         }
         bench
@@ -83,16 +83,16 @@ impl HandlespaceBench {
     }
 
     /// Measures an operation for `duration`.
-    pub fn measure(&mut self, operation: Operation, duration: Duration) -> Samples {
+    pub fn measure(&mut self, operation: HandlespaceOperation, duration: Duration) -> BatchTimes {
         match operation {
-            Operation::Register => self.register_and_deregister(duration).0,
-            Operation::Deregister => self.register_and_deregister(duration).1,
-            Operation::Reregister => self.reregister(duration),
-            Operation::TimerRestart => self.timer_restart(duration),
-            Operation::TimerExpire => self.timer_expire(duration),
-            Operation::Resolve1 => self.resolve(duration, 1),
-            Operation::Resolve3 => self.resolve(duration, 3),
-            Operation::Synchronize => self.synchronize(duration),
+            HandlespaceOperation::Register => self.register_and_deregister(duration).0,
+            HandlespaceOperation::Deregister => self.register_and_deregister(duration).1,
+            HandlespaceOperation::Reregister => self.reregister(duration),
+            HandlespaceOperation::TimerRestart => self.timer_restart(duration),
+            HandlespaceOperation::TimerExpire => self.timer_expire(duration),
+            HandlespaceOperation::Resolve1 => self.resolve(duration, 1),
+            HandlespaceOperation::Resolve3 => self.resolve(duration, 3),
+            HandlespaceOperation::Synchronize => self.synchronize(duration),
         }
     }
 
@@ -101,24 +101,28 @@ impl HandlespaceBench {
     }
 
     /// Returns requests for the next elements, each with new policy values.
-    fn requests(&mut self) -> Vec<Request> {
-        let batch = self.workload.batch(self.batch_len());
+    fn next_requests(&mut self) -> Vec<RegistrationRequest> {
+        let batch = self.workload.next_batch(self.batch_len());
         self.subject.requests(&batch)
     }
 
     /// Removes elements and adds as many, in turns.
-    fn register_and_deregister(&mut self, duration: Duration) -> (Samples, Samples) {
-        let (mut register, mut deregister) = (Samples::default(), Samples::default());
+    fn register_and_deregister(&mut self, duration: Duration) -> (BatchTimes, BatchTimes) {
+        let (mut register, mut deregister) = (BatchTimes::default(), BatchTimes::default());
         while !register.has_lasted(duration) || !deregister.has_lasted(duration) {
             self.register_and_deregister_batch(&mut register, &mut deregister);
         }
         (register, deregister)
     }
 
-    fn register_and_deregister_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
-        let leaving = self.workload.batch(self.batch_len());
+    fn register_and_deregister_batch(
+        &mut self,
+        register: &mut BatchTimes,
+        deregister: &mut BatchTimes,
+    ) {
+        let leaving = self.workload.next_batch(self.batch_len());
         let requests = self.subject.requests(&leaving);
-        deregister.time(leaving.len(), || {
+        deregister.time_batch(leaving.len(), || {
             let kind = AnnouncedOperation::Deregistration;
             with_announcements(
                 &mut self.subject,
@@ -127,11 +131,11 @@ impl HandlespaceBench {
                 HandlespaceUnderTest::deregister,
             );
         });
-        let joining = self.workload.replacements(&leaving);
+        let joining = self.workload.replace_batch(&leaving);
         let come = self.subject.requests(&joining);
         let step = TIMER_LIFE / come.len() as u32;
         let mut at = self.now;
-        register.time(come.len(), || {
+        register.time_batch(come.len(), || {
             let kind = AnnouncedOperation::Registration;
             with_announcements(&mut self.subject, &come, kind, |subject, request| {
                 at += step;
@@ -140,11 +144,11 @@ impl HandlespaceBench {
         });
     }
 
-    fn reregister(&mut self, duration: Duration) -> Samples {
-        let mut samples = Samples::default();
+    fn reregister(&mut self, duration: Duration) -> BatchTimes {
+        let mut samples = BatchTimes::default();
         while !samples.has_lasted(duration) {
-            let batch = self.requests();
-            samples.time(batch.len(), || {
+            let batch = self.next_requests();
+            samples.time_batch(batch.len(), || {
                 let kind = AnnouncedOperation::Registration;
                 with_announcements(&mut self.subject, &batch, kind, |subject, request| {
                     subject.register(request);
@@ -156,8 +160,8 @@ impl HandlespaceBench {
 
     /// Measures timer restarts. Each timer is restarted three times in its life on average, so none expires. The time
     /// advances, and with it the work that a restart defers: the first lives are not counted.
-    fn timer_restart(&mut self, duration: Duration) -> Samples {
-        let mut samples = Samples::default();
+    fn timer_restart(&mut self, duration: Duration) -> BatchTimes {
+        let mut samples = BatchTimes::default();
         let step = TIMER_LIFE / 3 / self.elements as u32;
         for request in self.subject.requests(&self.workload.all_members()) {
             self.subject
@@ -165,9 +169,9 @@ impl HandlespaceBench {
         }
         let mut settling_operations = 3 * self.elements;
         while !samples.has_lasted(duration) {
-            let batch = self.requests();
+            let batch = self.next_requests();
             let mut now = self.now;
-            samples.time(batch.len(), || {
+            samples.time_batch(batch.len(), || {
                 let kind = AnnouncedOperation::Timer;
                 with_announcements(&mut self.subject, &batch, kind, |subject, request| {
                     now += step;
@@ -177,21 +181,21 @@ impl HandlespaceBench {
             self.now = now;
             if settling_operations > 0 {
                 settling_operations = settling_operations.saturating_sub(batch.len());
-                samples = Samples::default();
+                samples = BatchTimes::default();
             }
         }
         samples
     }
 
-    fn timer_expire(&mut self, duration: Duration) -> Samples {
-        let mut samples = Samples::default();
+    fn timer_expire(&mut self, duration: Duration) -> BatchTimes {
+        let mut samples = BatchTimes::default();
         let len = self.batch_len();
         for _ in 0..self.elements {
             self.now = self.subject.expire_timer(TIMER_LIFE);
         }
         while !samples.has_lasted(duration) {
             let mut now = self.now;
-            samples.time(len, || {
+            samples.time_batch(len, || {
                 for _ in 0..len {
                     now = self.subject.expire_timer(TIMER_LIFE);
                 }
@@ -201,17 +205,17 @@ impl HandlespaceBench {
         samples
     }
 
-    fn resolve(&mut self, duration: Duration, items: usize) -> Samples {
-        let mut samples = Samples::default();
+    fn resolve(&mut self, duration: Duration, items: usize) -> BatchTimes {
+        let mut samples = BatchTimes::default();
         let mut buffer = [0; 3];
         while !samples.has_lasted(duration) {
-            let pools = self.workload.pools(BATCH_MAX);
+            let pools = self.workload.random_pools(BATCH_MAX);
             let handles = self.subject.handles(pools.into_iter());
             let announcement = |place: usize| {
                 let handle = handles.get(place)?;
                 Some(AnnouncedOperation::Resolution(&handle.0, items))
             };
-            samples.time(handles.len(), || {
+            samples.time_batch(handles.len(), || {
                 for ahead in 0..HandlespaceUnderTest::ANNOUNCE_DISTANCE {
                     self.subject.announce(announcement(ahead));
                 }
@@ -227,10 +231,10 @@ impl HandlespaceBench {
         samples
     }
 
-    fn synchronize(&mut self, duration: Duration) -> Samples {
-        let mut samples = Samples::default();
+    fn synchronize(&mut self, duration: Duration) -> BatchTimes {
+        let mut samples = BatchTimes::default();
         while !samples.has_lasted(duration) {
-            samples.time(self.elements, || {
+            samples.time_batch(self.elements, || {
                 assert_eq!(self.subject.synchronize(), self.elements);
             });
         }
@@ -242,9 +246,9 @@ impl HandlespaceBench {
 #[inline]
 fn with_announcements<'a>(
     subject: &mut HandlespaceUnderTest,
-    batch: &'a [Request],
+    batch: &'a [RegistrationRequest],
     kind: fn(&'a [u8], ElementId) -> AnnouncedOperation<'a>,
-    mut operate: impl FnMut(&mut HandlespaceUnderTest, &Request),
+    mut operate: impl FnMut(&mut HandlespaceUnderTest, &RegistrationRequest),
 ) {
     let announcement = |place: usize| batch.get(place).map(|request| request.announcement(kind));
     for ahead in 0..HandlespaceUnderTest::ANNOUNCE_DISTANCE {
@@ -268,7 +272,7 @@ mod tests {
     fn every_operation_keeps_the_element_count() {
         for &policy in PolicyName::value_variants() {
             let mut bench = HandlespaceBench::new(policy, 300, 7);
-            for &operation in Operation::value_variants() {
+            for &operation in HandlespaceOperation::value_variants() {
                 let samples = bench.measure(operation, Duration::from_micros(1));
                 assert!(samples.per_second() > 0.0);
                 assert_eq!(bench.subject.synchronize(), 300);

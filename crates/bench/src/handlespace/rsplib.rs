@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use tempfile::TempDir;
 
-use super::operations::Operation;
+use super::operations::HandlespaceOperation;
 use super::workload::PolicyName;
-use super::{HandlespaceArgs, Peer, Row, operations};
+use super::{HandlespaceArgs, HandlespaceRow, PeerImplementation, selected_operations};
 
 const SOURCE: &str = include_str!("rsplib.c");
 
@@ -77,7 +77,7 @@ impl Rsplib {
         policy: PolicyName,
         elements: u32,
         pools: u32,
-    ) -> Result<Vec<Row>> {
+    ) -> Result<Vec<HandlespaceRow>> {
         eprintln!(
             "{}, {elements} elements in {pools} pools, rsplib",
             policy.name()
@@ -93,11 +93,11 @@ impl Rsplib {
             );
         }
         let text = String::from_utf8(output.stdout)?;
-        let rows: Result<Vec<Row>> = text
+        let rows: Result<Vec<HandlespaceRow>> = text
             .lines()
             .map(|line| parse_row(line, policy, elements, pools))
             .collect();
-        let wanted = operations(args);
+        let wanted = selected_operations(args);
         Ok(rows?
             .into_iter()
             .filter(|row| wanted.contains(&row.operation))
@@ -105,13 +105,13 @@ impl Rsplib {
     }
 }
 
-fn parse_row(line: &str, policy: PolicyName, elements: u32, pools: u32) -> Result<Row> {
+fn parse_row(line: &str, policy: PolicyName, elements: u32, pools: u32) -> Result<HandlespaceRow> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let &[operation, ops_per_s, ns_median, bytes_per_element] = fields.as_slice() else {
         bail!("the benchmark of rsplib printed an invalid row: {line}");
     };
-    let operation = Operation::from_str(operation, false);
-    Ok(Row {
+    let operation = HandlespaceOperation::from_str(operation, false);
+    Ok(HandlespaceRow {
         policy: policy.name(),
         elements,
         pools,
@@ -119,7 +119,7 @@ fn parse_row(line: &str, policy: PolicyName, elements: u32, pools: u32) -> Resul
         ops_per_s: ops_per_s.parse()?,
         ns_median: ns_median.parse()?,
         bytes_per_element: bytes_per_element.parse()?,
-        peer: Some(Peer::Rsplib),
+        peer: Some(PeerImplementation::Rsplib),
     })
 }
 
@@ -130,7 +130,10 @@ mod tests {
     #[test]
     fn output_line_parses_into_a_row() {
         let row = parse_row("resolve_3 1250000.0 801.50 612.0", PolicyName::Lu, 10, 1).unwrap();
-        assert_eq!((row.operation, row.ns_median), (Operation::Resolve3, 801.5));
+        assert_eq!(
+            (row.operation, row.ns_median),
+            (HandlespaceOperation::Resolve3, 801.5)
+        );
         assert!(parse_row("resolve_3 fast", PolicyName::Lu, 10, 1).is_err());
     }
 }

@@ -48,7 +48,7 @@ pub struct Workload {
 }
 
 /// Levels of load, weight and distance.
-const LEVELS: u32 = 16;
+const POLICY_VALUE_LEVELS: u32 = 16;
 
 impl PolicyName {
     /// Returns the name on the command line.
@@ -71,9 +71,9 @@ impl PolicyName {
     /// Returns the policy with random values: one of sixteen loads, priorities or weights, and one of sixteen
     /// distances.
     pub fn random_policy(self, random: &mut impl Rng) -> Policy {
-        let level = random.random_range(0..LEVELS);
-        let load = level * (u32::MAX / LEVELS);
-        let distance = random.random_range(0..LEVELS) * 10;
+        let level = random.random_range(0..POLICY_VALUE_LEVELS);
+        let load = level * (u32::MAX / POLICY_VALUE_LEVELS);
+        let distance = random.random_range(0..POLICY_VALUE_LEVELS) * 10;
         let (weight, degradation, dpf) = (level + 1, 1 << 20, 1 << 22);
         match self {
             PolicyName::Rr => Policy::RoundRobin,
@@ -122,12 +122,12 @@ impl Workload {
     /// Returns every element once, in random order, each with policy values.
     pub fn all_members(&mut self) -> Vec<(WorkloadElement, Policy)> {
         self.next = self.members.len();
-        self.batch(self.members.len())
+        self.next_batch(self.members.len())
     }
 
     /// Returns up to `count` next elements of the random order, each with policy values; shuffles the order again at
     /// its end.
-    pub fn batch(&mut self, count: usize) -> Vec<(WorkloadElement, Policy)> {
+    pub fn next_batch(&mut self, count: usize) -> Vec<(WorkloadElement, Policy)> {
         if self.next == self.members.len() {
             self.members.shuffle(&mut self.random);
             self.next = 0;
@@ -143,7 +143,7 @@ impl Workload {
     }
 
     /// Gives the elements of the last batch new ids and policy values: they take the places of removed elements.
-    pub fn replacements(
+    pub fn replace_batch(
         &mut self,
         batch: &[(WorkloadElement, Policy)],
     ) -> Vec<(WorkloadElement, Policy)> {
@@ -159,7 +159,7 @@ impl Workload {
     }
 
     /// Returns random pools.
-    pub fn pools(&mut self, count: usize) -> Vec<u32> {
+    pub fn random_pools(&mut self, count: usize) -> Vec<u32> {
         (0..count)
             .map(|_| self.random.random_range(0..self.pools))
             .collect()

@@ -5,10 +5,10 @@
 //! difference of two readings of one clock. Resets and retransmissions are the kernels' own counters, summed over every
 //! host.
 
-mod exchange_rows;
-mod full_queue;
+mod full_send_queue_rows;
+pub(crate) mod latency_probe;
 pub(crate) mod network_counters;
-pub(crate) mod probe;
+mod small_message_rows;
 pub(crate) mod stats;
 
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub struct HandoffArgs {
 /// Duration of a handoff's phases, microseconds: `divert` to `commit` follow one another; the freeze is the sum from
 /// `extract` on.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Phases {
+pub struct HandoffPhasesUs {
     prepare: f64,
     divert: f64,
     extract: f64,
@@ -62,7 +62,7 @@ pub struct Phases {
 
 /// Result of one measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct HandoffRow {
     connections: usize,
     repeats: usize,
     freeze_us_median: f64,
@@ -74,7 +74,7 @@ pub struct Row {
     control_gap_us_median: Option<f64>,
     control_gap_us_p99: Option<f64>,
     total_ms: f64,
-    phases_us: Phases,
+    phases_us: HandoffPhasesUs,
     bytes_transferred: f64,
     send_queue: f64,
     drained: bool,
@@ -87,9 +87,9 @@ pub struct Row {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct HandoffReport {
     bench: &'static str,
-    rows: Vec<Row>,
+    rows: Vec<HandoffRow>,
 }
 
 /// Runs the benchmark.
@@ -98,7 +98,7 @@ struct Report {
 /// The lab or a program in it fails, or a handoff does not end.
 pub fn run(args: &HandoffArgs) -> Result<()> {
     let mut rows = Vec::new();
-    println!("{}", Row::heading());
+    println!("{}", HandoffRow::heading());
     for connections in &args.connections {
         let repeats = args.repeats.unwrap_or(match connections {
             0..=8 => 40,
@@ -106,13 +106,13 @@ pub fn run(args: &HandoffArgs) -> Result<()> {
             257..=2048 => 10,
             _ => 4,
         });
-        let row = exchange_rows::run(*connections, repeats)?;
+        let row = small_message_rows::run(*connections, repeats)?;
         println!("{row}");
         rows.push(row);
     }
     if !args.no_full_queue {
         for (connections, drained) in [(1, false), (1, true), (8, false), (8, true)] {
-            let row = full_queue::run(connections, drained)?;
+            let row = full_send_queue_rows::run(connections, drained)?;
             println!("{row}");
             rows.push(row);
         }
@@ -121,7 +121,7 @@ pub fn run(args: &HandoffArgs) -> Result<()> {
         "paper 000, one connection of 90 kB over 100 Mbit/s: 10.6 ms for extract, transfer, re-create and activate"
     );
     if let Some(file) = &args.json {
-        let report = Report {
+        let report = HandoffReport {
             bench: "handoff",
             rows,
         };
@@ -146,7 +146,7 @@ fn hand_off_pool(
     to: &str,
     drain: Drain,
 ) -> Result<HandoffSample> {
-    let donor = cluster.control_blocking(from)?;
+    let donor = cluster.blocking_control_client(from)?;
     let selection = Selection::AllOf(FlowFilter {
         pool: Some(pool.to_owned()),
         ..FlowFilter::default()
@@ -180,7 +180,7 @@ fn hand_off_pool(
     // The daemon reports the times of the last batch right after its outcomes.
     std::thread::sleep(Duration::from_millis(20));
     let status = donor.run(async |client| client.handoff(id).await)?;
-    let acceptor = cluster.control_blocking(to)?;
+    let acceptor = cluster.blocking_control_client(to)?;
     let query = FlowQuery {
         limit: Some(1_000_000),
         ..FlowQuery::default()
@@ -229,7 +229,7 @@ fn freeze_us_per_connection(samples: &[HandoffSample]) -> f64 {
 }
 
 /// Returns the medians of the phases; `transfer` is the rest of the freeze beside the others.
-fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> Phases {
+fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> HandoffPhasesUs {
     let results = || samples.iter().flat_map(|sample| &sample.status.results);
     let median = |phase: fn(&holdfast_api::control::PhasesUs) -> f64| {
         Quantiles::new(results().map(|result| phase(&result.phases_us)).collect()).median()
@@ -239,7 +239,7 @@ fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> Phases {
         median(|p| p.restore),
         median(|p| p.commit),
     );
-    Phases {
+    HandoffPhasesUs {
         prepare: median(|p| p.prepare),
         divert: median(|p| p.divert),
         extract,
@@ -252,11 +252,11 @@ fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> Phases {
 /// Returns a row for these samples and counters.
 fn build_row(
     samples: &[HandoffSample],
-    gaps: probe::ProbeGaps,
+    gaps: latency_probe::ProbeGaps,
     drained: bool,
     network: &network_counters::NetworkCounters,
     load: &stats::VerifiedBytes,
-) -> Row {
+) -> HandoffRow {
     let freezes = Quantiles::new(
         samples
             .iter()
@@ -274,7 +274,7 @@ fn build_row(
     });
     let control = (!gaps.control_us.is_empty()).then(|| Quantiles::new(gaps.control_us));
     let gaps = Quantiles::new(gaps.moves_us);
-    Row {
+    HandoffRow {
         connections: samples
             .first()
             .map_or(0, |sample| sample.status.results.len()),
@@ -304,7 +304,7 @@ fn format_rounded(figure: Option<f64>) -> String {
     figure.map_or("-".to_owned(), |figure| format!("{figure:.0}"))
 }
 
-impl Row {
+impl HandoffRow {
     fn heading() -> String {
         format!(
             "{:>6} {:>9} {:>9} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
@@ -329,7 +329,7 @@ impl Row {
     }
 }
 
-impl std::fmt::Display for Row {
+impl std::fmt::Display for HandoffRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Report on the peer.
 #[derive(Debug, Serialize)]
-pub struct PeerReport {
+pub struct CriuReport {
     name: &'static str,
     version: Option<String>,
     /// Reason for the lack of measurements.
@@ -15,9 +15,9 @@ pub struct PeerReport {
 }
 
 /// Searches for CRIU, and runs `criu check` for the features that it needs of this kernel.
-pub fn find_criu() -> PeerReport {
+pub fn check_criu() -> CriuReport {
     let Ok(version) = Command::new("criu").arg("--version").output() else {
-        return PeerReport::unavailable(None, "not installed");
+        return CriuReport::unavailable(None, "not installed");
     };
     let version = String::from_utf8_lossy(&version.stdout);
     let version = version
@@ -25,14 +25,14 @@ pub fn find_criu() -> PeerReport {
         .find_map(|line| line.strip_prefix("Version: "));
     let version = version.map(str::to_owned);
     match Command::new("criu").arg("check").output() {
-        Err(error) => PeerReport::unavailable(version, &error.to_string()),
-        Ok(check) if check.status.success() => PeerReport::unavailable(
+        Err(error) => CriuReport::unavailable(version, &error.to_string()),
+        Ok(check) if check.status.success() => CriuReport::unavailable(
             version,
             "usable here, but this release of Holdfast cannot measure it",
         ),
         Ok(check) => {
             let messages = String::from_utf8_lossy(&check.stderr);
-            PeerReport::unavailable(
+            CriuReport::unavailable(
                 version,
                 &format!("not usable here: {}", first_error(&messages)),
             )
@@ -40,9 +40,9 @@ pub fn find_criu() -> PeerReport {
     }
 }
 
-impl PeerReport {
-    fn unavailable(version: Option<String>, why: &str) -> PeerReport {
-        PeerReport {
+impl CriuReport {
+    fn unavailable(version: Option<String>, why: &str) -> CriuReport {
+        CriuReport {
             name: "criu",
             version,
             missing: why.to_owned(),
@@ -57,7 +57,7 @@ fn first_error(messages: &str) -> &str {
     cause.unwrap_or_else(|| messages.lines().last().unwrap_or("it does not say why"))
 }
 
-impl fmt::Display for PeerReport {
+impl fmt::Display for CriuReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = self.version.as_deref().unwrap_or("");
         let peer = format!("{} {version}", self.name);

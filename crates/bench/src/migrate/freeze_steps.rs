@@ -3,10 +3,10 @@
 use holdfast_api::control::{MigrationStepUs, MigrationStepsUs};
 
 use crate::handoff::stats::Quantiles;
-use crate::moves::Move;
+use crate::process_moves::CompletedMove;
 
 /// Returns the median duration of each step. Repeated steps of one freeze, such as sends of much data, are added up.
-pub fn step_medians(moves: &[Move]) -> MigrationStepsUs {
+pub fn step_medians(moves: &[CompletedMove]) -> MigrationStepsUs {
     let step_medians = |steps_of: fn(&MigrationStepsUs) -> &Vec<MigrationStepUs>| {
         let lists: Vec<_> = moves
             .iter()

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use holdfast_lab::{Lab, Spec, Topology};
+use holdfast_lab::{Lab, LabSpec, Topology};
 
 /// Duration of the measurement.
 const MEASURE_DURATION: Duration = Duration::from_millis(500);
@@ -14,11 +14,11 @@ const CHUNK_BYTES: usize = 1 << 18;
 /// Returns the throughput of one TCP connection between two nodes of such a lab, Mbit/s.
 pub fn measure_throughput(topology: &Topology) -> Result<f64> {
     let name = format!("link-{}", std::process::id());
-    let spec = Spec::new(&name).nodes(2).topology(topology.clone());
+    let spec = LabSpec::new(&name).nodes(2).topology(topology.clone());
     let lab = Lab::up(&spec).context("bring the lab up")?;
     let address = SocketAddr::new(lab.address("n2")?.0.into(), 7200);
-    let listener = lab.in_net("n2", || TcpListener::bind(address))??;
-    let sender = lab.in_net("n1", || TcpStream::connect(address))??;
+    let listener = lab.run_in_net_namespace("n2", || TcpListener::bind(address))??;
+    let sender = lab.run_in_net_namespace("n1", || TcpStream::connect(address))??;
     let (receiver, _) = listener.accept()?;
     let sending = std::thread::spawn(move || send(sender));
     let rate = receive(receiver);

@@ -1,7 +1,7 @@
 //! `holdfast bench migrate`: the cost of moving a running process, by the definitions of DESIGN.md ("Moving a
 //! connection").
 //!
-//! The process is the example `zone`, an ordinary program with connections that it answers and with memory of which it
+//! The process is the example `migrating_zone`, an ordinary program with connections that it answers and with memory of which it
 //! writes distinct random pages of 4 KiB all the time. The process moves back and forth between two nodes while its
 //! clients exchange messages.
 
@@ -18,8 +18,8 @@ use holdfast_lab::{LinkEntry, Topology};
 use serde::Serialize;
 
 use crate::handoff::stats::Quantiles;
-use crate::moves::zone::{LoadedZone, MoveResults, ZoneLoadSpec};
-use crate::moves::{Move, PostCopy};
+use crate::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec, MoveResults};
+use crate::process_moves::{CompletedMove, PostCopyCondition};
 
 /// Flags of `holdfast bench migrate`.
 #[derive(Debug, clap::Args)]
@@ -100,7 +100,7 @@ enum PeerProgram {
 
 /// Result of one measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct MigrateRow {
     connections: usize,
     memory_mib: usize,
     dirty_mib_per_s: u64,
@@ -119,19 +119,19 @@ pub struct Row {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct MigrateBenchReport {
     bench: &'static str,
     /// Rate limit of the links between the nodes; none without a limit.
     link_mbit_per_s: Option<u32>,
     /// Throughput of one TCP connection between two nodes.
     link_measured_mbit_per_s: f64,
-    rows: Vec<Row>,
+    rows: Vec<MigrateRow>,
     /// Medians of each row's phases.
     phases_us: Vec<MigrationPhasesUs>,
     /// Medians of each row's steps.
     steps_us: Vec<MigrationStepsUs>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<criu::PeerReport>,
+    peer: Option<criu::CriuReport>,
 }
 
 /// Runs the benchmark.
@@ -139,14 +139,14 @@ struct Report {
 /// # Errors
 /// The lab or a program in it fails, or a move fails.
 pub fn run(args: &MigrateArgs) -> Result<()> {
-    let measured = link_throughput::measure_throughput(&topology(args.link_mbit))?;
+    let measured = link_throughput::measure_throughput(&lab_topology(args.link_mbit))?;
     let limit = args.link_mbit.map_or("no limit".to_owned(), |mbit| {
         format!("limited to {mbit} Mbit/s")
     });
     println!("link between the nodes: {limit}, {measured:.0} Mbit/s measured");
-    println!("{}", Row::heading());
+    println!("{}", MigrateRow::heading());
     let (mut rows, mut phases, mut steps) = (Vec::new(), Vec::new(), Vec::new());
-    for load in loads(args) {
+    for load in zone_loads(args) {
         let (row, row_phases, row_steps) = measure_row(&load, args)?;
         println!("{row}");
         println!("        {}", phases_text(&row_phases));
@@ -166,14 +166,14 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         "predicted freeze: median error {:.0} %",
         prediction_error_pct(&rows)
     );
-    let peer = args.peer.map(|PeerProgram::Criu| criu::find_criu());
+    let peer = args.peer.map(|PeerProgram::Criu| criu::check_criu());
     if let Some(peer) = &peer {
         println!("{peer}");
     }
     let Some(file) = &args.json else {
         return Ok(());
     };
-    let report = Report {
+    let report = MigrateBenchReport {
         bench: "migrate",
         link_mbit_per_s: args.link_mbit,
         link_measured_mbit_per_s: measured,
@@ -188,7 +188,7 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
 
 /// Returns a topology with this rate on links between nodes; the client links stay as fast as the machine.
 #[must_use]
-pub fn topology(link_mbit: Option<u32>) -> Topology {
+pub fn lab_topology(link_mbit: Option<u32>) -> Topology {
     let Some(mbit) = link_mbit else {
         return Topology::default();
     };
@@ -200,19 +200,19 @@ pub fn topology(link_mbit: Option<u32>) -> Topology {
     })
 }
 
-fn loads(args: &MigrateArgs) -> Vec<ZoneLoadSpec> {
+fn zone_loads(args: &MigrateArgs) -> Vec<MigratingZoneSpec> {
     let mut loads = Vec::new();
     for &memory_mib in &args.memory_mib {
         for &dirty_mib_per_s in &args.dirty_mib_per_s {
             for &connections in &args.connections {
-                loads.push(ZoneLoadSpec {
+                loads.push(MigratingZoneSpec {
                     name: format!("migrate-{}-{}", std::process::id(), loads.len()),
-                    topology: topology(args.link_mbit),
+                    topology: lab_topology(args.link_mbit),
                     connections,
                     memory_mib,
                     dirty_mib_per_s,
                     database: false,
-                    post_copy: args.post_copy.then_some(PostCopy::default()),
+                    post_copy: args.post_copy.then_some(PostCopyCondition::default()),
                 });
             }
         }
@@ -221,7 +221,7 @@ fn loads(args: &MigrateArgs) -> Vec<ZoneLoadSpec> {
 }
 
 /// Returns the default number of moves there and back.
-fn default_round_trips(load: &ZoneLoadSpec) -> u32 {
+fn default_round_trips(load: &MigratingZoneSpec) -> u32 {
     match (load.connections, load.memory_mib) {
         (0..=2048, 0..=256) => 5,
         _ => 2,
@@ -229,10 +229,10 @@ fn default_round_trips(load: &ZoneLoadSpec) -> u32 {
 }
 
 fn measure_row(
-    load: &ZoneLoadSpec,
+    load: &MigratingZoneSpec,
     args: &MigrateArgs,
-) -> Result<(Row, MigrationPhasesUs, MigrationStepsUs)> {
-    let mut loaded = LoadedZone::start(load)?;
+) -> Result<(MigrateRow, MigrationPhasesUs, MigrationStepsUs)> {
+    let mut loaded = MigratingZone::start(load)?;
     for _ in 0..2 * args.repeats.unwrap_or(default_round_trips(load)) {
         loaded.next_move(args.sockets.to_api())?;
     }
@@ -245,22 +245,22 @@ fn measure_row(
     ))
 }
 
-fn build_row(load: &ZoneLoadSpec, strategy: StrategyArg, results: &MoveResults) -> Row {
-    let freezes = median(&results.moves, |migration| {
+fn build_row(load: &MigratingZoneSpec, strategy: StrategyArg, results: &MoveResults) -> MigrateRow {
+    let freezes = median_of_moves(&results.moves, |migration| {
         migration.status.freeze_us.unwrap_or_default()
     });
-    let predicted = median(&results.moves, |of| {
+    let predicted = median_of_moves(&results.moves, |of| {
         of.status.predicted_freeze_us.unwrap_or_default()
     });
-    let bytes = median(&results.moves, |of| of.status.freeze_bytes as f64);
-    let followed = median(&results.moves, |of| {
+    let bytes = median_of_moves(&results.moves, |of| of.status.freeze_bytes as f64);
+    let followed = median_of_moves(&results.moves, |of| {
         let memory = of.status.post_copy.as_ref();
         memory.map_or(0.0, |memory| memory.sent_bytes as f64)
     });
-    let totals = median(&results.moves, |of| {
+    let totals = median_of_moves(&results.moves, |of| {
         (of.span.1 - of.span.0).as_secs_f64() * 1e3
     });
-    Row {
+    MigrateRow {
         connections: load.connections,
         memory_mib: load.memory_mib,
         dirty_mib_per_s: load.dirty_mib_per_s,
@@ -282,13 +282,14 @@ fn build_row(load: &ZoneLoadSpec, strategy: StrategyArg, results: &MoveResults) 
     }
 }
 
-fn median(moves: &[Move], value_of: impl Fn(&Move) -> f64) -> Quantiles {
+fn median_of_moves(moves: &[CompletedMove], value_of: impl Fn(&CompletedMove) -> f64) -> Quantiles {
     Quantiles::new(moves.iter().map(value_of).collect())
 }
 
-fn phase_medians(moves: &[Move]) -> MigrationPhasesUs {
-    let phase_median =
-        |of: fn(&MigrationPhasesUs) -> f64| median(moves, |one| of(&one.status.phases_us)).median();
+fn phase_medians(moves: &[CompletedMove]) -> MigrationPhasesUs {
+    let phase_median = |of: fn(&MigrationPhasesUs) -> f64| {
+        median_of_moves(moves, |one| of(&one.status.phases_us)).median()
+    };
     MigrationPhasesUs {
         copy: phase_median(|phases| phases.copy),
         arm: phase_median(|phases| phases.arm),
@@ -314,14 +315,14 @@ fn phases_text(phases: &MigrationPhasesUs) -> String {
 }
 
 /// Returns the median over the rows of the difference between predicted and measured freeze, percent.
-fn prediction_error_pct(rows: &[Row]) -> f64 {
-    let row_error_pct = |row: &Row| {
+fn prediction_error_pct(rows: &[MigrateRow]) -> f64 {
+    let row_error_pct = |row: &MigrateRow| {
         100.0 * (row.predicted_freeze_us - row.freeze_us_median).abs() / row.freeze_us_median
     };
     Quantiles::new(rows.iter().map(row_error_pct).collect()).median()
 }
 
-impl Row {
+impl MigrateRow {
     fn heading() -> String {
         format!(
             "{:>6} {:>6} {:>6} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>8} {:>5} {:>5} {:>6}",
@@ -343,7 +344,7 @@ impl Row {
     }
 }
 
-impl std::fmt::Display for Row {
+impl std::fmt::Display for MigrateRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,

@@ -5,9 +5,9 @@
 //! load itself reports errors, and so do the counters of the client's kernel, which no tool can hide. Clients that
 //! connect and disconnect are the subject of `churn`.
 
-mod definitions;
-mod load;
+mod program_load;
 mod program_moves;
+mod program_table;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::Protocol;
 
-use crate::cluster::{Cluster, ClusterSpec, Family, Service};
+use crate::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily};
 use crate::handoff::network_counters::read_host;
-pub use definitions::PROGRAMS;
-pub use load::{ProgramLoad, Tool};
+pub use program_load::{LoadTool, ProgramLoad};
 use program_moves::ProgramLocation;
+pub use program_table::PROGRAMS;
 
 /// Host of the clients.
 pub const CLIENT_HOST: &str = "c1";
@@ -82,11 +82,11 @@ impl RunningProgram {
     pub fn up(program: &'static RealProgram) -> Result<RunningProgram> {
         let mut spec = ClusterSpec::new(format!("program-{}-{}", program.name, std::process::id()));
         spec.migration = true;
-        let mut service = Service::new(program.name, Protocol::Tcp, PORT);
+        let mut service = ClusterService::new(program.name, Protocol::Tcp, PORT);
         service.weights = program_moves::first_node_weights();
         spec.services = vec![service];
         let cluster = Cluster::up(spec)?;
-        let address = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let address = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         let mut scene = RunningProgram {
             cluster,
             program,
@@ -98,7 +98,7 @@ impl RunningProgram {
         scene.location = scene.start(&words)?;
         scene.wait_until("the program accepts connections", || {
             let lab = scene.cluster.lab();
-            let tried = lab.in_net(CLIENT_HOST, || TcpStream::connect(address));
+            let tried = lab.run_in_net_namespace(CLIENT_HOST, || TcpStream::connect(address));
             Ok(tried?.is_ok())
         })?;
         Ok(scene)
@@ -120,7 +120,7 @@ impl RunningProgram {
     ///
     /// # Errors
     /// The load does not start, `action` fails, or the client saw an error.
-    pub fn under_load(
+    pub fn run_under_load(
         &mut self,
         action: impl FnOnce(&mut RunningProgram) -> Result<()>,
     ) -> Result<LoadOutcome> {

@@ -95,12 +95,13 @@ impl RunningProgram {
             }
         };
         self.wait_until(&format!("all processes are at {to} only"), || {
-            let has_left = self.processes(from)? == 0 && self.resident_processes(from)?.is_empty();
+            let has_left =
+                self.count_processes(from)? == 0 && self.resident_processes(from)?.is_empty();
             let [process] = &self.resident_processes(to)?[..] else {
                 return Ok(false);
             };
             next.pid = process.pid;
-            Ok(has_left && self.processes(to)? == self.program.processes)
+            Ok(has_left && self.count_processes(to)? == self.program.processes)
         })?;
         self.location = next;
         Ok(status)
@@ -116,13 +117,13 @@ impl RunningProgram {
         let request = PlacementRequest {
             weights: weights.into(),
         };
-        let contact = self.cluster.control_blocking(CONTACT_NODE)?;
+        let contact = self.cluster.blocking_control_client(CONTACT_NODE)?;
         contact.run(async |client| client.set_placement(&request).await)?;
         Ok(())
     }
 
     fn migrate(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         let request = MigrationRequest {
             pid,
             to: to.to_owned(),
@@ -149,12 +150,12 @@ impl RunningProgram {
     }
 
     fn resident_processes(&self, node: &str) -> Result<Vec<ResidentProcess>> {
-        let control = self.cluster.control_blocking(node)?;
+        let control = self.cluster.blocking_control_client(node)?;
         Ok(control.run(async |client| client.status().await)?.residents)
     }
 
     /// Returns the number of the program's processes at a node.
-    fn processes(&self, node: &str) -> Result<usize> {
+    fn count_processes(&self, node: &str) -> Result<usize> {
         let is_it = |pid: &i32| {
             let named = fs::read_to_string(format!("/proc/{pid}/comm"));
             named.is_ok_and(|named| named.trim_end() == self.program.process)

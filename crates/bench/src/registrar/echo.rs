@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use holdfast_sys::transport::{self, AssocId, Config, Endpoint, Event, Message};
+use holdfast_sys::transport::{
+    self, AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::{Deserialize, Serialize};
 
-use super::process::{Processors, RoleProcess, pin_to_processor, transport_name};
+use super::role_process::{BenchProcessors, RoleProcess, pin_to_processor, transport_name};
 
 /// Unassigned payload protocol identifier of the requests and answers, which have no format.
 const PPID: u32 = 0x4846_0001;
@@ -105,7 +107,7 @@ struct EchoClientReport {
 /// # Errors
 /// Associations cannot be established.
 pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<EchoRow> {
-    let processors = Processors::allowed()?;
+    let processors = BenchProcessors::allowed()?;
     let mut serve = part()?;
     serve.args(["serve", &load.response_len.to_string()]);
     serve.arg(processors.measured.to_string());
@@ -167,13 +169,13 @@ pub fn run_role(part: &EchoRole) -> Result<()> {
 }
 
 /// Opens an endpoint on loopback, on a port that the system chooses.
-fn open_endpoint(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
-    let config = Config {
+fn open_endpoint(listen: bool, udp: bool) -> Result<Box<dyn TransportEndpoint>> {
+    let config = TransportConfig {
         listen,
         raw: !udp,
         encapsulation: udp.then_some(0),
         outbound_streams: 1,
-        ..Config::new(vec!["127.0.0.1:0".parse()?])
+        ..TransportConfig::new(vec!["127.0.0.1:0".parse()?])
     };
     transport::open(&config).context("open an SCTP endpoint")
 }
@@ -184,20 +186,20 @@ fn run_server(response_len: usize, processor: usize, udp: bool) -> Result<()> {
     let mut endpoint = open_endpoint(true, udp)?;
     let address = endpoint.local_addresses()?[0];
     println!("{address} {}", endpoint.encapsulation_port().unwrap_or(0));
-    let answer = Message::new(PPID, Bytes::from(vec![0x5a; response_len]));
+    let answer = MessageToSend::new(PPID, Bytes::from(vec![0x5a; response_len]));
     let mut events = Vec::new();
     // The loop ends with the process that started this one.
     while wait_for_work(endpoint.as_ref())? {
         endpoint.recv_batch(&mut events)?;
         for event in events.drain(..) {
-            let Event::Message { assoc, message } = event else {
+            let TransportEvent::Message { assoc, message } = event else {
                 continue;
             };
             if message.ppid == PPID {
                 endpoint.send(assoc, &answer)?;
             } else {
                 let time = Bytes::copy_from_slice(&own_cpu_ns()?.to_be_bytes());
-                endpoint.send(assoc, &Message::new(message.ppid, time))?;
+                endpoint.send(assoc, &MessageToSend::new(message.ppid, time))?;
             }
         }
         endpoint.flush()?;
@@ -227,9 +229,9 @@ fn run_client(
 }
 
 struct EchoClient {
-    endpoint: Box<dyn Endpoint>,
+    endpoint: Box<dyn TransportEndpoint>,
     associations: Vec<AssocId>,
-    events: Vec<Event>,
+    events: Vec<TransportEvent>,
 }
 
 impl EchoClient {
@@ -256,8 +258,8 @@ impl EchoClient {
             }
             for event in client.wait_for_events()? {
                 match event {
-                    Event::Up { .. } => established += 1,
-                    Event::Down { reason, .. } => {
+                    TransportEvent::Up { .. } => established += 1,
+                    TransportEvent::Down { reason, .. } => {
                         bail!("cannot establish an association: {reason:?}")
                     }
                     _ => {}
@@ -268,7 +270,7 @@ impl EchoClient {
     }
 
     /// Sends queued messages, waits, and returns the received events.
-    fn wait_for_events(&mut self) -> Result<Vec<Event>> {
+    fn wait_for_events(&mut self) -> Result<Vec<TransportEvent>> {
         self.endpoint.flush()?;
         wait_for_work(self.endpoint.as_ref())?;
         let mut events = std::mem::take(&mut self.events);
@@ -278,11 +280,11 @@ impl EchoClient {
     }
 
     fn server_cpu_ns(&mut self) -> Result<u64> {
-        let question = Message::new(PPID_CPU, Bytes::from_static(b"?"));
+        let question = MessageToSend::new(PPID_CPU, Bytes::from_static(b"?"));
         self.endpoint.send(self.associations[0], &question)?;
         loop {
             for event in self.wait_for_events()? {
-                if let Event::Message { message, .. } = event
+                if let TransportEvent::Message { message, .. } = event
                     && message.ppid == PPID_CPU
                 {
                     return Ok(u64::from_be_bytes(message.data.as_ref().try_into()?));
@@ -293,7 +295,7 @@ impl EchoClient {
 
     /// Sends requests until `deadline`, then waits for the outstanding answers; returns the number of answers.
     fn run_load(&mut self, load: &EchoLoad, deadline: Instant) -> Result<u64> {
-        let request = Message::new(PPID, Bytes::from(vec![0xa5; load.request_len]));
+        let request = MessageToSend::new(PPID, Bytes::from(vec![0xa5; load.request_len]));
         for _ in 0..load.window {
             for &assoc in &self.associations {
                 self.endpoint.send(assoc, &request)?;
@@ -305,7 +307,7 @@ impl EchoClient {
             let is_running = Instant::now() < deadline;
             let events = self.wait_for_events()?;
             for event in &events {
-                let Event::Message { assoc, message } = event else {
+                let TransportEvent::Message { assoc, message } = event else {
                     bail!("an association failed: {event:?}");
                 };
                 ensure!(
@@ -326,7 +328,7 @@ impl EchoClient {
 }
 
 /// Waits for work; returns false if the process that started this one has ended.
-fn wait_for_work(endpoint: &dyn Endpoint) -> Result<bool> {
+fn wait_for_work(endpoint: &dyn TransportEndpoint) -> Result<bool> {
     let stdin = std::io::stdin();
     let mut waited = [
         PollFd::new(endpoint.fd(), PollFlags::POLLIN),

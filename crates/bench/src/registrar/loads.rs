@@ -12,8 +12,8 @@ use super::measure::{
 };
 use super::member_group::{MemberKind, address_towards};
 use super::messages::PoolMessages;
-use super::report::Row;
-use super::scope::{RegistrarTarget, Scope, ScopeSpec};
+use super::report::RegistrarRow;
+use super::scope::{RegistrarScope, RegistrarTarget, ScopeSpec};
 
 /// Elements of the pool that users resolve.
 const POOL_ELEMENTS: usize = 1000;
@@ -24,7 +24,7 @@ const ITEMS_DEFAULT: usize = 3;
 
 /// Load of a registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Load {
+pub enum RegistrarLoad {
     /// Elements re-register as soon as they have their answer
     Reregistrations,
     /// Users resolve as soon as they have their answer, in a pool of 1,000 elements
@@ -37,13 +37,13 @@ pub enum Load {
     PaperRegistrars,
 }
 
-impl Load {
-    pub(super) const ALL: [Load; 5] = [
-        Load::Reregistrations,
-        Load::Resolutions,
-        Load::PaperElements,
-        Load::PaperUsers,
-        Load::PaperRegistrars,
+impl RegistrarLoad {
+    pub(super) const ALL: [RegistrarLoad; 5] = [
+        RegistrarLoad::Reregistrations,
+        RegistrarLoad::Resolutions,
+        RegistrarLoad::PaperElements,
+        RegistrarLoad::PaperUsers,
+        RegistrarLoad::PaperRegistrars,
     ];
 }
 
@@ -78,7 +78,7 @@ fn interval_text(interval: Duration) -> String {
 }
 
 impl LoadPlan {
-    fn new(load: Load, setting: &LoadSettings) -> LoadPlan {
+    fn new(load: RegistrarLoad, setting: &LoadSettings) -> LoadPlan {
         let divided = |count: usize| (count / setting.divide).max(1);
         let ms = Duration::from_millis;
         let elements = |count: usize, interval: Duration| LoadPlan {
@@ -96,11 +96,11 @@ impl LoadPlan {
             resolution_interval: interval,
         };
         match load {
-            Load::Reregistrations => elements(setting.associations, Duration::ZERO),
-            Load::Resolutions => users(setting.associations, Duration::ZERO, None),
-            Load::PaperElements => elements(divided(2000), ms(250)),
-            Load::PaperUsers => users(divided(1000), ms(100), Some(ms(1000))),
-            Load::PaperRegistrars => elements(divided(1000), ms(250)),
+            RegistrarLoad::Reregistrations => elements(setting.associations, Duration::ZERO),
+            RegistrarLoad::Resolutions => users(setting.associations, Duration::ZERO, None),
+            RegistrarLoad::PaperElements => elements(divided(2000), ms(250)),
+            RegistrarLoad::PaperUsers => users(divided(1000), ms(100), Some(ms(1000))),
+            RegistrarLoad::PaperRegistrars => elements(divided(1000), ms(250)),
         }
     }
 }
@@ -113,7 +113,7 @@ impl LoadSettings {
             None => [127, 0, 0, 1].into(),
         };
         let pool = PoolMessages {
-            handle: PoolHandle::from(self.pool_handle(Load::Reregistrations).as_str()),
+            handle: PoolHandle::from(self.pool_handle(RegistrarLoad::Reregistrations).as_str()),
             policy: self.policy,
             items: self.items,
         };
@@ -125,22 +125,27 @@ impl LoadSettings {
     }
 
     /// Returns a separate pool handle for each load: a registrar of another program may remember an old pool.
-    fn pool_handle(&self, load: Load) -> String {
+    fn pool_handle(&self, load: RegistrarLoad) -> String {
         format!("bench-{}-{}", std::process::id(), load as u8)
     }
 
     /// Measures a load with the single send to all peers; a load about that send also without it, and with each
     /// re-registration announced.
-    pub(super) fn measure(&self, load: Load, registrars: usize) -> Result<Vec<Row>> {
+    pub(super) fn measure(
+        &self,
+        load: RegistrarLoad,
+        registrars: usize,
+    ) -> Result<Vec<RegistrarRow>> {
         let plan = LoadPlan::new(load, self);
         eprintln!("{}, {registrars} registrars", plan.name);
-        let row =
-            |windows: &[_]| Row::from_windows(load, &plan.name, plan.elements, plan.users, windows);
+        let row = |windows: &[_]| {
+            RegistrarRow::from_windows(load, &plan.name, plan.elements, plan.users, windows)
+        };
         if let Some(target) = self.external {
             let windows = self.measure_groups(load, &plan, &[target], None, self.windows)?;
             return Ok(vec![row(&windows)]);
         }
-        let both = load == Load::PaperRegistrars && registrars > 1;
+        let both = load == RegistrarLoad::PaperRegistrars && registrars > 1;
         let ways = [(true, false), (false, false), (true, true)];
         let ways = if both { &ways[..] } else { &ways[..1] };
         let each = ways.iter().map(|&(one_send, announce_each)| {
@@ -164,13 +169,13 @@ impl LoadSettings {
     /// elements' requests coincide, and with it how often the registrar wakes up.
     fn measure_in_scopes(
         &self,
-        load: Load,
+        load: RegistrarLoad,
         plan: &LoadPlan,
         spec: &ScopeSpec,
     ) -> Result<Vec<WindowResult>> {
         let count = self.windows.count;
         let (starts, count) = match load {
-            Load::PaperRegistrars => (count * SCOPE_STARTS, 1),
+            RegistrarLoad::PaperRegistrars => (count * SCOPE_STARTS, 1),
             _ => (1, count),
         };
         let windows = WindowSchedule {
@@ -179,9 +184,9 @@ impl LoadSettings {
         };
         let mut measured = Vec::new();
         for _ in 0..starts {
-            let scope = Scope::start(spec)?;
+            let scope = RegistrarScope::start(spec)?;
             let targets: Vec<RegistrarTarget> = (0..spec.registrars.min(2))
-                .filter_map(|place| scope.target(place))
+                .filter_map(|place| scope.registrar_target(place))
                 .collect();
             measured.extend(self.measure_groups(load, plan, &targets, Some(&scope), windows)?);
         }
@@ -190,10 +195,10 @@ impl LoadSettings {
 
     fn measure_groups(
         &self,
-        load: Load,
+        load: RegistrarLoad,
         plan: &LoadPlan,
         targets: &[RegistrarTarget],
-        scope: Option<&Scope>,
+        scope: Option<&RegistrarScope>,
         windows: WindowSchedule,
     ) -> Result<Vec<WindowResult>> {
         let at = *targets.first().context("no registrar to measure")?;
@@ -229,8 +234,8 @@ impl LoadSettings {
             let resolutions = users.as_ref().map_or(0, RunningGroup::answered);
             scope.check_counters(elements.answered(), resolutions, 0)?;
         }
-        users.map_or(Ok(()), RunningGroup::leave)?;
-        elements.leave()?;
+        users.map_or(Ok(()), RunningGroup::deregister_and_close)?;
+        elements.deregister_and_close()?;
         Ok(windows)
     }
 }

@@ -9,7 +9,7 @@ use holdfast_wire::rserpool::PolicyKind;
 
 use super::hidden_command;
 use super::member_group::{MemberKind, RequestCounts};
-use super::process::{Processors, RoleProcess};
+use super::role_process::{BenchProcessors, RoleProcess};
 use super::scope::RegistrarTarget;
 
 /// Elements or users of one registrar.
@@ -85,7 +85,10 @@ impl RunningGroup {
             ("--count", spec.count.to_string()),
             ("--server", spec.registrar.server.to_string()),
             ("--encapsulation", spec.registrar.encapsulation.to_string()),
-            ("--processor", Processors::allowed()?.others.to_string()),
+            (
+                "--processor",
+                BenchProcessors::allowed()?.others.to_string(),
+            ),
             ("--handle", spec.handle.clone()),
             ("--policy", spec.policy.name().to_owned()),
         ] {
@@ -122,7 +125,7 @@ impl RunningGroup {
     ///
     /// # Errors
     /// An answer is missing.
-    pub fn leave(mut self) -> Result<()> {
+    pub fn deregister_and_close(mut self) -> Result<()> {
         self.send_command("leave")?;
         self.role.end()
     }
@@ -143,10 +146,10 @@ pub fn measure_windows(
     }
     sleep(windows.settle);
     let mut measured = Vec::new();
-    let mut before = CounterSample::take(groups, targets)?;
+    let mut before = CounterSample::read_counters(groups, targets)?;
     for _ in 0..windows.count {
         sleep(windows.length);
-        let after = CounterSample::take(groups, targets)?;
+        let after = CounterSample::read_counters(groups, targets)?;
         measured.push(before.window_until(&after));
         before = after;
     }
@@ -172,7 +175,7 @@ struct CounterSample {
 }
 
 impl CounterSample {
-    fn take(
+    fn read_counters(
         groups: &mut [(&mut RunningGroup, Duration)],
         targets: &[RegistrarTarget],
     ) -> Result<CounterSample> {

@@ -11,7 +11,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_sys::transport::{self, AssocId, Config, Endpoint, Event, Message};
+use holdfast_sys::transport::{
+    self, AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent,
+};
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
@@ -20,8 +22,8 @@ use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 
 use super::messages::{self, PoolMessages};
-use super::process::pin_to_processor;
 use super::request_schedule::RequestSchedule;
+use super::role_process::pin_to_processor;
 
 /// Time limit for the start of associations, and for answers; a registrar may have much work.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,7 +41,7 @@ pub enum MemberKind {
 
 /// A group, as flags of a hidden command.
 #[derive(Clone, Debug, clap::Args)]
-pub struct GroupArgs {
+pub struct MemberGroupArgs {
     /// Kind of the members.
     #[arg(long)]
     pub kind: MemberKind,
@@ -79,7 +81,7 @@ pub struct RequestCounts {
 ///
 /// # Errors
 /// Associations cannot be established or fail, or an answer is invalid.
-pub fn run(args: &GroupArgs) -> Result<()> {
+pub fn run(args: &MemberGroupArgs) -> Result<()> {
     pin_to_processor(args.processor)?;
     // With the default slack, the kernel wakes the process 50 us late, with several requests due at once.
     nix::sys::prctl::set_timerslack(1)?;
@@ -102,33 +104,33 @@ pub fn run(args: &GroupArgs) -> Result<()> {
 
 struct MemberGroup {
     kind: MemberKind,
-    endpoint: Box<dyn Endpoint>,
+    endpoint: Box<dyn TransportEndpoint>,
     pool: PoolMessages,
     own_address: IpAddr,
     /// Associations by member.
     associations: Vec<AssocId>,
     member_by_association: HashMap<AssocId, usize>,
-    requests: Vec<Message>,
+    requests: Vec<MessageToSend>,
     schedule: RequestSchedule,
     counts: RequestCounts,
     unanswered: usize,
     /// First byte of the expected answer, and the length of one that was fully parsed.
     expected_type: u8,
     answer_len: usize,
-    events: Vec<Event>,
+    events: Vec<TransportEvent>,
     random: SmallRng,
 }
 
 impl MemberGroup {
-    fn connect(args: &GroupArgs) -> Result<Self> {
+    fn connect(args: &MemberGroupArgs) -> Result<Self> {
         let own_address = address_towards(args.server)?;
         let encapsulation = Some(args.encapsulation).filter(|&port| port > 0);
-        let config = Config {
+        let config = TransportConfig {
             listen: false,
             raw: encapsulation.is_none(),
             encapsulation: encapsulation.map(|_| 0),
             outbound_streams: 1,
-            ..Config::new(vec![SocketAddr::new(own_address, 0)])
+            ..TransportConfig::new(vec![SocketAddr::new(own_address, 0)])
         };
         let mut group = Self {
             kind: args.kind,
@@ -154,7 +156,11 @@ impl MemberGroup {
         Ok(group)
     }
 
-    fn open_associations(&mut self, args: &GroupArgs, encapsulation: Option<u16>) -> Result<()> {
+    fn open_associations(
+        &mut self,
+        args: &MemberGroupArgs,
+        encapsulation: Option<u16>,
+    ) -> Result<()> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut up = 0;
         while up < args.count {
@@ -172,9 +178,9 @@ impl MemberGroup {
             self.wait(Some(deadline))?;
             for event in std::mem::take(&mut self.events) {
                 match event {
-                    Event::Up { .. } => up += 1,
+                    TransportEvent::Up { .. } => up += 1,
                     // A handshake may time out on a busy machine: repeat until the deadline.
-                    Event::Down { assoc, .. } => {
+                    TransportEvent::Down { assoc, .. } => {
                         let place = self.associations.iter().position(|one| *one == assoc);
                         let place = place.context("an unknown association is down")?;
                         let again = self
@@ -288,7 +294,7 @@ impl MemberGroup {
     /// Sends due requests, waits for an event, and handles it. Returns true if there is a line to read.
     fn run_once(&mut self) -> Result<bool> {
         let now = Instant::now();
-        while let Some(place) = self.schedule.pop(now) {
+        while let Some(place) = self.schedule.pop_due(now) {
             self.send_request(place)?;
         }
         let line = self.wait(self.schedule.next())?;
@@ -316,10 +322,10 @@ impl MemberGroup {
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             match event {
-                Event::Message { assoc, message } => self.on_message(assoc, &message)?,
-                Event::Up { .. } | Event::Path { .. } => {}
+                TransportEvent::Message { assoc, message } => self.on_message(assoc, &message)?,
+                TransportEvent::Up { .. } | TransportEvent::Path { .. } => {}
                 // A failed send precedes the end of its association, which has the reason.
-                Event::SendFailed { .. } => {}
+                TransportEvent::SendFailed { .. } => {}
                 other => bail!("an association failed: {other:?}"),
             }
         }
@@ -327,7 +333,7 @@ impl MemberGroup {
         Ok(())
     }
 
-    fn on_message(&mut self, from: AssocId, message: &Message) -> Result<()> {
+    fn on_message(&mut self, from: AssocId, message: &MessageToSend) -> Result<()> {
         let place = *self
             .member_by_association
             .get(&from)

@@ -10,9 +10,9 @@ mod loads;
 pub mod measure;
 mod member_group;
 mod messages;
-mod process;
 mod report;
 mod request_schedule;
+mod role_process;
 pub mod scope;
 
 use std::net::SocketAddr;
@@ -21,14 +21,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_sys::transport::{Provider, provider};
+use holdfast_sys::transport::{SctpProvider, provider};
 use holdfast_wire::rserpool::PolicyKind;
 
 use echo::{EchoLoad, EchoRole, EchoRow};
-use loads::{Load, LoadSettings};
+use loads::{LoadSettings, RegistrarLoad};
 use measure::WindowSchedule;
-use member_group::GroupArgs;
-use report::Report;
+use member_group::MemberGroupArgs;
+use report::RegistrarReport;
 use scope::RegistrarTarget;
 
 pub use member_group::MemberKind;
@@ -45,7 +45,7 @@ pub use member_group::MemberKind;
 pub struct RegistrarArgs {
     /// Loads to measure, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
-    load: Vec<Load>,
+    load: Vec<RegistrarLoad>,
     /// Registrars in the scope; several numbers, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,6")]
     registrars: Vec<u32>,
@@ -97,7 +97,7 @@ enum HiddenRole {
     Echo(EchoRole),
     /// A group of elements or users.
     #[command(hide = true)]
-    Group(GroupArgs),
+    Group(MemberGroupArgs),
     /// A program on one processor.
     #[command(hide = true)]
     Pinned {
@@ -124,7 +124,7 @@ impl Encapsulation {
     #[must_use]
     pub fn choose(udp_wanted: bool) -> Encapsulation {
         match provider() {
-            Provider::Kernel if !udp_wanted => Encapsulation::Ip,
+            SctpProvider::Kernel if !udp_wanted => Encapsulation::Ip,
             _ => Encapsulation::Udp,
         }
     }
@@ -150,7 +150,7 @@ pub fn run(args: &RegistrarArgs) -> Result<()> {
         Some(HiddenRole::Echo(part)) => return echo::run_role(part),
         Some(HiddenRole::Group(group)) => return member_group::run(group),
         Some(HiddenRole::Pinned { processor, words }) => {
-            return process::exec_pinned(*processor, words);
+            return role_process::exec_pinned(*processor, words);
         }
         None => {}
     }
@@ -167,7 +167,7 @@ pub fn run(args: &RegistrarArgs) -> Result<()> {
             pid,
         });
     let setting = args.load_settings(external);
-    let mut report = Report::new(process::transport_name());
+    let mut report = RegistrarReport::new(role_process::transport_name());
     for (name, lengths) in setting.echo_lengths()? {
         let rows = args.measure_echo(lengths)?;
         report.add_echo(name, rows);
@@ -176,8 +176,8 @@ pub fn run(args: &RegistrarArgs) -> Result<()> {
         Some(_) => &[1][..],
         None => &args.registrars[..],
     };
-    let of_load = |load: &Load| args.load.is_empty() || args.load.contains(load);
-    for load in Load::ALL.iter().filter(|load| of_load(load)) {
+    let of_load = |load: &RegistrarLoad| args.load.is_empty() || args.load.contains(load);
+    for load in RegistrarLoad::ALL.iter().filter(|load| of_load(load)) {
         for &registrars in scopes {
             for row in setting.measure(*load, registrars as usize)? {
                 report.add_row(row);

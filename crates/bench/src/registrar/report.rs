@@ -6,17 +6,17 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::echo::EchoRow;
-use super::loads::Load;
+use super::loads::RegistrarLoad;
 use super::measure::WindowResult;
 use crate::handoff::stats::Quantiles;
 
 /// Result of one load with one number of registrars.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct RegistrarRow {
     /// Text that describes the load.
     pub load: String,
     #[serde(skip)]
-    load_kind: Load,
+    load_kind: RegistrarLoad,
     /// Registrars in the scope.
     pub registrars: usize,
     /// Elements at the first registrar.
@@ -59,14 +59,14 @@ fn value_range(windows: &[WindowResult], value: impl Fn(&WindowResult) -> f64) -
     [quantiles.quantile(0.0), quantiles.quantile(1.0)]
 }
 
-impl Row {
+impl RegistrarRow {
     pub(super) fn from_windows(
-        which: Load,
+        which: RegistrarLoad,
         name: &str,
         elements: usize,
         users: usize,
         windows: &[WindowResult],
-    ) -> Row {
+    ) -> RegistrarRow {
         let of_first =
             |window: &WindowResult| window.target_cpu_shares.first().copied().unwrap_or(0.0);
         let of_second =
@@ -75,7 +75,7 @@ impl Row {
             .iter()
             .all(|window| window.target_cpu_shares.len() > 1);
         let each = |window: &WindowResult| of_first(window) * 1e9 / window.operations_per_s();
-        Row {
+        RegistrarRow {
             load: name.to_owned(),
             load_kind: which,
             registrars: 1,
@@ -103,11 +103,11 @@ impl Row {
 
 /// All results.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct RegistrarReport {
     bench: &'static str,
     transport: &'static str,
     echo: Vec<EchoResults>,
-    rows: Vec<Row>,
+    rows: Vec<RegistrarRow>,
 }
 
 /// Results of the echo with the messages of one operation.
@@ -120,9 +120,9 @@ struct EchoResults {
     rounds: Vec<EchoRow>,
 }
 
-impl Report {
-    pub(super) fn new(transport: &'static str) -> Report {
-        Report {
+impl RegistrarReport {
+    pub(super) fn new(transport: &'static str) -> RegistrarReport {
+        RegistrarReport {
             bench: "registrar",
             transport,
             echo: Vec::new(),
@@ -156,13 +156,13 @@ impl Report {
         });
     }
 
-    pub(super) fn add_row(&mut self, mut row: Row) {
+    pub(super) fn add_row(&mut self, mut row: RegistrarRow) {
         if self.rows.is_empty() {
             println!("{}", heading());
         }
         let operation = match row.load_kind {
-            Load::Reregistrations => "reregistration",
-            Load::Resolutions => "resolution",
+            RegistrarLoad::Reregistrations => "reregistration",
+            RegistrarLoad::Resolutions => "resolution",
             _ => "",
         };
         let echo = self.echo.iter().find(|echo| echo.operation == operation);
@@ -210,7 +210,7 @@ impl Report {
     fn growth_of_cpu_time(&self, one_send: bool, announce_each: bool) -> Option<(&str, f64)> {
         let find = |registrars, one_send, announce_each| {
             self.rows.iter().find(|row| {
-                row.load_kind == Load::PaperRegistrars
+                row.load_kind == RegistrarLoad::PaperRegistrars
                     && row.registrars == registrars
                     && row.one_send == Some(one_send)
                     && row.announce_each == Some(announce_each)
@@ -226,12 +226,12 @@ impl Report {
     }
 }
 
-fn targets_of_row(row: &Row) -> Vec<(String, bool)> {
+fn targets_of_row(row: &RegistrarRow) -> Vec<(String, bool)> {
     let mut bars = Vec::new();
     let rate = row.operations_per_s();
     let least = match row.load_kind {
-        Load::Reregistrations => Some(80_000.0),
-        Load::Resolutions => Some(100_000.0),
+        RegistrarLoad::Reregistrations => Some(80_000.0),
+        RegistrarLoad::Resolutions => Some(100_000.0),
         _ => None,
     };
     if let (Some(least), Some(share), Some(own)) =
@@ -285,7 +285,7 @@ fn heading() -> String {
     )
 }
 
-fn row_line(row: &Row) -> String {
+fn row_line(row: &RegistrarRow) -> String {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     let [least, most] = row.operations_per_s_range;
     let [low, high] = row.cpu_share_range;

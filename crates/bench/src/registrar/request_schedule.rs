@@ -51,17 +51,17 @@ impl RequestSchedule {
     /// Returns the time of the next request that does not depend on an answer.
     pub(super) fn next(&self) -> Option<Instant> {
         match self {
-            RequestSchedule::Regular(regular) => Some(regular.due()?.0),
+            RequestSchedule::Regular(regular) => Some(regular.next_due()?.0),
             _ => None,
         }
     }
 
     /// Returns a member with a request due at `now`.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<usize> {
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<usize> {
         let RequestSchedule::Regular(regular) = self else {
             return None;
         };
-        let (at, place) = regular.due()?;
+        let (at, place) = regular.next_due()?;
         if at > now {
             return None;
         }
@@ -75,7 +75,7 @@ impl RequestSchedule {
 }
 
 impl RegularSchedule {
-    fn due(&self) -> Option<(Instant, usize)> {
+    fn next_due(&self) -> Option<(Instant, usize)> {
         let (moment, place) = *self.moments.get(self.next)?;
         Some((self.start + self.interval * self.rounds + moment, place))
     }
@@ -96,7 +96,7 @@ mod tests {
         let start = regular.start;
         let mut request_counts = [0; 50];
         // Take every request due before the end of the third interval.
-        while let Some(place) = pace.pop(start + interval * 3 - Duration::from_nanos(1)) {
+        while let Some(place) = pace.pop_due(start + interval * 3 - Duration::from_nanos(1)) {
             request_counts[place] += 1;
         }
         assert_eq!(request_counts, [3; 50]);
@@ -108,6 +108,6 @@ mod tests {
     fn zero_interval_sends_after_each_answer() {
         let mut pace = RequestSchedule::new(Duration::ZERO, 5, &mut SmallRng::seed_from_u64(1));
         assert!(matches!(pace, RequestSchedule::Saturating));
-        assert_eq!((pace.next(), pace.pop(Instant::now())), (None, None));
+        assert_eq!((pace.next(), pace.pop_due(Instant::now())), (None, None));
     }
 }

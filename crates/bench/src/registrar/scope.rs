@@ -8,10 +8,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::control::{BlockingClient, PeerList, RegistrarStatus};
+use holdfast_api::control::{BlockingControlClient, PeerList, RegistrarStatus};
 use tempfile::TempDir;
 
-use super::process::{Processors, cpu_time};
+use super::role_process::{BenchProcessors, cpu_time};
 use super::{Encapsulation, hidden_command};
 use crate::cluster::find_program;
 
@@ -39,7 +39,7 @@ pub struct ScopeSpec {
 
 /// Registrars that know each other, the first on a processor of its own.
 #[derive(Debug)]
-pub struct Scope {
+pub struct RegistrarScope {
     registrars: Vec<RegistrarProcess>,
     announce_each: bool,
     _directory: TempDir,
@@ -58,7 +58,7 @@ pub struct RegistrarTarget {
 
 struct RegistrarProcess {
     process: ChildGuard,
-    client: BlockingClient,
+    client: BlockingControlClient,
     /// Status at the time when the registrar became ready.
     status: RegistrarStatus,
 }
@@ -79,15 +79,15 @@ impl Drop for ChildGuard {
     }
 }
 
-impl Scope {
+impl RegistrarScope {
     /// Starts the registrars, one after the other, and waits until all know all others.
     ///
     /// # Errors
     /// `holdfastd` is missing, or the registrars do not become ready or do not find each other.
-    pub fn start(spec: &ScopeSpec) -> Result<Scope> {
-        let processors = Processors::allowed()?;
+    pub fn start(spec: &ScopeSpec) -> Result<RegistrarScope> {
+        let processors = BenchProcessors::allowed()?;
         let directory = tempfile::tempdir().context("a directory for the registrars")?;
-        let mut scope = Scope {
+        let mut scope = RegistrarScope {
             registrars: Vec::new(),
             announce_each: spec.announce_each,
             _directory: directory,
@@ -189,7 +189,7 @@ filter = "error"
 
     /// Returns the address and process of a registrar; the first has number 0.
     #[must_use]
-    pub fn target(&self, place: usize) -> Option<RegistrarTarget> {
+    pub fn registrar_target(&self, place: usize) -> Option<RegistrarTarget> {
         let registrar = self.registrars.get(place)?;
         let status = &registrar.status;
         Some(RegistrarTarget {
@@ -280,7 +280,7 @@ impl RegistrarProcess {
             .arg(&config);
         command.stdin(Stdio::null());
         let mut process = ChildGuard(command.spawn().context("start a registrar")?);
-        let client = BlockingClient::new(run_dir.join("registrar.sock"))?;
+        let client = BlockingControlClient::new(run_dir.join("registrar.sock"))?;
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             match client.run(|client| client.registrar()) {

@@ -1,12 +1,12 @@
 //! `holdfast repro`: repeats the measurements of the papers' tables and figures.
 //!
 //! An experiment is a module with a `pub(crate) const EXPERIMENT: Experiment`, listed in `EXPERIMENTS`. The experiment
-//! measures as [`Settings`] say and returns an [`Outcome`]; flags, table, JSON and plot are the same for all.
+//! measures as [`ExperimentSettings`] say and returns an [`ExperimentOutcome`]; flags, table, JSON and plot are the same for all.
 
 mod dve;
+mod experiment_outcome;
 mod lu_dpf;
 mod plot;
-mod report;
 mod rserpool_overhead;
 
 use std::fs::OpenOptions;
@@ -16,9 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::PossibleValue;
 use serde::Serialize;
 
+pub use experiment_outcome::{ExperimentOutcome, ResultRow, StatementCheck};
 pub use holdfast_sim::Estimate;
 pub use plot::{Figure, Panel, Point, Series};
-pub use report::{Check, Outcome, Row};
 
 /// Argument that asks for the names instead of an experiment.
 const LIST_ARGUMENT: &str = "list";
@@ -36,7 +36,7 @@ const EXPERIMENTS: &[Experiment] = &[
     lu_dpf::figure4_right::EXPERIMENT,
     lu_dpf::figure5::EXPERIMENT,
     lu_dpf::table1::EXPERIMENT,
-    lu_dpf::rivals::EXPERIMENT,
+    lu_dpf::policy_comparison::EXPERIMENT,
 ];
 
 /// A table or figure of a paper.
@@ -47,12 +47,12 @@ pub struct Experiment {
     /// Description in one line.
     pub about: &'static str,
     /// Runs the measurements. Progress goes to standard error.
-    pub run: fn(&Settings) -> Result<Outcome>,
+    pub run: fn(&ExperimentSettings) -> Result<ExperimentOutcome>,
 }
 
 /// Settings of an experiment.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Settings {
+pub struct ExperimentSettings {
     /// Repeats of each measurement (each simulation with another seed), for the confidence intervals; by default the
     /// paper's number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -76,7 +76,7 @@ pub struct Settings {
     pub lapse: f64,
 }
 
-impl Settings {
+impl ExperimentSettings {
     /// Returns the requested repeats, or a default.
     #[must_use]
     pub fn repeats_or(&self, default: u32) -> u32 {
@@ -107,7 +107,7 @@ pub struct ReproArgs {
     experiment: String,
     /// Settings of the experiment.
     #[command(flatten)]
-    settings: Settings,
+    settings: ExperimentSettings,
     /// Write the rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -126,12 +126,12 @@ fn possible_names() -> Vec<PossibleValue> {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct ReproReport<'a> {
     repro: &'a str,
-    rows: &'a [Row],
+    rows: &'a [ResultRow],
     /// Checks of the paper's statements, if the experiment has any.
-    #[serde(skip_serializing_if = "<[Check]>::is_empty")]
-    checks: &'a [Check],
+    #[serde(skip_serializing_if = "<[StatementCheck]>::is_empty")]
+    checks: &'a [StatementCheck],
 }
 
 #[derive(Serialize)]
@@ -160,7 +160,10 @@ pub fn run(args: &ReproArgs) -> Result<()> {
         "{} cannot be measured live; leave out --live",
         experiment.name
     );
-    let table_experiments = [&lu_dpf::table1::EXPERIMENT, &lu_dpf::rivals::EXPERIMENT];
+    let table_experiments = [
+        &lu_dpf::table1::EXPERIMENT,
+        &lu_dpf::policy_comparison::EXPERIMENT,
+    ];
     let is_table = table_experiments
         .iter()
         .any(|each| each.name == experiment.name);
@@ -178,7 +181,7 @@ pub fn run(args: &ReproArgs) -> Result<()> {
     println!("{}: {}", experiment.name, experiment.about);
     print!("{}", outcome.text());
     if let Some(path) = &args.json {
-        let report = Report {
+        let report = ReproReport {
             repro: experiment.name,
             rows: &outcome.rows,
             checks: &outcome.checks,

@@ -1,6 +1,6 @@
 //! Curves with confidence intervals, as SVG.
 
-use super::report::Row;
+use super::experiment_outcome::ResultRow;
 use anyhow::{Result, anyhow};
 use holdfast_sim::Estimate;
 use plotters::coord::Shift;
@@ -63,14 +63,14 @@ pub struct Point {
 impl Figure {
     /// Returns every point, in order.
     #[must_use]
-    pub fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<ResultRow> {
         let mut rows = Vec::new();
         for panel in &self.panels {
             for series in &panel.series {
                 for point in &series.points {
                     let place =
                         format!("{}: {}, {} {}", panel.title, series.name, point.x, panel.x);
-                    rows.push(Row::new(place, point.paper, point.ours, &panel.unit));
+                    rows.push(ResultRow::new(place, point.paper, point.ours, &panel.unit));
                 }
             }
         }
@@ -117,14 +117,14 @@ fn drawing_error(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw the plot: {error}")
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawingPanel<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 impl Panel {
     fn points(&self) -> impl Iterator<Item = &Point> {
         self.series.iter().flat_map(|series| &series.points)
     }
 
-    fn draw(&self, area: &Area<'_>) -> Result<()> {
+    fn draw(&self, area: &DrawingPanel<'_>) -> Result<()> {
         let x_max = self.points().map(|point| point.x).fold(1.0, f64::max);
         let x = 0.0..x_max * 1.05;
         let values = || {

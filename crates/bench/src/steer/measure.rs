@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_bpf::traffic::{CountReader, SinkCounts, Traffic, TrafficPlan};
+use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficPlan, TrafficPrograms};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
-use super::group::{CLIENT, PORT, SERVICE};
+use super::data_planes::{FIRST_CLIENT_ADDRESS, PORT, SERVICE_ADDRESS};
 use super::test_network::{GENERATOR_CPU, TestNetwork, link_address, pin_thread};
 
 /// Time under traffic before a measurement begins.
@@ -32,7 +32,7 @@ pub enum ForwardingPath {
 
 /// Result of one measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Rate {
+pub struct ForwardingRate {
     /// Packets per second that arrived at the owners.
     pub pps: f64,
     /// Processor time of the contact node's thread per packet, nanoseconds, including the owner's receipt.
@@ -41,8 +41,8 @@ pub struct Rate {
 
 /// The generator and the owners' sinks.
 pub struct RateMeter {
-    traffic: Traffic,
-    counts: CountReader,
+    traffic: TrafficPrograms,
+    counts: SinkCountReader,
     paths: [(Pid, u32); 2],
     /// Packets per send call; raised until the call outlasts a measurement.
     packets: u32,
@@ -55,7 +55,7 @@ impl RateMeter {
     /// # Errors
     /// The kernel refuses.
     pub fn new(place: &TestNetwork) -> Result<Self> {
-        let mut traffic = Traffic::load()?;
+        let mut traffic = TrafficPrograms::load()?;
         for (owner, host, device, xdp) in [
             (0, "o0", "plain", false),
             (0, "o0", "link", true),
@@ -91,8 +91,8 @@ impl RateMeter {
         let plan = TrafficPlan {
             flows,
             ifindex: self.paths[way as usize].1,
-            service: SERVICE.octets(),
-            client: CLIENT.octets(),
+            service: SERVICE_ADDRESS.octets(),
+            client: FIRST_CLIENT_ADDRESS.octets(),
             port: PORT.to_be_bytes(),
             next_hop_link: link_address(pair, 1),
             own_link: link_address(pair, 0),
@@ -113,7 +113,7 @@ impl RateMeter {
         way: ForwardingPath,
         flows: u32,
         duration: Duration,
-    ) -> Result<Rate> {
+    ) -> Result<ForwardingRate> {
         loop {
             if let Some(rate) = self.attempt(place, way, flows, duration)? {
                 return Ok(rate);
@@ -129,7 +129,7 @@ impl RateMeter {
         way: ForwardingPath,
         flows: u32,
         duration: Duration,
-    ) -> Result<Option<Rate>> {
+    ) -> Result<Option<ForwardingRate>> {
         self.set_plan(way, flows, SAMPLE_INTERVAL - 1)?;
         let start = sum_counters(&self.counts.read()?).packets;
         let (traffic, packets) = (&mut self.traffic, self.packets);
@@ -239,7 +239,7 @@ struct CounterSample {
 }
 
 impl CounterSample {
-    fn take(counts: &CountReader, thread: Pid) -> Result<Self> {
+    fn take(counts: &SinkCountReader, thread: Pid) -> Result<Self> {
         let cpu = Duration::from(clock_getcpuclockid(thread)?.now()?);
         Ok(Self {
             at: Instant::now(),
@@ -248,13 +248,13 @@ impl CounterSample {
         })
     }
 
-    fn rate_since(&self, before: &Self) -> Result<Rate> {
+    fn rate_since(&self, before: &Self) -> Result<ForwardingRate> {
         let packets = self.counters.packets - before.counters.packets;
         ensure!(
             packets > 0 && self.counters.checked > before.counters.checked,
             "nothing arrived at the owners"
         );
-        Ok(Rate {
+        Ok(ForwardingRate {
             pps: packets as f64 / (self.at - before.at).as_secs_f64(),
             cpu_ns: (self.cpu - before.cpu).as_nanos() as f64 / packets as f64,
         })

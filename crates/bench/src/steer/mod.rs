@@ -13,7 +13,7 @@
 //! during the timing, all are counted and one in 64 is checked. The steering table always holds all flows of the
 //! largest row, and the rows are measured in turn, round by round, so that other work of the machine affects all alike.
 
-mod group;
+mod data_planes;
 mod measure;
 mod test_network;
 
@@ -24,8 +24,8 @@ use anyhow::{Context, Result, ensure};
 use holdfast_bpf::traffic::MAX_FLOWS;
 use serde::Serialize;
 
-use group::SteerGroup;
-use measure::{ForwardingPath, Rate, RateMeter};
+use data_planes::SteerGroup;
+use measure::{ForwardingPath, ForwardingRate, RateMeter};
 use test_network::TestNetwork;
 
 /// Flags of `holdfast bench steer`.
@@ -90,8 +90,8 @@ struct Combination {
     flows: u32,
     form: DeliveryForm,
     packets_verified: u64,
-    kernel: Vec<Rate>,
-    steer: Vec<Rate>,
+    kernel: Vec<ForwardingRate>,
+    steer: Vec<ForwardingRate>,
 }
 
 /// Runs the benchmark.
@@ -227,7 +227,7 @@ fn counter_name(form: DeliveryForm) -> &'static str {
     }
 }
 
-fn median(rates: &[Rate], value_of: impl Fn(&Rate) -> f64) -> f64 {
+fn median(rates: &[ForwardingRate], value_of: impl Fn(&ForwardingRate) -> f64) -> f64 {
     let mut values: Vec<f64> = rates.iter().map(value_of).collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -238,7 +238,7 @@ fn median(rates: &[Rate], value_of: impl Fn(&Rate) -> f64) -> f64 {
     }
 }
 
-fn spread(rates: &[Rate]) -> [f64; 2] {
+fn spread(rates: &[ForwardingRate]) -> [f64; 2] {
     let fold =
         |choose: fn(f64, f64) -> f64, start| rates.iter().map(|rate| rate.pps).fold(start, choose);
     [fold(f64::min, f64::INFINITY), fold(f64::max, 0.0)]
@@ -276,8 +276,10 @@ fn print_rows(rows: &[Row]) {
 mod tests {
     use super::*;
 
-    fn rates(pps: &[f64]) -> Vec<Rate> {
-        pps.iter().map(|&pps| Rate { pps, cpu_ns: 0.0 }).collect()
+    fn rates(pps: &[f64]) -> Vec<ForwardingRate> {
+        pps.iter()
+            .map(|&pps| ForwardingRate { pps, cpu_ns: 0.0 })
+            .collect()
     }
 
     #[test]

@@ -12,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
 use nix::unistd::Pid;
 
-use crate::pools::system_program;
+use crate::pool_lab::find_system_program;
 
 /// Processor of the generator.
 pub const GENERATOR_CPU: usize = 0;
@@ -33,7 +33,7 @@ struct VethPair {
 /// Pairs of the network: generator to contact node for the kernel, and for the steering program; contact node to owner
 /// for packets forwarded by the kernel, to both owners on one segment, and to both owners by encapsulation. An owner's
 /// interface has only the programs of its form.
-const PAIRS: [VethPair; 7] = [
+const VETH_PAIRS: [VethPair; 7] = [
     VethPair {
         near: ("g", "to-kernel"),
         far: ("s", "by-kernel"),
@@ -87,8 +87,8 @@ impl TestNetwork {
     /// `ip` or `ethtool` is missing or fails.
     pub fn new() -> Result<Self> {
         // Checked first, because `ip netns exec` does not name a missing program.
-        system_program("ip", "iproute2")?;
-        system_program("ethtool", "ethtool")?;
+        find_system_program("ip", "iproute2")?;
+        find_system_program("ethtool", "ethtool")?;
         remove_remains();
         let prefix = format!("hfs{}", std::process::id());
         let pins = Path::new(PINS_DIRECTORY).join(&prefix);
@@ -106,7 +106,7 @@ impl TestNetwork {
             place.write_sysctl(host, "net/ipv6/conf/default/disable_ipv6", "1")?;
         }
         place.write_sysctl("s", "net/ipv4/ip_forward", "1")?;
-        for (number, pair) in (0u8..).zip(&PAIRS) {
+        for (number, pair) in (0u8..).zip(&VETH_PAIRS) {
             place.add_pair(number, pair)?;
         }
         place.add_kernel_route()?;

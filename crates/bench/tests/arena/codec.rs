@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use holdfast_bench::arena::protocol::bits::{Reader, Writer};
-use holdfast_bench::arena::protocol::client_message::{
+use holdfast_bench::openarena::protocol::bits::{BitReader, BitWriter};
+use holdfast_bench::openarena::protocol::client_message::{
     ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand, scramble_message,
 };
-use holdfast_bench::arena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
-use holdfast_bench::arena::protocol::{Malformed, connectionless, server_message};
-use holdfast_bench::arena::{Client, Phase, Settings};
+use holdfast_bench::openarena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
+use holdfast_bench::openarena::protocol::{Malformed, connectionless, server_message};
+use holdfast_bench::openarena::{ClientPhase, ClientSettings, GameClient};
 use proptest::prelude::*;
 
 /// Splits a message into the datagrams that a server sends.
@@ -49,17 +49,17 @@ fn user_command() -> impl Strategy<Value = UserCommand> {
 proptest! {
     #[test]
     fn numbers_round_trip(numbers in prop::collection::vec((any::<u32>(), 1u32..=32), 0..50), text in "[ -$&-~]{0,40}") {
-        let mut writer = Writer::default();
+        let mut writer = BitWriter::default();
         for (value, bits) in &numbers {
-            writer.number(*value, *bits);
+            writer.write_bits(*value, *bits);
         }
-        writer.text(&text);
+        writer.write_string(&text);
         let bytes = writer.into_bytes();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = BitReader::new(&bytes);
         for (value, bits) in numbers {
-            prop_assert_eq!(reader.number(bits), Ok(value & (u32::MAX >> (32 - bits))));
+            prop_assert_eq!(reader.read_bits(bits), Ok(value & (u32::MAX >> (32 - bits))));
         }
-        prop_assert_eq!(reader.text(), Ok(text));
+        prop_assert_eq!(reader.read_string(), Ok(text));
     }
 
     #[test]
@@ -123,15 +123,15 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn connected_client() -> Client {
-    let settings = Settings {
+fn connected_client() -> GameClient {
+    let settings = ClientSettings {
         name: "p".into(),
         number: 1,
         interval: ms(25),
         snapshots: 20,
         server_timeout: ms(1000),
     };
-    let mut client = Client::new(settings, ms(0));
+    let mut client = GameClient::new(settings, ms(0));
     client.handle_timeout(ms(0));
     assert!(client.poll_transmit().unwrap().ends_with(b"getchallenge"));
     // A lost request is repeated.
@@ -151,11 +151,11 @@ fn connected_client() -> Client {
 
 /// Builds a message with a body written by `body`. The client has sent nothing yet, so only the challenge scrambles the
 /// message.
-fn server_message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.long(0);
+fn server_message(sequence: u32, body: impl Fn(&mut BitWriter)) -> Vec<u8> {
+    let mut writer = BitWriter::default();
+    writer.write_i32(0);
     body(&mut writer);
-    writer.byte(8);
+    writer.write_byte(8);
     let mut bytes = writer.into_bytes();
     let key = (CHALLENGE ^ sequence as i32) as u8;
     bytes.iter_mut().skip(4).for_each(|byte| *byte ^= key);
@@ -164,10 +164,10 @@ fn server_message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
 
 fn snapshot_message(sequence: u32, server_time_ms: i32) -> Vec<u8> {
     server_message(sequence, |writer| {
-        writer.byte(7);
-        writer.long(server_time_ms);
+        writer.write_byte(7);
+        writer.write_i32(server_time_ms);
         // Not relative to another snapshot, no flags, no areas, no field of the player.
-        (0..4).for_each(|_| writer.byte(0));
+        (0..4).for_each(|_| writer.write_byte(0));
     })
 }
 
@@ -177,7 +177,7 @@ fn client_counts_losses_and_detects_silence() {
     for (sequence, time_ms) in [(1, 600), (2, 650), (4, 750), (4, 751), (5, 820)] {
         client.handle_datagram(ms(time_ms), &snapshot_message(sequence, time_ms as i32));
     }
-    assert_eq!(client.phase(), Phase::Playing);
+    assert_eq!(client.phase(), ClientPhase::Playing);
     let trace = client.trace();
     assert_eq!(
         (trace.lost_messages, trace.late_datagrams, trace.malformed),
@@ -186,7 +186,7 @@ fn client_counts_losses_and_detects_silence() {
     assert_eq!(trace.added_delay(ms(0)..=ms(9000), ms(50)), Some(ms(50)));
     client.handle_timeout(ms(1821));
     assert!(
-        matches!(client.phase(), Phase::Disconnected(why) if why.contains("within the time limit"))
+        matches!(client.phase(), ClientPhase::Disconnected(why) if why.contains("within the time limit"))
     );
     assert_eq!(client.poll_timeout(), None);
 }
@@ -195,31 +195,31 @@ fn client_counts_losses_and_detects_silence() {
 fn client_reports_disconnect_reason() {
     let mut client = connected_client();
     let kick_message = server_message(1, |writer| {
-        writer.byte(5);
-        writer.long(1);
-        writer.text("disconnect \"kicked\"");
+        writer.write_byte(5);
+        writer.write_i32(1);
+        writer.write_string("disconnect \"kicked\"");
     });
     client.handle_datagram(ms(600), &kick_message);
-    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("kicked")));
+    assert!(matches!(client.phase(), ClientPhase::Disconnected(why) if why.contains("kicked")));
 
     let mut client = connected_client();
     let message_with_gap = server_message(1, |writer| {
-        writer.byte(5);
-        writer.long(2);
-        writer.text("print");
+        writer.write_byte(5);
+        writer.write_i32(2);
+        writer.write_string("print");
     });
     client.handle_datagram(ms(600), &message_with_gap);
-    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("command 1")));
+    assert!(matches!(client.phase(), ClientPhase::Disconnected(why) if why.contains("command 1")));
 }
 
 #[test]
 fn overlong_text_is_error() {
-    let mut writer = Writer::default();
+    let mut writer = BitWriter::default();
     for _ in 0..9000 {
-        writer.byte(b'a');
+        writer.write_byte(b'a');
     }
     assert_eq!(
-        Reader::new(&writer.into_bytes()).text(),
+        BitReader::new(&writer.into_bytes()).read_string(),
         Err(Malformed::TooLong)
     );
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_bench::arena::{ArenaMatch, GameFiles, Phase, now};
+use holdfast_bench::openarena::{ArenaMatch, ClientPhase, GameFiles, unix_time};
 
 /// Serializes the tests: two servers at once would disturb each other's timing.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -30,27 +30,27 @@ fn twenty_four_players_lose_nothing() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let arena = start_match("play", PLAYERS);
     let players = arena.join(COMMANDS_PER_S, SILENCE_MAX).unwrap();
-    let start = now();
+    let start = unix_time();
     std::thread::sleep(PLAY_DURATION);
-    let window = start..=now();
+    let window = start..=unix_time();
     // The status query repeats its datagram if the server does not answer at once.
     let query_status = || arena.status("c1").ok();
     let status = arena
         .lab()
         .wait_for("the server answers", PLAY_DURATION * 10, query_status)
         .unwrap();
-    let reports = players.leave().unwrap();
+    let reports = players.stop().unwrap();
 
     let mut longest = Duration::ZERO;
     for (report, number) in reports.iter().zip(1..) {
-        assert_eq!(report.phase, Phase::Playing, "player {number}");
+        assert_eq!(report.phase, ClientPhase::Playing, "player {number}");
         let trace = &report.trace;
         let lost = (trace.lost_messages, trace.late_datagrams, trace.malformed);
         assert_eq!(lost, (0, 0, 0), "player {number}");
         let median_gap = trace.median_gap(window.clone()).unwrap();
-        let interval_error = median_gap.abs_diff(arena.interval());
+        let interval_error = median_gap.abs_diff(arena.snapshot_interval());
         assert!(
-            interval_error < arena.interval() / 4,
+            interval_error < arena.snapshot_interval() / 4,
             "player {number}: {median_gap:?}"
         );
         // The game carries out the player's commands, and the player moves.
@@ -72,7 +72,11 @@ fn twenty_four_players_lose_nothing() {
             status.players.iter().any(|player| player.name == name),
             "{name}"
         );
-        longest = longest.max(trace.added_delay(window.clone(), arena.interval()).unwrap());
+        longest = longest.max(
+            trace
+                .added_delay(window.clone(), arena.snapshot_interval())
+                .unwrap(),
+        );
     }
     assert_eq!(status.players.len(), usize::from(PLAYERS));
     assert_eq!(
@@ -94,7 +98,7 @@ fn cut_off_player_disconnects_and_losses_are_counted() {
     // A short cut: the player goes on, and both sides count the lost datagrams.
     lab.lab().cut("c2").unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    let start = now();
+    let start = unix_time();
     lab.lab().heal("c2").unwrap();
     lab.wait_for(
         "both sides count the lost datagrams",
@@ -106,15 +110,17 @@ fn cut_off_player_disconnects_and_losses_are_counted() {
     )
     .unwrap();
     let report = players.reports()[1].clone();
-    assert_eq!(report.phase, Phase::Playing);
-    let delay = report.trace.added_delay(start..=now(), arena.interval());
+    assert_eq!(report.phase, ClientPhase::Playing);
+    let delay = report
+        .trace
+        .added_delay(start..=unix_time(), arena.snapshot_interval());
     assert!(delay.unwrap() > Duration::from_millis(500), "{delay:?}");
     // A permanent cut.
     lab.lab().cut("c2").unwrap();
     lab.wait_for("the player is disconnected", PLAY_DURATION * 10, || {
-        matches!(players.reports()[1].phase, Phase::Disconnected(_)).then_some(())
+        matches!(players.reports()[1].phase, ClientPhase::Disconnected(_)).then_some(())
     })
     .unwrap();
-    assert_eq!(players.reports()[0].phase, Phase::Playing);
+    assert_eq!(players.reports()[0].phase, ClientPhase::Playing);
     assert_eq!(players.reports()[0].trace.lost_messages, 0);
 }

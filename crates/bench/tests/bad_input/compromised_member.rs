@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use holdfast_bench::load::connect;
+use holdfast_bench::connection_load::connect;
 use holdfast_wire::frame::PrepareFlow;
 use holdfast_wire::{
-    BatchId, Change, ChangeKind, Epoch, Flow, Frame, NodeId, Protocol, Record, RecordState, Refusal,
+    BatchId, ChangeKind, ChangeRefusal, Epoch, Flow, Frame, NodeId, OwnershipChange,
+    OwnershipRecord, Protocol, RecordState,
 };
 
 use crate::common::compromised_node::CompromisedNode;
@@ -19,7 +20,7 @@ const OWNER_PEER: usize = 1;
 /// Number of epochs left to a flow, whatever a member has requested: one per second for 17 years.
 const EPOCHS_LEFT_MIN: Epoch = 1 << 29;
 
-type ChangeResult = Result<Option<Record>, Refusal>;
+type ChangeResult = Result<Option<OwnershipRecord>, ChangeRefusal>;
 
 #[test]
 fn compromised_member_cannot_take_flows() {
@@ -45,7 +46,10 @@ fn parse_flow(text: holdfast_api::FlowText) -> Flow {
 }
 
 /// Requests changes from the holder, and returns its answer.
-fn request_changes(member: &mut CompromisedNode, changes: Vec<Change>) -> Vec<ChangeResult> {
+fn request_changes(
+    member: &mut CompromisedNode,
+    changes: Vec<OwnershipChange>,
+) -> Vec<ChangeResult> {
     let request = 42;
     member
         .send_to(HOLDER_PEER, &Frame::ChangeRequest { request, changes })
@@ -61,7 +65,7 @@ fn request_changes(member: &mut CompromisedNode, changes: Vec<Change>) -> Vec<Ch
 }
 
 /// Returns the holder's records of flows.
-fn query_records(member: &mut CompromisedNode, flows: Vec<Flow>) -> Vec<Option<Record>> {
+fn query_records(member: &mut CompromisedNode, flows: Vec<Flow>) -> Vec<Option<OwnershipRecord>> {
     let request = 43;
     member
         .send_to(HOLDER_PEER, &Frame::Query { request, flows })
@@ -94,7 +98,7 @@ fn changes_of_other_flows_are_refused(world: &LoadedGroup, member: &mut Compromi
     let nearby_epochs = before.epoch.saturating_sub(1)..=before.epoch + 2;
     for epoch in nearby_epochs.chain([0, Epoch::MAX - 1, Epoch::MAX]) {
         for kind in kinds {
-            let change = Change {
+            let change = OwnershipChange {
                 flow: target_flow,
                 kind,
                 epoch,
@@ -151,7 +155,7 @@ fn high_epochs_do_not_exhaust_flow(world: &LoadedGroup, member: &mut Compromised
     });
     let flows: Vec<Flow> = flows.collect();
     for kind in [ChangeKind::Establish, ChangeKind::Remove] {
-        let changes = flows.iter().map(|flow| Change {
+        let changes = flows.iter().map(|flow| OwnershipChange {
             flow: *flow,
             kind,
             epoch: Epoch::MAX,
@@ -159,7 +163,7 @@ fn high_epochs_do_not_exhaust_flow(world: &LoadedGroup, member: &mut Compromised
         request_changes(member, changes.collect());
     }
     // Connections established afterwards still have epochs to move with.
-    let changes = flows.iter().map(|flow| Change {
+    let changes = flows.iter().map(|flow| OwnershipChange {
         flow: *flow,
         kind: ChangeKind::Establish,
         epoch: 1,

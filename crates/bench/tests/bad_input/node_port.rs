@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
-use holdfast_api::ca::{Authority, NODE_DAYS};
-use holdfast_bench::cluster::Family;
+use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_bench::cluster::IpFamily;
 use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
 use holdfast_node::tls::Tls;
 use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION, encode};
@@ -22,7 +22,7 @@ fn node_port_rejects_strangers_and_bad_frames() {
         return;
     };
     let ca = world.cluster.directory().join("ca");
-    let authority = Authority::open(&ca).unwrap();
+    let authority = CertificateAuthority::open(&ca).unwrap();
     authority.issue("n9", &[], NODE_DAYS).unwrap();
 
     assert_rejection_counted(&world, "tls", |mut socket| {
@@ -56,17 +56,21 @@ fn assert_rejection_counted(world: &LoadedGroup, reason: &str, act: impl FnOnce(
 }
 
 fn connect_to_n2(world: &LoadedGroup) -> TcpStream {
-    let address = world.cluster.address("n2", Family::V4).unwrap();
+    let address = world.cluster.address("n2", IpFamily::V4).unwrap();
     let address = SocketAddr::new(address, DEFAULT_PORT);
     let connect = || TcpStream::connect(address).unwrap();
-    let socket = world.cluster.lab().in_net("n3", connect).unwrap();
+    let socket = world
+        .cluster
+        .lab()
+        .run_in_net_namespace("n3", connect)
+        .unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
 fn reject_wrong_certificates(world: &LoadedGroup, ca: &Path) {
     let other_ca = world.cluster.directory().join("other");
-    Authority::init(&other_ca, "lab")
+    CertificateAuthority::init(&other_ca, "lab")
         .unwrap()
         .issue("n3", &[], NODE_DAYS)
         .unwrap();
@@ -137,7 +141,7 @@ fn reject_bad_frames(world: &LoadedGroup, ca: &Path) {
 }
 
 /// A revoked certificate is refused once the daemon has reloaded the revocation list; an invalid list changes nothing.
-fn reject_revoked_certificate(world: &LoadedGroup, ca: &Path, authority: &Authority) {
+fn reject_revoked_certificate(world: &LoadedGroup, ca: &Path, authority: &CertificateAuthority) {
     let n9 = Tls::from_files(&tls_files(ca, "n9"), "n9").unwrap();
     let send_greeting = |socket| {
         let mut stream = StreamOwned::new(n9.dial("n2").unwrap(), socket);

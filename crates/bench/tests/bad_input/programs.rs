@@ -187,7 +187,7 @@ fn killed_echo_loses_no_connection(world: &LoadedGroup) {
 
 /// Waits until n2 knows which program has a flow.
 fn wait_until_program_known(world: &LoadedGroup, flow: FlowText) {
-    let control = world.cluster.control_blocking("n2").unwrap();
+    let control = world.cluster.blocking_control_client("n2").unwrap();
     eventually("the program of the flow is known", || {
         let detail = control.run(async |client| client.flow(&flow).await);
         detail.is_ok_and(|detail| detail.entry.program.is_some())
@@ -196,7 +196,7 @@ fn wait_until_program_known(world: &LoadedGroup, flow: FlowText) {
 
 /// Waits until a program takes flows of the pool `odd` on n3.
 fn wait_until_pool_served(world: &LoadedGroup) {
-    let control = world.cluster.control_blocking("n3").unwrap();
+    let control = world.cluster.blocking_control_client("n3").unwrap();
     eventually("a program serves the pool", || {
         let status = control.run(async |client| client.status().await).unwrap();
         let mut pools = status.programs.iter().flat_map(|program| &program.pools);

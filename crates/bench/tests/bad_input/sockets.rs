@@ -108,7 +108,11 @@ fn multipath_connection_stays(world: &LoadedGroup) {
         rustix::net::connect(&client, &world.odd_address()).unwrap();
         client.into()
     };
-    let mut client = world.cluster.lab().in_net("c1", connect).unwrap();
+    let mut client = world
+        .cluster
+        .lab()
+        .run_in_net_namespace("c1", connect)
+        .unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut server, remote): (TcpStream, SocketAddr) = listener.accept().unwrap();
     server.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -6,11 +6,11 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail, ensure};
-use holdfast_bench::cluster::{Cluster, Family};
+use holdfast_bench::cluster::{Cluster, IpFamily};
 use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
 use holdfast_node::tls::Tls;
-use holdfast_wire::migration::MoveFrame;
-use holdfast_wire::{Decoder, Frame, MoveId, NodeId, encode};
+use holdfast_wire::move_frames::MoveFrame;
+use holdfast_wire::{Frame, FrameDecoder, MoveId, NodeId, encode};
 use rustls::{ClientConnection, StreamOwned};
 
 /// Longest wait for an answer, with a margin for a heavily loaded machine.
@@ -39,7 +39,7 @@ impl CompromisedNode {
         cluster.set_daemon_restart(node, false);
         cluster.kill_daemon(node)?;
         let address = |node: &str| -> Result<SocketAddr> {
-            Ok((cluster.address(node, Family::V4)?, DEFAULT_PORT).into())
+            Ok((cluster.address(node, IpFamily::V4)?, DEFAULT_PORT).into())
         };
         let own_address = address(node)?;
         let deadline = Instant::now() + PATIENCE;
@@ -52,7 +52,7 @@ impl CompromisedNode {
                 other => return other,
             }
         };
-        let listener = cluster.lab().in_net(node, bind)??;
+        let listener = cluster.lab().run_in_net_namespace(node, bind)??;
         let ca = cluster.directory().join("ca");
         let files = TlsConfig {
             ca: ca.join("ca.pem"),
@@ -74,11 +74,11 @@ impl CompromisedNode {
             let peer_address = address(peer)?;
             let socket = cluster
                 .lab()
-                .in_net(node, || TcpStream::connect(peer_address))??;
+                .run_in_net_namespace(node, || TcpStream::connect(peer_address))??;
             socket.set_read_timeout(Some(PATIENCE))?;
             let mut stream = StreamOwned::new(tls.dial(peer)?, socket);
             stream.write_all(&hello)?;
-            let answer = read_frame(&mut stream, &mut Decoder::new())?;
+            let answer = read_frame(&mut stream, &mut FrameDecoder::new())?;
             ensure!(matches!(answer, Frame::Hello { .. }), "{answer:?}");
             outgoing.push(stream);
             peer_addresses.push(peer_address.ip());
@@ -92,7 +92,7 @@ impl CompromisedNode {
                 let is_peer = from.is_ok_and(|ip| peer_addresses.contains(&ip));
                 std::thread::spawn(move || {
                     let mut stream = StreamOwned::new(tls?, socket);
-                    let mut decoder = Decoder::new();
+                    let mut decoder = FrameDecoder::new();
                     read_frame(&mut stream, &mut decoder)?;
                     stream.write_all(&hello)?;
                     loop {
@@ -198,7 +198,7 @@ fn encode_frame(frame: &Frame) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn read_frame(stream: &mut impl Read, decoder: &mut Decoder) -> Result<Frame> {
+fn read_frame(stream: &mut impl Read, decoder: &mut FrameDecoder) -> Result<Frame> {
     let mut buffer = [0; 4096];
     loop {
         if let Some(frame) = decoder.next_frame()? {

@@ -16,9 +16,9 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText, Protocol};
 use holdfast_bench::cluster::{
-    Cluster, ClusterSpec, Family, Program, STALLS_MAX, Service, is_node_stall,
+    Cluster, ClusterService, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
 };
-use holdfast_bench::load::{Load, connect};
+use holdfast_bench::connection_load::{ConnectionLoad, connect};
 use holdfast_sys::process::procfs::{Stat, threads};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -48,7 +48,7 @@ pub fn lock_lab() -> Option<MutexGuard<'static, ()>> {
 /// Three nodes with echo servers, and client connections, all of them at n2 in the beginning.
 pub struct LoadedGroup {
     pub cluster: Cluster,
-    pub load: Load,
+    pub load: ConnectionLoad,
     pub service: SocketAddr,
     _lab_lock: MutexGuard<'static, ()>,
 }
@@ -58,18 +58,18 @@ impl LoadedGroup {
     pub fn up(name: &str) -> Option<Self> {
         let lab_lock = lock_lab()?;
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()))
-            .program(Program::Echo { port: PORT });
+            .program(ExampleServer::Echo { port: PORT });
         spec.services
-            .push(Service::new("odd", Protocol::Tcp, ODD_PORT));
+            .push(ClusterService::new("odd", Protocol::Tcp, ODD_PORT));
         for service in &mut spec.services {
             service.weights = [("n1", 0), ("n2", 1), ("n3", 0)]
                 .map(|(node, weight)| (node.to_owned(), weight))
                 .into();
         }
         let cluster = Cluster::up(spec).unwrap();
-        let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         let streams = connect(cluster.lab(), "c1", service, CONNECTIONS).unwrap();
-        let load = Load::start(streams, Duration::from_millis(50)).unwrap();
+        let load = ConnectionLoad::start(streams, Duration::from_millis(50)).unwrap();
         let world = Self {
             cluster,
             load,
@@ -86,14 +86,14 @@ impl LoadedGroup {
     pub fn assert_unharmed(&self) {
         let exchange_counts = || {
             self.load
-                .members()
+                .connections()
                 .iter()
                 .map(|member| member.answers_received())
         };
         let before: Vec<u64> = exchange_counts().collect();
         // One exchange may have been under way already, so two are needed.
         eventually("every connection goes on", || {
-            let broken = self.load.members().iter().filter(|m| m.is_broken());
+            let broken = self.load.connections().iter().filter(|m| m.is_broken());
             assert_eq!(broken.count(), 0, "connections are broken");
             exchange_counts()
                 .zip(&before)
@@ -124,7 +124,7 @@ impl LoadedGroup {
 
     /// Returns the flow of one connection of the load.
     pub fn flow(&self, member: usize) -> FlowText {
-        self.flow_of(self.service, self.load.members()[member].client)
+        self.flow_of(self.service, self.load.connections()[member].client)
     }
 
     /// Returns the flow of a client's TCP connection to a service.
@@ -158,7 +158,7 @@ impl LoadedGroup {
             to: to.to_owned(),
             drain: Drain::None,
         };
-        let control = self.cluster.control_blocking(node).unwrap();
+        let control = self.cluster.blocking_control_client(node).unwrap();
         match control.run(async |client| client.hand_off(&request).await) {
             Ok(accepted) => Ok(accepted),
             Err(ClientError::Refused { body, .. }) => Err(body),
@@ -169,7 +169,7 @@ impl LoadedGroup {
     /// Waits for the end of a handoff and returns the result for each flow.
     #[track_caller]
     pub fn wait_for_handoff(&self, node: &str, id: u64) -> HandoffStatus {
-        let control = self.cluster.control_blocking(node).unwrap();
+        let control = self.cluster.blocking_control_client(node).unwrap();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let status = control
@@ -217,7 +217,7 @@ impl LoadedGroup {
 
     /// Returns the owner of a flow according to the holder of the steering table.
     pub fn owner(&self, flow: FlowText) -> Option<String> {
-        let control = self.cluster.control_blocking("n1").unwrap();
+        let control = self.cluster.blocking_control_client("n1").unwrap();
         let query = FlowQuery {
             limit: Some(100_000),
             ..FlowQuery::default()
@@ -234,7 +234,7 @@ impl LoadedGroup {
 
     /// Returns the value of a node's metric, or 0 if no line has this name and these labels.
     pub fn metric(&self, node: &str, line: &str) -> u64 {
-        let control = self.cluster.control_blocking(node).unwrap();
+        let control = self.cluster.blocking_control_client(node).unwrap();
         let text = control.run(async |client| client.metrics().await).unwrap();
         let value = text
             .lines()

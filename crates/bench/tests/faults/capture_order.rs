@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use holdfast_bench::capture::Segment;
+use holdfast_bench::capture::TcpSegment;
 use holdfast_bench::cluster::Cluster;
 use holdfast_lab::HostKind;
 
@@ -15,7 +15,7 @@ pub type SendersByClient = BTreeMap<SocketAddr, Vec<String>>;
 pub fn senders_by_client(
     cluster: &Cluster,
     service: SocketAddr,
-    segments: &[Segment],
+    segments: &[TcpSegment],
 ) -> SendersByClient {
     let nodes: BTreeMap<[u8; 6], &str> = cluster
         .lab()

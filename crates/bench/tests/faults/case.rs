@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_bench::capture::Capture;
-use holdfast_bench::load::HANG_TIMEOUT;
+use holdfast_bench::capture::RunningCapture;
+use holdfast_bench::connection_load::HANG_TIMEOUT;
 
 use crate::capture_order::{order_violations, senders_by_client};
 use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, FaultGroup, HOLDER, finish_capture};
@@ -154,7 +154,7 @@ fn hand_off_with_fault(
 fn check_capture(
     world: &FaultGroup,
     direction: HandoffDirection,
-    capture: Capture<'_>,
+    capture: RunningCapture<'_>,
 ) -> Result<()> {
     let owners = world.owners()?;
     let speakers = senders_by_client(&world.cluster, world.service, &finish_capture(capture)?);

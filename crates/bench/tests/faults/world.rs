@@ -12,9 +12,11 @@ use holdfast_api::control::{
     HandoffState, Selection,
 };
 use holdfast_api::{Drain, FlowText};
-use holdfast_bench::capture::{Capture, Segment, segments};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, STALLS_MAX, is_node_stall};
-use holdfast_bench::load::{Load, connect};
+use holdfast_bench::capture::{RunningCapture, TcpSegment, read_capture_file};
+use holdfast_bench::cluster::{
+    Cluster, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
+};
+use holdfast_bench::connection_load::{ConnectionLoad, connect};
 
 /// Number of busy connections.
 pub const CONNECTIONS: usize = 64;
@@ -40,7 +42,7 @@ const ANSWERS_MIN: u64 = 3;
 /// The group, its load and its service.
 pub struct FaultGroup {
     pub cluster: Cluster,
-    pub load: Load,
+    pub load: ConnectionLoad,
     pub service: SocketAddr,
     /// Number of sockets of each node's daemon and server program when they have no connections.
     idle_sockets: BTreeMap<String, (usize, usize)>,
@@ -50,7 +52,7 @@ impl FaultGroup {
     /// Brings the group up, with all connections at the donor.
     pub fn up(name: &str) -> Result<Self> {
         let name = format!("f-{name}-{}", std::process::id());
-        let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
+        let mut spec = ClusterSpec::new(name).program(ExampleServer::Echo { port: PORT });
         for service in &mut spec.services {
             service.weights = [(HOLDER, 0), (DONOR, 1), (ACCEPTOR, 0)]
                 .map(|(node, weight)| (node.to_owned(), weight))
@@ -65,10 +67,10 @@ impl FaultGroup {
         .into();
         spec.program_log = "warn".into();
         let cluster = Cluster::up(spec)?;
-        let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         let idle = count_sockets(&cluster)?;
         let streams = connect(cluster.lab(), "c1", service, CONNECTIONS)?;
-        let load = Load::start(streams, Duration::from_millis(50))?;
+        let load = ConnectionLoad::start(streams, Duration::from_millis(50))?;
         let world = Self {
             cluster,
             load,
@@ -85,7 +87,7 @@ impl FaultGroup {
             limit: Some(1_000_000),
             ..FlowQuery::default()
         };
-        let control = self.cluster.control_blocking(node)?;
+        let control = self.cluster.blocking_control_client(node)?;
         Ok(control
             .run(async |client| client.flows(&query).await)?
             .flows)
@@ -107,12 +109,12 @@ impl FaultGroup {
         self.wait_until_no_problem(|| self.find_problem())?;
         let before: Vec<u64> = self
             .load
-            .members()
+            .connections()
             .iter()
             .map(|m| m.answers_received())
             .collect();
         self.wait_until_no_problem(|| {
-            let members = self.load.members().iter().zip(&before);
+            let members = self.load.connections().iter().zip(&before);
             let silent_members = members
                 .filter(|(member, before)| member.answers_received() < *before + ANSWERS_MIN);
             let silent: Vec<String> = silent_members.map(|(m, _)| m.client.to_string()).collect();
@@ -166,7 +168,7 @@ impl FaultGroup {
             };
             let broken: Vec<_> = self
                 .load
-                .members()
+                .connections()
                 .iter()
                 .filter(|member| member.is_broken())
                 .map(|member| member.client.to_string())
@@ -188,7 +190,7 @@ impl FaultGroup {
             to: to.to_owned(),
             drain: Drain::None,
         };
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         Ok(control
             .run(async |client| client.hand_off(&request).await)?
             .id)
@@ -212,7 +214,7 @@ impl FaultGroup {
     /// Returns the flows that stayed, and the reasons.
     fn hand_over_once(&self, from: &str, to: &str) -> Result<Vec<(FlowText, String)>> {
         let id = self.start_handoff(from, to)?;
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         self.wait_until_no_problem(|| {
             let status = control.run(async |client| client.handoff(id).await)?;
             let ended = status.summary.state == HandoffState::Finished;
@@ -306,10 +308,10 @@ impl FaultGroup {
     }
 
     /// Starts a capture at the client's interface.
-    pub fn capture(&self, name: &str) -> Result<Capture<'_>> {
+    pub fn capture(&self, name: &str) -> Result<RunningCapture<'_>> {
         let file = self.cluster.directory().join(format!("{name}.pcap"));
         let filter = format!("tcp port {PORT}");
-        Capture::start(self.cluster.lab(), "c1", &filter, &file)
+        RunningCapture::start(self.cluster.lab(), "c1", &filter, &file)
     }
 
     /// Waits until no handoff has left anything behind: no extra sockets, no files.
@@ -335,7 +337,7 @@ impl FaultGroup {
                 if journal_entries > 0 {
                     return Ok(Some(format!("{journal_entries} files in {}", journal.display())));
                 }
-                let control = self.cluster.control_blocking(&node)?;
+                let control = self.cluster.blocking_control_client(&node)?;
                 let text = control.run(async |client| client.metrics().await)?;
                 let is_leftover_gauge = |line: &&str| {
                     line.starts_with("holdfast_hold_slots ")
@@ -355,8 +357,8 @@ impl FaultGroup {
 }
 
 /// Ends a capture and returns its TCP segments.
-pub fn finish_capture(capture: Capture<'_>) -> Result<Vec<Segment>> {
-    segments(&capture.finish()?.file)
+pub fn finish_capture(capture: RunningCapture<'_>) -> Result<Vec<TcpSegment>> {
+    read_capture_file(&capture.finish()?.file)
 }
 
 /// Counts the open sockets of each node's daemon and server program.

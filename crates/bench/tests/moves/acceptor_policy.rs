@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, IpFamily};
 use toml::Value;
 
 use crate::world::{CountingProgram, MigrationGroup};
@@ -154,9 +154,9 @@ fn refuse_lower_oom_score_adj(world: &MigrationGroup) -> Result<()> {
 pub fn refuse_unlisted_family() -> Result<()> {
     let files = [Path::new(env!("CARGO_TARGET_TMPDIR"))];
     let world = start_policy_group("family", &files, &["unix"])?;
-    let address = world.cluster.address("n1", Family::V4)?;
+    let address = world.cluster.address("n1", IpFamily::V4)?;
     let lab = world.cluster.lab();
-    let listener = lab.in_net("n1", || TcpListener::bind((address, 0)))??;
+    let listener = lab.run_in_net_namespace("n1", || TcpListener::bind((address, 0)))??;
     let port = listener.local_addr()?.port().to_string();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {

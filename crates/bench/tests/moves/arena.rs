@@ -1,8 +1,8 @@
 //! Migration of OpenArena's dedicated server while 24 players play: paper 002, section VI-B.
 
 use anyhow::{Result, ensure};
-use holdfast_bench::arena::Phase;
-use holdfast_bench::moves::game::{GameSpec, Losses, RunningGame};
+use holdfast_bench::openarena::ClientPhase;
+use holdfast_bench::process_moves::openarena_game::{GameSpec, PlayerLosses, RunningGame};
 
 const MOVES: usize = 10;
 
@@ -24,11 +24,11 @@ pub fn migrate_openarena_ten_times() -> Result<()> {
     let (reports, losses) = game.end()?;
     for (report, number) in reports.iter().zip(1..) {
         ensure!(
-            report.phase == Phase::Playing,
+            report.phase == ClientPhase::Playing,
             "player {number}: {:?}",
             report.phase
         );
     }
-    ensure!(losses == Losses::default(), "{losses:?}");
+    ensure!(losses == PlayerLosses::default(), "{losses:?}");
     Ok(())
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_bench::churn::{Plan, measure, program};
+use holdfast_bench::churn::{ChurnPlan, find_server_program, measure};
 
 /// Moves a stock server with two kinds of processes; its clients notice only that some answers arrive later. A
 /// move that does not succeed at once succeeds when requested again.
 pub fn migrate_during_churn() -> Result<()> {
-    let row = measure(Plan {
-        program: program("nginx")?,
+    let row = measure(ChurnPlan {
+        program: find_server_program("nginx")?,
         long_connections: 16,
         new_per_s: 40,
         moves: 4,

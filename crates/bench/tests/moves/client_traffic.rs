@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Protocol;
 use holdfast_api::control::{MigrationOutcome, MigrationStatus, SocketStrategy};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Service};
+use holdfast_bench::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily};
+use holdfast_bench::connection_load::{ConnectionLoad, connect, message_interval};
 use holdfast_bench::handoff::read_host;
-use holdfast_bench::load::{Load, connect, interval};
 
 use crate::common::PORT;
 use crate::numbered_datagrams::DatagramLoad;
@@ -29,18 +29,21 @@ const FREEZE_DELAY_MS: u32 = 300;
 
 /// Brings up a group with an echo server at n2 over IPv4; the server runs in the background without a terminal.
 pub fn start_group(name: &str) -> Result<(MigrationGroup, tempfile::TempDir)> {
-    start_group_over(name, Family::V4)
+    start_group_over(name, IpFamily::V4)
 }
 
 /// Brings up the group of [`start_group`] with the server on one address family.
-pub fn start_group_over(name: &str, family: Family) -> Result<(MigrationGroup, tempfile::TempDir)> {
+pub fn start_group_over(
+    name: &str,
+    family: IpFamily,
+) -> Result<(MigrationGroup, tempfile::TempDir)> {
     start_group_with_shell(name, family, ("", "</dev/null"))
 }
 
 /// Brings up the group of [`start_group_over`] with shell text before and after the server's command.
 pub fn start_group_with_shell(
     name: &str,
-    family: Family,
+    family: IpFamily,
     shell_text: (&str, &str),
 ) -> Result<(MigrationGroup, tempfile::TempDir)> {
     start_group_with_program("echo", name, family, shell_text)
@@ -51,7 +54,7 @@ pub fn start_group_with_shell(
 pub fn start_group_with_program(
     program: &str,
     name: &str,
-    family: Family,
+    family: IpFamily,
     (before, suffix): (&str, &str),
 ) -> Result<(MigrationGroup, tempfile::TempDir)> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
@@ -59,7 +62,7 @@ pub fn start_group_with_program(
     spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
     spec.services = [Protocol::Tcp, Protocol::Udp]
         .map(|protocol| {
-            let mut service = Service::new("echo", protocol, PORT);
+            let mut service = ClusterService::new("echo", protocol, PORT);
             service.weights = [("n1", 0), ("n2", 1), ("n3", 0)]
                 .map(|(node, weight)| (node.to_owned(), weight))
                 .into();
@@ -138,11 +141,11 @@ fn assert_steps_reported(status: &MigrationStatus) {
 /// No datagram of a client is lost.
 pub fn datagrams_survive(name: &str) -> Result<()> {
     let (world, folder) = start_group(name)?;
-    let load = DatagramLoad::start(&world.cluster, Family::V4, CLIENTS);
+    let load = DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS);
     load.wait_until_all_answered();
     migrate_around_group(&world, &folder, |_| {
         load.wait_until_all_answered();
-        let new = DatagramLoad::start(&world.cluster, Family::V4, CLIENTS);
+        let new = DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS);
         new.wait_until_all_answered();
         let counts = new.finish(name);
         ensure!(
@@ -234,20 +237,20 @@ impl Retransmissions<'_> {
 }
 
 /// Opens connections that exchange messages all the time.
-pub fn connect_clients(world: &MigrationGroup, count: usize) -> Result<Load> {
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+pub fn connect_clients(world: &MigrationGroup, count: usize) -> Result<ConnectionLoad> {
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let streams = connect(world.cluster.lab(), "c1", service, count)?;
-    Load::start(streams, Duration::from_millis(20))
+    ConnectionLoad::start(streams, Duration::from_millis(20))
 }
 
-pub fn assert_all_go_on(world: &MigrationGroup, load: &Load) -> Result<()> {
+pub fn assert_all_go_on(world: &MigrationGroup, load: &ConnectionLoad) -> Result<()> {
     let before: Vec<u64> = load
-        .members()
+        .connections()
         .iter()
         .map(|member| member.answers_received())
         .collect();
     world.wait("some connections get no answers", || {
-        let mut members = load.members().iter().zip(&before);
+        let mut members = load.connections().iter().zip(&before);
         Ok(members.all(|(member, before)| member.answers_received() >= before + 3))
     })?;
     ensure!(load.compared.wrong_bytes() == 0, "bytes are wrong");
@@ -282,9 +285,9 @@ pub fn connection_before_freeze(name: &str) -> Result<()> {
 pub fn measure_freezes(name: &str) -> Result<()> {
     let count = std::env::var("HOLDFAST_CONNECTIONS").map_or(Ok(1024), |count| count.parse())?;
     let (world, folder) = start_group(name)?;
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let streams = connect(world.cluster.lab(), "c1", service, count)?;
-    let load = Load::start(streams, interval(count))?;
+    let load = ConnectionLoad::start(streams, message_interval(count))?;
     let mut pid = read_pid(&folder)?;
     let socket_modes = [
         SocketStrategy::Incremental,

@@ -6,16 +6,16 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_bench::cluster::{Cluster, ClusterSpec};
-use holdfast_sys::process::files::image::Table;
-use holdfast_sys::process::files::{Changes, Image};
+use holdfast_sys::process::file_rights::UserIdentity;
+use holdfast_sys::process::files::image::DescriptorTable;
+use holdfast_sys::process::files::{FilesImage, FilesImageChanges};
 use holdfast_sys::process::image::{
-    Backing, BackingFile, Credentials, Descriptors, Files, FrozenProcess, FrozenThread, FrozenTree,
-    Mapping, MemorySpace, PageContent, PageRun, Pages, Process, ResourceLimit, SignalAction, Tree,
-    Validate, encode,
+    Backing, BackingFile, Credentials, DescriptorUpdate, Mapping, MemorySpace, OpenFilesUpdate,
+    PageContent, PageRun, PagesMessage, ProcessLayout, ProcessState, ProcessTreeState,
+    ResourceLimit, SignalAction, ThreadState, TreeLayout, Validate, encode,
 };
-use holdfast_sys::process::rights::UserIdentity;
 use holdfast_sys::process::sockets::SocketState;
-use holdfast_wire::migration::{MoveFrame, Offer, SocketStrategy};
+use holdfast_wire::move_frames::{MoveFrame, Offer, SocketStrategy};
 use holdfast_wire::{Frame, MoveId};
 use sha2::{Digest, Sha256};
 use toml::Value;
@@ -157,7 +157,7 @@ fn attack(member: &mut CompromisedNode, program: &Path, messages: &[Message]) ->
 
 fn build_attacks(program: &Path) -> Result<Vec<Attack>> {
     let tree = || tree(program);
-    let first_messages = |tree: &Tree| -> Result<Vec<Message>> {
+    let first_messages = |tree: &TreeLayout| -> Result<Vec<Message>> {
         Ok(vec![
             encode_message(TREE, tree)?,
             encode_message(DESCRIPTORS, &descriptors())?,
@@ -172,10 +172,10 @@ fn build_attacks(program: &Path) -> Result<Vec<Attack>> {
             content: PageContent::Bytes,
         }];
         let bytes = vec![0xcc; 4096];
-        let (front, content) = Pages { runs, bytes }.into_message()?;
+        let (front, content) = PagesMessage { runs, bytes }.into_message()?;
         Ok((PAGES, [front, content].concat()))
     };
-    let changed_frozen = |change: &dyn Fn(&mut FrozenProcess)| {
+    let changed_frozen = |change: &dyn Fn(&mut ProcessState)| {
         let mut frozen = frozen();
         frozen.processes.iter_mut().flatten().for_each(change);
         frozen
@@ -205,7 +205,7 @@ fn build_attacks(program: &Path) -> Result<Vec<Attack>> {
     ];
     let honest_messages = first_messages(&tree()?)?;
     let after_honest = |rest: &[Message]| [&honest_messages[..], rest].concat();
-    let with_frozen = |frozen: &FrozenTree| -> Result<Vec<Message>> {
+    let with_frozen = |frozen: &ProcessTreeState| -> Result<Vec<Message>> {
         Ok(after_honest(
             &[&stopped[..], &[encode_message(FROZEN, frozen)?]].concat(),
         ))
@@ -292,7 +292,7 @@ fn credentials() -> Credentials {
     }
 }
 
-fn tree(program: &Path) -> Result<Tree> {
+fn tree(program: &Path) -> Result<TreeLayout> {
     let content = std::fs::read(program)?;
     let heap = Mapping {
         start: HEAP,
@@ -301,7 +301,7 @@ fn tree(program: &Path) -> Result<Tree> {
         advice: 0,
         backing: Backing::Anonymous(Vec::new()),
     };
-    let process = Process {
+    let process = ProcessLayout {
         pid: PID,
         group: PID,
         session: PID,
@@ -310,9 +310,9 @@ fn tree(program: &Path) -> Result<Tree> {
         mappings: vec![heap],
         credentials: credentials(),
         directory: b"/".to_vec(),
-        ..Process::default()
+        ..ProcessLayout::default()
     };
-    Ok(Tree {
+    Ok(TreeLayout {
         processes: vec![process],
         files: vec![BackingFile {
             path: program.display().to_string().into(),
@@ -320,46 +320,46 @@ fn tree(program: &Path) -> Result<Tree> {
             build_id: Vec::new(),
             digest: Sha256::digest(&content).to_vec(),
         }],
-        ..Tree::default()
+        ..TreeLayout::default()
     })
 }
 
-fn descriptors() -> Descriptors {
-    let table = Table {
+fn descriptors() -> DescriptorUpdate {
+    let table = DescriptorTable {
         pids: [PID].into(),
         descriptors_max: (1024, 1024),
-        ..Table::default()
+        ..DescriptorTable::default()
     };
-    Descriptors {
-        files: Files::Image(Image {
+    DescriptorUpdate {
+        files: OpenFilesUpdate::Image(FilesImage {
             tables: [(0, table)].into(),
-            ..Image::default()
+            ..FilesImage::default()
         }),
         sockets: BTreeMap::new(),
         removed: BTreeSet::new(),
     }
 }
 
-fn last_descriptors() -> Descriptors {
-    Descriptors {
-        files: Files::Changes(Changes::default()),
+fn last_descriptors() -> DescriptorUpdate {
+    DescriptorUpdate {
+        files: OpenFilesUpdate::Changes(FilesImageChanges::default()),
         sockets: BTreeMap::new(),
         removed: BTreeSet::new(),
     }
 }
 
-fn frozen() -> FrozenTree {
-    let thread = FrozenThread {
+fn frozen() -> ProcessTreeState {
+    let thread = ThreadState {
         credentials: credentials(),
-        ..FrozenThread::default()
+        ..ThreadState::default()
     };
-    FrozenTree {
-        processes: vec![Some(FrozenProcess {
+    ProcessTreeState {
+        processes: vec![Some(ProcessState {
             threads: vec![thread],
             signal_actions: vec![SignalAction::default(); 64],
             limits: vec![ResourceLimit::default(); 16],
             directory: b"/".to_vec(),
-            ..FrozenProcess::default()
+            ..ProcessState::default()
         })],
     }
 }

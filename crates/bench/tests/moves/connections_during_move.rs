@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::Family;
-use holdfast_bench::load::connect;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::connection_load::connect;
 use rustix::net::{self, AddressFamily, SocketType};
 
 use crate::client_traffic::{CLIENTS, read_pid, start_group};
@@ -74,7 +74,7 @@ pub fn connections_open_before_rollback(name: &str) -> Result<()> {
     for client in &mut clients {
         client.write_all(b"early")?;
     }
-    let control = world.cluster.control_blocking("n3")?;
+    let control = world.cluster.blocking_control_client("n3")?;
     control.run(async |client| client.cancel_migration(id).await)?;
     let status = world.wait_for_migration("n3", id)?;
     let is_kept = matches!(status.outcome, MigrationOutcome::Kept { .. });
@@ -89,7 +89,7 @@ pub fn connections_open_before_rollback(name: &str) -> Result<()> {
 }
 
 fn open_clients(world: &MigrationGroup) -> Result<Vec<TcpStream>> {
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let streams = connect(world.cluster.lab(), "c1", service, CLIENTS)?;
     for stream in &streams {
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -99,7 +99,7 @@ fn open_clients(world: &MigrationGroup) -> Result<Vec<TcpStream>> {
 
 /// Opens connections of clients with a small receive buffer.
 fn open_slow_clients(world: &MigrationGroup) -> Result<Vec<TcpStream>> {
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let open_slow = || -> Result<TcpStream> {
         let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
         // The size must be set before the connection: a window once offered cannot be taken back.
@@ -110,7 +110,7 @@ fn open_slow_clients(world: &MigrationGroup) -> Result<Vec<TcpStream>> {
         Ok(stream)
     };
     let all = || (0..CLIENTS).map(|_| open_slow()).collect();
-    world.cluster.lab().in_net("c1", all)?
+    world.cluster.lab().run_in_net_namespace("c1", all)?
 }
 
 /// Counts the connections that a node's server has closed, with data or FIN not acknowledged yet.
@@ -127,7 +127,7 @@ fn count_closing(world: &MigrationGroup, node: &str) -> Result<usize> {
 
 /// Counts the TCP flows that a node knows.
 fn count_flows(world: &MigrationGroup, node: &str) -> Result<u64> {
-    let control = world.cluster.control_blocking(node)?;
+    let control = world.cluster.blocking_control_client(node)?;
     let query = holdfast_api::control::FlowQuery {
         protocol: Some(holdfast_api::Protocol::Tcp),
         ..Default::default()

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, PlacementRequest};
-use holdfast_bench::cluster::Family;
+use holdfast_bench::cluster::IpFamily;
 
 use crate::client_traffic::{CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group};
 use crate::faults::{
@@ -134,7 +134,7 @@ fn assert_clone_settled(world: &MigrationGroup, counter: &CountingProgram) -> Re
 pub fn clients_stay_with_original(name: &str) -> Result<()> {
     let (world, folder) = start_group(name)?;
     let connections = connect_clients(&world, CLIENTS)?;
-    let datagrams = DatagramLoad::start(&world.cluster, Family::V4, CLIENTS);
+    let datagrams = DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS);
     datagrams.wait_until_all_answered();
     assert_all_go_on(&world, &connections)?;
     let original = read_pid(&folder)?;
@@ -156,7 +156,7 @@ pub fn clients_stay_with_original(name: &str) -> Result<()> {
     let request = PlacementRequest {
         weights: weights.into(),
     };
-    let contact = world.cluster.control_blocking(HOLDER)?;
+    let contact = world.cluster.blocking_control_client(HOLDER)?;
     contact.run(async |client| client.set_placement(&request).await)?;
     let newcomers = connect_clients(&world, CLIENTS)?;
     assert_all_go_on(&world, &newcomers)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{FlowQuery, FlowState, MigrationStatus};
-use holdfast_bench::cluster::Family;
+use holdfast_bench::cluster::IpFamily;
 
 use crate::client_traffic::read_pid;
 use crate::faults::no_move_records_left;
@@ -20,7 +20,7 @@ pub const PORT: u16 = 3306;
 /// Starts a database on a host that echoes its requests. If the host is a node, the node's daemon does not know of the
 /// database.
 pub fn start_database(world: &MigrationGroup, host: &str) -> Result<SocketAddr> {
-    let address = SocketAddr::new(world.cluster.address(host, Family::V4)?, PORT);
+    let address = SocketAddr::new(world.cluster.address(host, IpFamily::V4)?, PORT);
     start_database_at(world, host, address)?;
     Ok(address)
 }
@@ -30,7 +30,7 @@ pub fn start_database_at(world: &MigrationGroup, host: &str, address: SocketAddr
     let listener = world
         .cluster
         .lab()
-        .in_net(host, || TcpListener::bind(address))??;
+        .run_in_net_namespace(host, || TcpListener::bind(address))??;
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             std::thread::spawn(move || echo_requests(stream));
@@ -89,8 +89,8 @@ fn wait_until_forwarder_knows(
     database_node: &str,
     wanted: &str,
 ) -> Result<()> {
-    let address = world.cluster.address(database_node, Family::V4)?;
-    let control = world.cluster.control_blocking(database_node)?;
+    let address = world.cluster.address(database_node, IpFamily::V4)?;
+    let control = world.cluster.blocking_control_client(database_node)?;
     world.wait(
         "the session is still forwarded to its previous node",
         || {
@@ -186,7 +186,7 @@ fn migrate_with_crash(
 pub fn migrate_both_ends(world: &MigrationGroup) -> Result<()> {
     let folder = tempfile::tempdir()?;
     start_movable_database(world, &folder)?;
-    let address: IpAddr = world.cluster.address("n1", Family::V4)?;
+    let address: IpAddr = world.cluster.address("n1", IpFamily::V4)?;
     let counter = start_client(world, "n2", SocketAddr::new(address, PORT))?;
     let mut client_at = ("n2", counter.last_count()?.pid);
     let mut database_at = ("n1", read_pid(&folder)?);

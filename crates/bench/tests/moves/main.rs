@@ -31,8 +31,8 @@ mod world;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use holdfast_bench::cluster::Family;
-use holdfast_bench::migrate::topology;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::migrate::lab_topology;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point, sample};
 use world::MigrationGroup;
@@ -298,8 +298,12 @@ fn connections_opened_at_acceptor_survive_rollback() {
 
 #[test]
 fn unaccepted_connections_migrate() {
-    run_exclusively(|| unaccepted_connections::unaccepted_connections_move("waiting", Family::V4));
-    run_exclusively(|| unaccepted_connections::unaccepted_connections_move("waiting6", Family::V6));
+    run_exclusively(|| {
+        unaccepted_connections::unaccepted_connections_move("waiting", IpFamily::V4)
+    });
+    run_exclusively(|| {
+        unaccepted_connections::unaccepted_connections_move("waiting6", IpFamily::V6)
+    });
 }
 
 #[test]
@@ -336,7 +340,7 @@ fn server_under_verified_load_migrates_there_and_back() {
 #[test]
 fn memory_is_compressed_over_slow_link() {
     run_exclusively(|| {
-        let world = MigrationGroup::up_over("packed", topology(Some(SLOW_MBIT)))?;
+        let world = MigrationGroup::up_over("packed", lab_topology(Some(SLOW_MBIT)))?;
         let counter = world.start("n2")?;
         world.wait("the program has written too few counts", || {
             Ok(counter.counts()?.len() > 400)

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, ProcessCheck, SocketStrategy};
-use holdfast_bench::cluster::Family;
+use holdfast_bench::cluster::IpFamily;
 
 use crate::database_session;
 use crate::faults::{ACCEPTOR, DONOR, HOLDER};
@@ -37,7 +37,7 @@ const ENTER_LANDLOCK_DOMAIN: &str = "import ctypes, os, sys\n\
 /// Checks the program's process on the node where it was started.
 fn check_at_donor(world: &MigrationGroup, counter: &CountingProgram) -> Result<ProcessCheck> {
     let pid = world.pid_on(DONOR, counter)?;
-    let control = world.cluster.control_blocking(DONOR)?;
+    let control = world.cluster.blocking_control_client(DONOR)?;
     Ok(control.run(async |client| client.check(pid).await)?)
 }
 
@@ -81,7 +81,7 @@ pub fn migrate_movable_processes(world: &MigrationGroup) -> Result<()> {
         world.migrate_counter(counter, DONOR, ACCEPTOR)?;
         world.end(counter)?;
     }
-    let control = world.cluster.control_blocking(DONOR)?;
+    let control = world.cluster.blocking_control_client(DONOR)?;
     let missing_process = control.run(async |client| client.check(4_000_000).await);
     ensure!(missing_process.is_err(), "{missing_process:?}");
     let missing_node = control.run(async |client| client.check_to(1, "n9").await);
@@ -120,7 +120,7 @@ pub fn refuse_loopback_session(world: &MigrationGroup) -> Result<()> {
         world.end(&counter)?;
     }
     // A session to an address of the host itself is named too.
-    let own_address = world.cluster.address(DONOR, Family::V4)?;
+    let own_address = world.cluster.address(DONOR, IpFamily::V4)?;
     let own_address = SocketAddr::new(own_address, database_session::PORT + 1);
     database_session::start_database_at(world, DONOR, own_address)?;
     let counter = database_session::start_client(world, DONOR, own_address)?;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::Family;
-use holdfast_bench::load::Load;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::connection_load::ConnectionLoad;
 
 use crate::client_traffic::{
     CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group_with_shell,
@@ -51,7 +51,7 @@ fn mount_over(path: &Path, mount: &str, reason_part: &'static str) -> Obstacle<'
 struct ServerWithClients<'a> {
     world: &'a MigrationGroup,
     folder: &'a tempfile::TempDir,
-    connections: Load,
+    connections: ConnectionLoad,
     datagrams: DatagramLoad,
 }
 
@@ -69,7 +69,8 @@ pub fn refuse_each_obstacle(name: &str) -> Result<()> {
     std::fs::write(&file, vec![7; FILE_KIB as usize * 1024])?;
     let redirections = format!("<>{0}", file.display());
     let environment = format!("LD_PRELOAD={}", library.display());
-    let (world, folder) = start_group_with_shell(name, Family::V4, (&environment, &redirections))?;
+    let (world, folder) =
+        start_group_with_shell(name, IpFamily::V4, (&environment, &redirections))?;
     std::fs::remove_file(&file)?;
 
     let program = compile_program("echo")?;
@@ -77,7 +78,7 @@ pub fn refuse_each_obstacle(name: &str) -> Result<()> {
         world: &world,
         folder: &folder,
         connections: connect_clients(&world, CLIENTS)?,
-        datagrams: DatagramLoad::start(&world.cluster, Family::V4, CLIENTS),
+        datagrams: DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS),
     };
     server.assert_clients_go_on()?;
     let program_folder = program.parent().context("a directory")?;
@@ -164,7 +165,7 @@ impl ServerWithClients<'_> {
     /// by then are lost.
     fn kill_restorer(mut self) -> Result<Self> {
         let world = self.world;
-        let begin = || DatagramLoad::start(&world.cluster, Family::V4, CLIENTS);
+        let begin = || DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS);
         let before = std::mem::replace(&mut self.datagrams, begin());
         assert_none_lost(before)?;
         let file = self.world.cluster.run_path(DONOR, "fault")?;
@@ -246,7 +247,7 @@ fn build_library(library: &Path, version: u32) -> Result<()> {
 
 /// Another program is bound to the server's port.
 fn occupied_port(world: &MigrationGroup, kind: &str) -> Obstacle<'static> {
-    let address = world.cluster.service_address(Family::V4);
+    let address = world.cluster.service_address(IpFamily::V4);
     let program = format!(
         "import os, socket, time\n\
          one = socket.socket(socket.AF_INET, socket.{kind})\n\

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{MigrationOutcome, PostCopyMemory, SocketStrategy};
 use holdfast_bench::cluster::{STALLS_MAX, is_node_stall};
-use holdfast_bench::moves::PostCopy;
-use holdfast_bench::moves::zone::{LoadedZone, ZoneLoadSpec};
+use holdfast_bench::process_moves::PostCopyCondition;
+use holdfast_bench::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 use holdfast_lab::Topology;
 use nix::sys::signal::Signal;
 
@@ -36,7 +36,7 @@ pub enum EndState {
 
 /// Moves a server there and back; its connections and memory are verified all the time.
 pub fn migrate_loaded_server() -> Result<()> {
-    let mut loaded = LoadedZone::start(&ZoneLoadSpec {
+    let mut loaded = MigratingZone::start(&MigratingZoneSpec {
         name: format!("m-hot-{}", std::process::id()),
         topology: Topology::default(),
         connections: CONNECTIONS,
@@ -44,7 +44,7 @@ pub fn migrate_loaded_server() -> Result<()> {
         dirty_mib_per_s: 200,
         database: false,
         // No freeze is as short as 1 µs, so post-copy always happens.
-        post_copy: Some(PostCopy {
+        post_copy: Some(PostCopyCondition {
             max_freeze_us: Some(1),
         }),
     })?;
@@ -155,7 +155,7 @@ fn delay_remaining_pages(world: &MigrationGroup) -> Result<()> {
 /// Moves a process by post-copy until it runs at the acceptor. Returns the number of the move and the PID at the
 /// acceptor. A move that a node was late for is repeated.
 fn postcopy_until_running(world: &MigrationGroup, pid: i32) -> Result<(u64, i32)> {
-    let donor = world.cluster.control_blocking(DONOR)?;
+    let donor = world.cluster.blocking_control_client(DONOR)?;
     for retry in 0.. {
         let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
         let began = Instant::now();

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_bench::cluster::Family;
-use holdfast_bench::load::connect;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::connection_load::connect;
 
 use crate::client_traffic::{read_pid, start_group_with_program};
 use crate::common::PORT;
@@ -29,7 +29,7 @@ struct RelayClient {
 
 impl RelayClient {
     fn new(world: &MigrationGroup) -> Result<RelayClient> {
-        let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+        let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
         let socket = client_socket(&world.cluster, service);
         socket.set_read_timeout(Some(ANSWER_MAX))?;
         let mut client = RelayClient {
@@ -76,7 +76,8 @@ impl RelayClient {
 
 /// Clients that connect before or between moves stay with their sockets.
 pub fn clients_keep_relays(name: &str) -> Result<()> {
-    let (world, folder) = start_group_with_program("relays", name, Family::V4, ("", "</dev/null"))?;
+    let (world, folder) =
+        start_group_with_program("relays", name, IpFamily::V4, ("", "</dev/null"))?;
     let mut pid = read_pid(&folder)?;
     let mut clients = Vec::new();
     for (from, to) in [("n2", "n3"), ("n3", "n1"), ("n1", "n2")] {
@@ -104,8 +105,9 @@ pub fn clients_keep_relays(name: &str) -> Result<()> {
 pub fn program_selects_after_move(name: &str) -> Result<()> {
     /// Number of the listener that the program selects.
     const SELECTED_LISTENER: &str = "2";
-    let (world, folder) = start_group_with_program("chosen", name, Family::V4, ("", "</dev/null"))?;
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+    let (world, folder) =
+        start_group_with_program("chosen", name, IpFamily::V4, ("", "</dev/null"))?;
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let assert_all_selected = || {
         for mut connection in connect(world.cluster.lab(), "c1", service, CLIENTS)? {
             let mut reply = String::new();

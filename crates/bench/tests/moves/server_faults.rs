@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::SocketStrategy;
-use holdfast_bench::cluster::Family;
-use holdfast_bench::load::Load;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::connection_load::ConnectionLoad;
 
 use crate::client_traffic::{CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group};
 use crate::faults::{CUT, HOLDER, PAUSE_MS, no_move_records_left, runs_in_full, sample};
@@ -71,7 +71,7 @@ pub const CUTS: [Case; 6] = [
 struct ServerWithClients {
     world: MigrationGroup,
     folder: tempfile::TempDir,
-    connections: Load,
+    connections: ConnectionLoad,
     datagrams: DatagramLoad,
     current_node: &'static str,
     other_node: &'static str,
@@ -157,7 +157,7 @@ impl ServerWithClients {
         assert_all_go_on(&world, &connections)?;
         Ok(ServerWithClients {
             sockets: count_daemon_sockets(&world)?,
-            datagrams: DatagramLoad::start(&world.cluster, Family::V4, CLIENTS),
+            datagrams: DatagramLoad::start(&world.cluster, IpFamily::V4, CLIENTS),
             world,
             folder,
             connections,
@@ -306,7 +306,7 @@ impl ServerWithClients {
     /// Checks that new connections and datagrams reach the server.
     fn assert_new_clients_served(&self) -> Result<()> {
         let connections = connect_clients(&self.world, CLIENTS).context("new connections")?;
-        let datagrams = DatagramLoad::start(&self.world.cluster, Family::V4, CLIENTS);
+        let datagrams = DatagramLoad::start(&self.world.cluster, IpFamily::V4, CLIENTS);
         assert_all_go_on(&self.world, &connections).context("new connections")?;
         datagrams.wait_until_all_answered();
         let counts = datagrams.finish("new clients");

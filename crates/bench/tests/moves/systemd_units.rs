@@ -95,7 +95,7 @@ pub fn cgroup_stays(world: &MigrationGroup) -> Result<()> {
 }
 
 fn unit_entry(world: &MigrationGroup, node: &str) -> Result<UnitEntry> {
-    let control = world.cluster.control_blocking(node)?;
+    let control = world.cluster.blocking_control_client(node)?;
     let unit = control.run(async |client| client.unit(UNIT).await);
     unit.with_context(|| format!("{UNIT} on {node}"))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::Family;
-use holdfast_bench::load::connect;
+use holdfast_bench::cluster::IpFamily;
+use holdfast_bench::connection_load::connect;
 
 use crate::client_traffic::{CLIENTS, read_pid, start_group, start_group_over};
 use crate::common::{PATIENCE, PORT};
@@ -18,7 +18,7 @@ const LONG_WRITE_BYTES: usize = 20_000;
 
 /// Clients connect and write to a server that does not accept. The server moves twice, to another node each time, and
 /// accepts the clients after each move.
-pub fn unaccepted_connections_move(name: &str, family: Family) -> Result<()> {
+pub fn unaccepted_connections_move(name: &str, family: IpFamily) -> Result<()> {
     let (world, folder) = start_group_over(name, family)?;
     let service = SocketAddr::new(world.cluster.service_address(family), PORT);
     let mut pid = read_pid(&folder)?;
@@ -39,7 +39,7 @@ pub fn unaccepted_connections_move(name: &str, family: Family) -> Result<()> {
 /// The acceptor's daemon dies before it activates the moved connections; the connections survive.
 pub fn unaccepted_connections_survive_crash(name: &str) -> Result<()> {
     let (world, folder) = start_group(name)?;
-    let service = SocketAddr::new(world.cluster.service_address(Family::V4), PORT);
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let pid = read_pid(&folder)?;
     exchange_datagram(&world, service, b"wait")?;
     let mut clients = open_clients(&world, service)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_api::control::SocketStrategy;
-use holdfast_bench::moves::zone::{LoadedZone, ZoneLoadSpec};
+use holdfast_bench::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 use holdfast_lab::Topology;
 
 /// Number of connections, one of them the probe.
@@ -21,7 +21,7 @@ pub fn migrate_with_database() -> Result<()> {
 }
 
 fn migrate_loaded_server(database: bool) -> Result<()> {
-    let mut loaded = LoadedZone::start(&ZoneLoadSpec {
+    let mut loaded = MigratingZone::start(&MigratingZoneSpec {
         name: format!("m-loaded-{}", std::process::id()),
         topology: Topology::default(),
         connections: CONNECTIONS,

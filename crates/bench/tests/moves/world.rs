@@ -120,7 +120,7 @@ impl MigrationGroup {
     }
 
     pub fn residents(&self, node: &str) -> Result<Vec<ResidentProcess>> {
-        let control = self.cluster.control_blocking(node)?;
+        let control = self.cluster.blocking_control_client(node)?;
         Ok(control.run(async |client| client.status().await)?.residents)
     }
 
@@ -170,7 +170,7 @@ impl MigrationGroup {
         sockets: SocketStrategy,
         [clone, verify, post_copy]: [bool; 3],
     ) -> Result<u64> {
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         let request = MigrationRequest {
             pid,
             to: to.to_owned(),
@@ -187,13 +187,13 @@ impl MigrationGroup {
 
     /// Checks a process on its node and at the acceptor that it is to move to.
     pub fn check_to(&self, pid: i32, from: &str, to: &str) -> Result<ProcessCheck> {
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         Ok(control.run(async |client| client.check_to(pid, to).await)?)
     }
 
     /// Waits for the end of a migration, and returns its status.
     pub fn wait_for_migration(&self, from: &str, id: u64) -> Result<MigrationStatus> {
-        let control = self.cluster.control_blocking(from)?;
+        let control = self.cluster.blocking_control_client(from)?;
         let mut last = None;
         self.wait("the migration does not end", || {
             let status = control.run(async |client| client.migration(id).await)?;
@@ -332,7 +332,7 @@ impl MigrationGroup {
     /// Waits until no node holds packets or has a flow in transit.
     pub fn wait_until_no_transit(&self) -> Result<()> {
         for node in self.cluster.nodes() {
-            let control = self.cluster.control_blocking(&node)?;
+            let control = self.cluster.blocking_control_client(&node)?;
             let busy = |line: &&str| {
                 line.starts_with("holdfast_hold_slots ")
                     || line.starts_with("holdfast_flows_in_transit{")

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::control::PoolQuery;
 use holdfast_bench::cluster::find_program;
 use holdfast_bench::demo::pool::PoolDemoSpec;
-use holdfast_bench::pools::PoolLab;
+use holdfast_bench::pool_lab::PoolLab;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -62,7 +62,10 @@ impl PoolHost {
         self.lab
             .run("n1", "registrar", &holdfast, &words)
             .expect("a registrar");
-        let client = self.lab.control("n1", "registrar").expect("a client");
+        let client = self
+            .lab
+            .control_client("n1", "registrar")
+            .expect("a client");
         let ready = || {
             client
                 .run(|client| client.registrar())
@@ -107,7 +110,10 @@ impl PoolHost {
 
     /// Returns the number of elements that the registrar lists.
     fn element_count(&self, handle: &str) -> usize {
-        let client = self.lab.control("n1", "registrar").expect("a client");
+        let client = self
+            .lab
+            .control_client("n1", "registrar")
+            .expect("a client");
         let query = PoolQuery::default();
         let list = client.run(|client| client.pools(&query));
         let pools = list.expect("a registrar that answers").pools;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_api::pool::{PoolSession, SelectionRule, SessionEvent, SessionOptions};
 use holdfast_bench::cluster::find_program;
-use holdfast_bench::pools::{PoolLab, command_words};
+use holdfast_bench::pool_lab::{PoolLab, command_words};
 use holdfast_sys::sock_diag::tcp_service_connections;
 
 use super::connect::LONG_LINGER_S;
@@ -40,7 +40,7 @@ fn start_pool() -> PoolLab {
             .expect("an element");
     }
     lab.start_pool_daemon("c1", &["n1"]).expect("a pool daemon");
-    let client = lab.control("n1", "registrar").expect("a client");
+    let client = lab.control_client("n1", "registrar").expect("a client");
     let both_listed = || {
         let pool = client.run(|client| client.pool("two")).ok()?;
         (pool.elements.len() == ELEMENTS.len()).then_some(())
@@ -53,7 +53,7 @@ fn start_pool() -> PoolLab {
 /// Returns the result of a closure that runs in a host's network namespace.
 fn in_host<T: Send>(lab: &PoolLab, host: &str, work: impl FnOnce() -> T + Send) -> T {
     let run_inside = || {
-        lab.lab().enter_net(host).expect("a host");
+        lab.lab().enter_net_namespace(host).expect("a host");
         work()
     };
     std::thread::scope(|scope| scope.spawn(run_inside).join().expect("a thread"))

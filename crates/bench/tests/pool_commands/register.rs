@@ -81,7 +81,7 @@ fn program_exit_deregisters_and_sets_exit_code() {
     let program = [&echo, "--listen", "0.0.0.0:7007"];
     let registered = host.start_command(&[flags.as_slice(), &program].concat());
     host.wait_for("the element", || host.resolve_json("p"));
-    host.lab.kill("n1", "echo").expect("killed");
+    host.lab.kill_by_name("n1", "echo").expect("killed");
     let output = registered.wait_with_output().expect("its end");
     assert_eq!(
         output.status.code(),
@@ -96,7 +96,7 @@ fn program_exit_deregisters_and_sets_exit_code() {
     // The command itself is killed and cannot deregister: its daemon ends with it and deregisters the element.
     let mut registered = host.start_command(&[flags.as_slice(), &program].concat());
     host.wait_for("the element", || host.resolve_json("p"));
-    host.lab.kill("n1", "holdfast").expect("killed");
+    host.lab.kill_by_name("n1", "holdfast").expect("killed");
     registered.wait().expect("its end");
     host.wait_for("the element's end", || {
         (host.element_count("p") == 0).then_some(())
@@ -212,7 +212,7 @@ fn death_is_reported_while_load_command_hangs(host: &PoolHost) -> bool {
     host.wait_for("the element", || host.resolve_json("p"));
     std::fs::write(&hang_file, "").expect("a file");
     host.wait_for("the command", || hanging_file.exists().then_some(()));
-    host.lab.kill("n1", "echo").expect("killed");
+    host.lab.kill_by_name("n1", "echo").expect("killed");
     let output = registered.wait_with_output().expect("its end");
     assert_eq!(
         output.status.code(),

@@ -9,8 +9,8 @@ use std::sync::mpsc::channel;
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
-use holdfast_sys::transport::{self, Config, Event};
+use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
+use holdfast_sys::transport::{self, TransportConfig, TransportEvent};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::connect::{ConnectCommand, LONG_LINGER_S, start_pool_host};
@@ -26,7 +26,7 @@ fn register_tcp_element(
     let bind = || TcpListener::bind("127.0.0.1:0").expect("a listener");
     let listener = in_host(host, bind);
     let at = listener.local_addr().expect("an address");
-    let element = register_element(socket, Service::Tcp(at));
+    let element = register_element(socket, ElementService::Tcp(at));
     let element_thread = spawn(
         move || {
             while serve(listener.accept().expect("a connection").0) {}
@@ -38,13 +38,13 @@ fn register_tcp_element(
 /// Returns the result of a closure that runs in the host's network namespace.
 fn in_host<T: Send>(host: &PoolHost, work: impl FnOnce() -> T + Send) -> T {
     let run_inside = || {
-        host.lab.lab().enter_net("n1").expect("a host");
+        host.lab.lab().enter_net_namespace("n1").expect("a host");
         work()
     };
     std::thread::scope(|scope| scope.spawn(run_inside).join().expect("a thread"))
 }
 
-fn register_element(socket: &Path, service: Service) -> Element {
+fn register_element(socket: &Path, service: ElementService) -> Element {
     let element = Element::register(socket, Registration::new("p", service)).expect("a channel");
     loop {
         match element.next_event().expect("a channel").expect("an event") {
@@ -144,7 +144,10 @@ fn element_closing_idle_sessions_is_not_reported() {
             session.wait_for_note("has ended the session, continuing at another");
         }
     }
-    let client = host.lab.control("n1", "registrar").expect("a client");
+    let client = host
+        .lab
+        .control_client("n1", "registrar")
+        .expect("a client");
     let status = client.run(|client| client.registrar()).expect("a status");
     assert_eq!(status.counters.unreachable_reports, 0);
     session.input = None;
@@ -160,7 +163,7 @@ fn unanswered_question_over_udp_fails() {
     };
     let element_socket = in_host(&host, || UdpSocket::bind("127.0.0.1:0").expect("a socket"));
     let at = element_socket.local_addr().expect("an address");
-    let _element = register_element(&socket, Service::Udp(at));
+    let _element = register_element(&socket, ElementService::Udp(at));
     let served = spawn(move || {
         let mut datagram = [0; 1000];
         loop {
@@ -197,13 +200,13 @@ fn element_with_native_sctp_answers() {
         return;
     };
     let at = "127.0.0.1:0".parse().expect("an address");
-    let config = Config {
+    let config = TransportConfig {
         encapsulation: None,
-        ..Config::new(vec![at])
+        ..TransportConfig::new(vec![at])
     };
     let mut sctp_endpoint = in_host(&host, || transport::open(&config).expect("an endpoint"));
     let at = sctp_endpoint.local_addresses().expect("addresses");
-    let _element = register_element(&socket, Service::Sctp(at));
+    let _element = register_element(&socket, ElementService::Sctp(at));
     let served = spawn(move || {
         let (mut events, mut has_ended) = (Vec::new(), false);
         while !has_ended {
@@ -212,10 +215,10 @@ fn element_with_native_sctp_answers() {
             sctp_endpoint.recv_batch(&mut events).expect("events");
             for event in events.drain(..) {
                 match event {
-                    Event::Message { assoc, message } => {
+                    TransportEvent::Message { assoc, message } => {
                         sctp_endpoint.send(assoc, &message).expect("sent")
                     }
-                    Event::Down { .. } => has_ended = true,
+                    TransportEvent::Down { .. } => has_ended = true,
                     _ => {}
                 }
             }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use holdfast_api::control::PoolDetail;
 use holdfast_api::pool::{PoolSession, SessionEvent};
-use holdfast_bench::capture::Capture;
+use holdfast_bench::capture::RunningCapture;
 use holdfast_bench::cluster::find_program;
-use holdfast_bench::pools::{PoolLab, command_words};
+use holdfast_bench::pool_lab::{PoolLab, command_words};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -43,7 +43,7 @@ fn start_pool(name: &str) -> PoolLab {
 }
 
 fn wait_until_ready(lab: &PoolLab, host: &str) {
-    let client = lab.control(host, "registrar").expect("a client");
+    let client = lab.control_client(host, "registrar").expect("a client");
     let is_ready = || {
         client
             .run(|client| client.registrar())
@@ -74,7 +74,7 @@ fn start_lines_server(lab: &mut PoolLab, host: &str) {
 }
 
 fn pool_detail(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
-    let client = lab.control(registrar, "registrar").ok()?;
+    let client = lab.control_client(registrar, "registrar").ok()?;
     client.run(|client| client.pool("lines")).ok()
 }
 
@@ -188,7 +188,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// element.
 fn kill_element(lab: &PoolLab, user: &mut PoolUser, what: &str, kill: impl FnOnce(&PoolLab, &str)) {
     let file = lab.directory().join(format!("{}.pcap", user.element_host));
-    let capture = Capture::start(lab.lab(), "c1", "sctp or udp port 9899", &file);
+    let capture = RunningCapture::start(lab.lab(), "c1", "sctp or udp port 9899", &file);
     let capture = capture.expect("a capture");
     let killed_host = user.element_host.clone();
     kill(lab, &killed_host);
@@ -221,7 +221,7 @@ fn session_fails_over_with_state() {
     user.exchange_lines(5);
     let first = user.element_host.clone();
     kill_element(&lab, &mut user, "the program is killed", |lab, host| {
-        lab.kill(host, "lines").expect("killed");
+        lab.kill_by_name(host, "lines").expect("killed");
     });
     // The host's daemon has deregistered the element; another element takes its place.
     start_lines_server(&mut lab, &first);
@@ -239,7 +239,7 @@ fn session_fails_over_with_state() {
 
 /// Kills the registrar at `victim`: the registrar at `other` lists all elements at all times, and users resolve there.
 fn kill_registrar(lab: &PoolLab, user: &mut PoolUser, victim: &str, other: &str) {
-    let client = lab.control(other, "registrar").expect("a client");
+    let client = lab.control_client(other, "registrar").expect("a client");
     let status = || client.run(|client| client.registrar()).expect("a status");
     let (other_id, before) = (status().id, status().counters.reregistrations);
     let elements = pool_detail(lab, other).expect("a pool").elements;
@@ -265,7 +265,7 @@ fn kill_registrar(lab: &PoolLab, user: &mut PoolUser, victim: &str, other: &str)
     assert_eq!(elements_min, ELEMENTS.len(), "an element was lost");
     // The session needs no registrar, but a resolution does.
     user.exchange_lines(3);
-    let daemon = lab.control("c1", "pool").expect("a client");
+    let daemon = lab.control_client("c1", "pool").expect("a client");
     let resolve = || {
         let query = Default::default();
         let answer = daemon.run(|client| client.resolve("lines", &query)).ok()?;
@@ -275,7 +275,7 @@ fn kill_registrar(lab: &PoolLab, user: &mut PoolUser, victim: &str, other: &str)
         .expect("a resolution");
     // Elements of the killed home registrar have reregistered, or use the registrar that took them over as their home.
     let has_new_home = |host: &&str| {
-        let client = lab.control(host, "pool").expect("a client");
+        let client = lab.control_client(host, "pool").expect("a client");
         let own = client.run(|client| client.own_elements()).ok();
         let own = own.and_then(|own| own.elements.into_iter().next());
         own.is_some_and(|element| element.home.as_deref() == Some(&other_id))

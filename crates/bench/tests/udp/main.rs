@@ -16,9 +16,9 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText, Protocol};
 use holdfast_bench::cluster::{
-    Cluster, ClusterSpec, Family, Program, STALLS_MAX, Service, is_node_stall,
+    Cluster, ClusterService, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
 };
-use holdfast_lab::Reach;
+use holdfast_lab::ServiceReach;
 
 use common::{PORT, assert_contains, eventually, lock_lab};
 use numbered_datagrams::DatagramLoad;
@@ -31,22 +31,22 @@ const ODD_PORT: u16 = 8007;
 
 #[test]
 fn associations_are_handed_off_over_ipv4() {
-    hand_off_associations("udp4", Reach::Steer, Family::V4);
+    hand_off_associations("udp4", ServiceReach::Steer, IpFamily::V4);
 }
 
 #[test]
 fn associations_are_handed_off_over_ipv6() {
-    hand_off_associations("udp6", Reach::Steer, Family::V6);
+    hand_off_associations("udp6", ServiceReach::Steer, IpFamily::V6);
 }
 
 #[test]
 fn associations_are_handed_off_with_broadcast() {
-    hand_off_associations("udpb", Reach::Broadcast, Family::V4);
+    hand_off_associations("udpb", ServiceReach::Broadcast, IpFamily::V4);
 }
 
 /// Associations are placed on several nodes and moved one by one and many at once: no datagram is lost. With steering
 /// none is duplicated. With broadcast, acceptor and donor both receive datagrams that arrive during the prepare step.
-fn hand_off_associations(name: &str, reach: Reach, family: Family) {
+fn hand_off_associations(name: &str, reach: ServiceReach, family: IpFamily) {
     let Some(_lock) = lock_lab() else { return };
     let cluster = start_group(name, reach, &[]);
     let load = DatagramLoad::start(&cluster, family, ASSOCIATIONS);
@@ -82,7 +82,7 @@ fn hand_off_associations(name: &str, reach: Reach, family: Family) {
     }
     let counts = load.finish(name);
     assert_eq!(counts.lost, [], "{counts:?}");
-    if reach == Reach::Steer {
+    if reach == ServiceReach::Steer {
         assert_eq!(counts.duplicated, 0, "{counts:?}");
     }
 }
@@ -91,8 +91,8 @@ fn hand_off_associations(name: &str, reach: Reach, family: Family) {
 #[test]
 fn queued_datagrams_are_handed_off() {
     let Some(_lock) = lock_lab() else { return };
-    let cluster = start_group("udpq", Reach::Steer, &["n2"]);
-    let load = DatagramLoad::start(&cluster, Family::V4, 4);
+    let cluster = start_group("udpq", ServiceReach::Steer, &["n2"]);
+    let load = DatagramLoad::start(&cluster, IpFamily::V4, 4);
     load.wait_until_all_answered();
     let odd = ScriptedAssociation::new(&cluster);
     let at_acceptor = bind_socket_in(&cluster, "n3", odd.service);
@@ -144,8 +144,8 @@ fn queued_datagrams_are_handed_off() {
 #[test]
 fn hanging_program_keeps_association() {
     let Some(_lock) = lock_lab() else { return };
-    let cluster = start_group("udph", Reach::Steer, &["n2"]);
-    let load = DatagramLoad::start(&cluster, Family::V4, 4);
+    let cluster = start_group("udph", ServiceReach::Steer, &["n2"]);
+    let load = DatagramLoad::start(&cluster, IpFamily::V4, 4);
     load.wait_until_all_answered();
     let odd = ScriptedAssociation::new(&cluster);
     odd.start_handoff();
@@ -168,11 +168,11 @@ fn hanging_program_keeps_association() {
 }
 
 /// Brings up three nodes with echo servers. New flows are placed on the named nodes, or on all nodes if none is named.
-fn start_group(name: &str, reach: Reach, weighted_nodes: &[&str]) -> Cluster {
+fn start_group(name: &str, reach: ServiceReach, weighted_nodes: &[&str]) -> Cluster {
     let name = format!("{name}-{}", std::process::id());
-    let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
+    let mut spec = ClusterSpec::new(name).program(ExampleServer::Echo { port: PORT });
     spec.reach = reach;
-    let odd = Service::new("odd", Protocol::Udp, ODD_PORT);
+    let odd = ClusterService::new("odd", Protocol::Udp, ODD_PORT);
     spec.services.push(odd);
     for service in spec
         .services
@@ -191,13 +191,13 @@ fn start_handoff(cluster: &Cluster, from: &str, selection: Selection, to: &str) 
         to: to.to_owned(),
         drain: Drain::None,
     };
-    let control = cluster.control_blocking(from).unwrap();
+    let control = cluster.blocking_control_client(from).unwrap();
     let accepted = control.run(async |client| client.hand_off(&request).await);
     accepted.unwrap().id
 }
 
 fn wait_for_handoff(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
-    let control = cluster.control_blocking(from).unwrap();
+    let control = cluster.blocking_control_client(from).unwrap();
     let status = || {
         control
             .run(async |client| client.handoff(id).await)
@@ -244,7 +244,7 @@ fn flow_owners(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
         limit: Some(100_000),
         ..FlowQuery::default()
     };
-    let control = cluster.control_blocking("n1").unwrap();
+    let control = cluster.blocking_control_client("n1").unwrap();
     let list = control
         .run(async |client| client.flows(&query).await)
         .unwrap();
@@ -273,7 +273,7 @@ fn owners_know_programs(cluster: &Cluster, load: &DatagramLoad) -> bool {
         let Some(owner) = owner.filter(|_| load.flows.contains(&flow)) else {
             return true;
         };
-        let control = cluster.control_blocking(&owner).unwrap();
+        let control = cluster.blocking_control_client(&owner).unwrap();
         let detail = control.run(async |client| client.flow(&flow).await);
         detail.is_ok_and(|detail| detail.entry.program.is_some())
     })

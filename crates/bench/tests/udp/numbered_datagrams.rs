@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use holdfast_api::{FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, Family};
+use holdfast_bench::cluster::{Cluster, IpFamily};
 
 use crate::common::{PORT, eventually};
 
@@ -34,7 +34,11 @@ pub fn client_socket(cluster: &Cluster, service: SocketAddr) -> UdpSocket {
         socket.connect(service)?;
         std::io::Result::Ok(socket)
     };
-    cluster.lab().in_net("c1", open).unwrap().unwrap()
+    cluster
+        .lab()
+        .run_in_net_namespace("c1", open)
+        .unwrap()
+        .unwrap()
 }
 
 /// Counters of one client.
@@ -59,7 +63,7 @@ pub struct DatagramLoad {
 }
 
 impl DatagramLoad {
-    pub fn start(cluster: &Cluster, family: Family, count: usize) -> Self {
+    pub fn start(cluster: &Cluster, family: IpFamily, count: usize) -> Self {
         let service = SocketAddr::new(cluster.service_address(family), PORT);
         let sockets: Vec<_> = (0..count)
             .map(|_| Arc::new(client_socket(cluster, service)))

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 use holdfast_api::app::{Channel, FromDaemon, HandOffItem, ToDaemon, decode, encode};
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, Family};
+use holdfast_bench::cluster::{Cluster, IpFamily};
 
 use crate::common::{PATIENCE, eventually};
 use crate::numbered_datagrams::client_socket;
@@ -25,7 +25,7 @@ pub struct ScriptedAssociation {
 
 impl ScriptedAssociation {
     pub fn new(cluster: &Cluster) -> Self {
-        let service = SocketAddr::new(cluster.service_address(Family::V4), ODD_PORT);
+        let service = SocketAddr::new(cluster.service_address(IpFamily::V4), ODD_PORT);
         let client = client_socket(cluster, service);
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         let (donor_program, acceptor_program) =
@@ -100,14 +100,16 @@ impl ScriptedAssociation {
 }
 
 pub fn bind_socket_in(cluster: &Cluster, node: &str, service: SocketAddr) -> UdpSocket {
-    let socket = cluster.lab().in_net(node, || UdpSocket::bind(service));
+    let socket = cluster
+        .lab()
+        .run_in_net_namespace(node, || UdpSocket::bind(service));
     let socket = socket.unwrap().unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
 fn serves_pool(cluster: &Cluster, node: &str, pool: &str) -> bool {
-    let control = cluster.control_blocking(node).unwrap();
+    let control = cluster.blocking_control_client(node).unwrap();
     let status = control.run(async |client| client.status().await).unwrap();
     let mut pools = status.programs.iter().flat_map(|program| &program.pools);
     pools.any(|other| other == pool)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     FlowState, PLACEMENT_SLOTS, REACH_BROADCAST, RECORD_OWNED, Record, Service,
 };
 

@@ -1,6 +1,6 @@
 //! Reach `steer` across segments: IP in IP to the owner, which answers the client directly.
 
-use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
+use holdfast_bpf::shared_with_c::{EVENT_ESTABLISHED, FlowState};
 
 use super::support::lab::ROUTER;
 use super::support::raw_peer::{ACK, ip_packet, packet, tcp, udp};

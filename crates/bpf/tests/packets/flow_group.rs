@@ -3,7 +3,9 @@
 
 use std::io::Write;
 
-use holdfast_bpf::shared::{EVENT_CLOSED, FlowGroup, FlowState, FlowValue, RECORD_TRANSIT, Record};
+use holdfast_bpf::shared_with_c::{
+    EVENT_CLOSED, FlowGroup, FlowState, FlowValue, RECORD_TRANSIT, Record,
+};
 
 use super::support::node::Node;
 use super::support::server::unsent_bytes;

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use holdfast_bpf::shared::{Config, FlowState};
+use holdfast_bpf::shared_with_c::{Config, FlowState};
 
 use super::support::pool::SILENT_PORT;
 use super::support::raw_peer::{self, ACK, FIN, RST, SYN, tcp};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     FlowState, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
 };
 

@@ -2,7 +2,7 @@
 
 use std::net::Shutdown;
 
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     EVENT_SUPERSEDED, FlowState, SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS,
     ServiceKey, Successor, to_mapped,
 };

@@ -1,6 +1,6 @@
 //! The daemon ends and restarts; the data plane stays in force.
 
-use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
+use holdfast_bpf::shared_with_c::{EVENT_ESTABLISHED, FlowState};
 
 use super::support::raw_peer::ACK;
 use super::support::*;

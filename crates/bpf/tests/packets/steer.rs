@@ -1,6 +1,6 @@
 //! Reach `steer` on one segment.
 
-use holdfast_bpf::shared::{EVENT_CLOSED, EVENT_ESTABLISHED, FlowState};
+use holdfast_bpf::shared_with_c::{EVENT_CLOSED, EVENT_ESTABLISHED, FlowState};
 
 use super::support::*;
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 
 use super::support::node::Node;
 use super::support::raw_peer::{self, ACK, packet, tcp};

@@ -60,13 +60,13 @@ enum ChooseArg {
 
 /// State shared by the thread that reads the input and the one that receives from the element.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedConnectState {
+    state: Mutex<ConnectState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectState {
     /// Number of the current connection with an element.
     connection: Option<u64>,
     is_over: bool,
@@ -75,12 +75,12 @@ struct State {
     unanswered: Option<Unanswered>,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedConnectState {
+    fn lock(&self) -> MutexGuard<'_, ConnectState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut ConnectState) -> T) -> T {
         let changed = change(&mut self.lock());
         self.changed.notify_all();
         changed
@@ -88,7 +88,7 @@ impl Shared {
 
     /// Waits for a connected element, then runs `take`; none when the session is over.
     fn with_connection<T>(&self, take: impl FnOnce(u64, &mut Unanswered) -> T) -> Option<T> {
-        let waits = |state: &mut State| state.connection.is_none() && !state.is_over;
+        let waits = |state: &mut ConnectState| state.connection.is_none() && !state.is_over;
         let state = self.changed.wait_while(self.lock(), waits);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let connection = state.connection.filter(|_| !state.is_over)?;
@@ -134,7 +134,7 @@ pub fn run(args: &ConnectArgs) -> Result<()> {
     };
     let session = PoolSession::open_with(daemon.program_socket(), &args.handle, options)?;
     let session = Arc::new(session);
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedConnectState::default());
     let (sender, events) = sync_channel(EVENTS_QUEUED_MAX);
     let (session_clone, input) = (session.clone(), sender.clone());
     std::thread::spawn(move || receive_events(&session_clone, &sender));
@@ -162,7 +162,7 @@ fn receive_events(session: &PoolSession, to: &SyncSender<InputEvent>) {
     }
 }
 
-fn read_input(session: &PoolSession, shared: &Shared) {
+fn read_input(session: &PoolSession, shared: &SharedConnectState) {
     let mut input = std::io::stdin().lock();
     while let Some(by_message) = shared.with_connection(|_, unanswered| unanswered.is_by_message())
     {
@@ -208,7 +208,7 @@ fn run_session(
     args: &ConnectArgs,
     linger: Duration,
     session: &PoolSession,
-    shared: &Shared,
+    shared: &SharedConnectState,
     events: &Receiver<InputEvent>,
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
@@ -252,7 +252,7 @@ fn run_session(
 fn on_session_event(
     args: &ConnectArgs,
     session: &PoolSession,
-    shared: &Shared,
+    shared: &SharedConnectState,
     event: SessionEvent,
 ) -> Result<bool> {
     let handle = &args.handle;
@@ -298,7 +298,7 @@ fn on_session_event(
     }
 }
 
-impl State {
+impl ConnectState {
     fn on_up(&mut self, session: &PoolSession, connection: u64, by_message: bool) -> Result<()> {
         let unanswered = self.unanswered.take();
         let unanswered = unanswered.filter(|before| before.is_by_message() == by_message);

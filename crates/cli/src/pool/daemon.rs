@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use holdfast_api::control::BlockingClient;
+use holdfast_api::control::BlockingControlClient;
 use tempfile::TempDir;
 
 use crate::node::{daemon_command, no_daemon_text};
@@ -180,9 +180,9 @@ impl RunningDaemon {
     ///
     /// # Errors
     /// The system has no descriptors.
-    pub fn client(&self) -> Result<BlockingClient> {
+    pub fn client(&self) -> Result<BlockingControlClient> {
         let socket: &Path = &self.directory.join("pool.sock");
-        BlockingClient::new(socket).context("no descriptors for a connection to the daemon")
+        BlockingControlClient::new(socket).context("no descriptors for a connection to the daemon")
     }
 }
 

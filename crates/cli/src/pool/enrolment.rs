@@ -31,13 +31,13 @@ pub enum ElementReport {
 
 /// An element that is kept registered.
 pub struct Enrolment {
-    shared: Arc<Shared>,
+    shared: Arc<SharedEnrolment>,
     reports: mpsc::UnboundedReceiver<ElementReport>,
 }
 
-struct Shared(Mutex<State>);
+struct SharedEnrolment(Mutex<EnrolmentState>);
 
-struct State {
+struct EnrolmentState {
     registration: Registration,
     /// None while there is no daemon.
     element: Option<Arc<Element>>,
@@ -51,12 +51,12 @@ impl Enrolment {
         running: RunningDaemon,
         registration: Registration,
     ) -> Enrolment {
-        let state = State {
+        let state = EnrolmentState {
             registration,
             element: None,
             is_leaving: false,
         };
-        let shared = Arc::new(Shared(Mutex::new(state)));
+        let shared = Arc::new(SharedEnrolment(Mutex::new(state)));
         let (sender, reports) = mpsc::unbounded_channel();
         let thread = RegistrationThread {
             daemon,
@@ -109,8 +109,8 @@ impl Enrolment {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedEnrolment {
+    fn state(&self) -> MutexGuard<'_, EnrolmentState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,7 +119,7 @@ impl Shared {
 struct RegistrationThread {
     daemon: PoolDaemonArgs,
     running: Option<RunningDaemon>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedEnrolment>,
     sender: mpsc::UnboundedSender<ElementReport>,
     /// True if the element was registered at least once.
     was_registered: bool,

@@ -20,23 +20,23 @@ use holdfast_api::control::{
 use serde::Serialize;
 
 use crate::ExitResult;
-use crate::control::{RegistrarDaemonArgs, print_json, write_stdout};
+use crate::daemon_client::{RegistrarDaemonArgs, print_json, write_stdout};
 use crate::table::Table;
 
 /// Pools and their elements: register programs as elements, use pools, show a registrar's state
 #[derive(Debug, Args)]
 pub struct PoolArgs {
     #[command(subcommand)]
-    action: Action,
+    action: PoolAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum PoolAction {
     Register(register::RegisterArgs),
     Resolve(resolve::ResolveArgs),
     Connect(connect::ConnectArgs),
-    List(ListArgs),
-    Show(ShowArgs),
+    List(PoolListArgs),
+    Show(PoolShowArgs),
     Watch(WatchArgs),
     Peers(PeersArgs),
 }
@@ -44,7 +44,7 @@ enum Action {
 /// List the pools of the scope
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  holdfast pool list\n  holdfast pool list --limit 10 --json")]
-struct ListArgs {
+struct PoolListArgs {
     #[command(flatten)]
     daemon: RegistrarDaemonArgs,
     /// Maximum number of pools
@@ -58,7 +58,7 @@ struct ListArgs {
 /// Show one pool with its elements
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  holdfast pool show echo")]
-struct ShowArgs {
+struct PoolShowArgs {
     #[command(flatten)]
     daemon: RegistrarDaemonArgs,
     /// The pool's handle, as printed by `holdfast pool list`
@@ -104,27 +104,27 @@ struct PeersArgs {
 pub fn run(args: &PoolArgs) -> Result<ExitResult> {
     let done = |result: Result<()>| result.map(|()| ExitResult::Success);
     match &args.action {
-        Action::Register(args) => register::run(args),
-        Action::Resolve(args) => done(resolve::run(args)),
-        Action::Connect(args) => done(connect::run(args)),
+        PoolAction::Register(args) => register::run(args),
+        PoolAction::Resolve(args) => done(resolve::run(args)),
+        PoolAction::Connect(args) => done(connect::run(args)),
         action => done(show_state(action)),
     }
 }
 
 /// Shows a registrar's state.
-fn show_state(action: &Action) -> Result<()> {
+fn show_state(action: &PoolAction) -> Result<()> {
     match action {
-        Action::Register(_) | Action::Resolve(_) | Action::Connect(_) => Ok(()),
-        Action::List(args) => {
+        PoolAction::Register(_) | PoolAction::Resolve(_) | PoolAction::Connect(_) => Ok(()),
+        PoolAction::List(args) => {
             let list = list(&args.daemon, args.limit)?;
             print(&list, args.json, list_text)
         }
-        Action::Show(args) => {
+        PoolAction::Show(args) => {
             let pool = show(&args.daemon, &args.handle)?;
             print(&pool, args.json, pool_text)
         }
-        Action::Watch(args) => watch(args),
-        Action::Peers(args) => {
+        PoolAction::Watch(args) => watch(args),
+        PoolAction::Peers(args) => {
             let client = args.daemon.client()?;
             let peers = args.daemon.ask(&client, |client| client.peers())?;
             print(&peers, args.json, peers_text)

@@ -16,17 +16,17 @@ use super::process_group;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running program, in its own process group.
-pub struct Program {
+pub struct ProgramProcess {
     child: Child,
     group: i32,
 }
 
-impl Program {
+impl ProgramProcess {
     /// Starts the program.
     ///
     /// # Errors
     /// The program is not found.
-    pub fn start(words: &[String]) -> Result<Program> {
+    pub fn start(words: &[String]) -> Result<ProgramProcess> {
         let (name, arguments) = words
             .split_first()
             .context("the command names no program")?;
@@ -36,7 +36,7 @@ impl Program {
             .spawn()
             .with_context(|| format!("cannot run `{name}`"))?;
         let id = child.id().context("the program has no PID")?;
-        Ok(Program {
+        Ok(ProgramProcess {
             child,
             group: i32::try_from(id)?,
         })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{DeregistrationResult, ElementEvent, Registration, Service};
+use holdfast_api::pool::{DeregistrationResult, ElementEvent, ElementService, Registration};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::daemon::{PoolDaemonArgs, RunningDaemon};
 use super::enrolment::{ElementReport, Enrolment};
 use super::load::{LoadReceiver, LoadSource, parse_share};
-use super::program::{Program, wait_listening};
+use super::program::{ProgramProcess, wait_listening};
 use crate::ExitResult;
 
 /// Maximum time for the registrar to confirm a deregistration.
@@ -136,7 +136,7 @@ impl StopSignals {
 async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
     let mut stop = StopSignals::new()?;
     let daemon = args.daemon.find_or_start()?;
-    let mut program = Program::start(&args.program)?;
+    let mut program = ProgramProcess::start(&args.program)?;
     let group = program.group();
     let source = args.load.clone().unwrap_or(LoadSource::Fixed(0.0));
     let mut loads = LoadReceiver::start(source, group, Duration::from_secs_f64(args.every));
@@ -165,7 +165,7 @@ async fn wait_started(
     args: &RegisterArgs,
     group: i32,
     loads: &mut LoadReceiver,
-) -> Result<(Service, f64)> {
+) -> Result<(ElementService, f64)> {
     let service = find_service(args, group).await?;
     let load = loads
         .next_load()
@@ -175,7 +175,7 @@ async fn wait_started(
 }
 
 /// Returns the program's service address, after it answers.
-async fn find_service(args: &RegisterArgs, group: i32) -> Result<Service> {
+async fn find_service(args: &RegisterArgs, group: i32) -> Result<ElementService> {
     let wildcard = args.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let port = || {
         args.port.ok_or_else(|| {
@@ -196,10 +196,10 @@ async fn find_service(args: &RegisterArgs, group: i32) -> Result<Service> {
                     args.wait
                 )
             })?;
-            Service::Tcp(at?)
+            ElementService::Tcp(at?)
         }
-        TransportArg::Udp => Service::Udp(SocketAddr::new(wildcard, port()?)),
-        TransportArg::Sctp => Service::Sctp(vec![SocketAddr::new(wildcard, port()?)]),
+        TransportArg::Udp => ElementService::Udp(SocketAddr::new(wildcard, port()?)),
+        TransportArg::Sctp => ElementService::Sctp(vec![SocketAddr::new(wildcard, port()?)]),
     })
 }
 
@@ -211,9 +211,9 @@ fn print_note(handle: &str, note: &str) {
 async fn keep_registered(
     args: &RegisterArgs,
     daemon: RunningDaemon,
-    (service, load): (Service, f64),
+    (service, load): (ElementService, f64),
     mut loads: LoadReceiver,
-    program: &mut Program,
+    program: &mut ProgramProcess,
     stop: &mut StopSignals,
 ) -> Result<ExitStatus> {
     let mut policy = policy_detail(args);
@@ -228,12 +228,12 @@ async fn keep_registered(
     loop {
         tokio::select! {
             status = program.wait_end() => {
-                leave(&args.handle, enrolment).await;
+                deregister(&args.handle, enrolment).await;
                 return status;
             }
             asked = stop.wait() => {
                 // Deregister first, so that no new users arrive, and then end the program.
-                leave(&args.handle, enrolment).await;
+                deregister(&args.handle, enrolment).await;
                 program.signal(asked);
                 return program.wait_end().await;
             }
@@ -263,7 +263,7 @@ async fn keep_registered(
 }
 
 /// Leaves the pool, and waits for the confirmation.
-async fn leave(handle: &str, enrolment: Enrolment) {
+async fn deregister(handle: &str, enrolment: Enrolment) {
     match timeout(LEAVE_TIMEOUT, enrolment.leave()).await {
         Ok(None) => {}
         Ok(Some(DeregistrationResult::Confirmed)) => print_note(handle, "has left the pool"),
@@ -290,7 +290,7 @@ fn policy_detail(args: &RegisterArgs) -> PolicyDetail {
 }
 
 /// Prints an event.
-fn print_event(handle: &str, service: &Service, event: ElementEvent) {
+fn print_event(handle: &str, service: &ElementService, event: ElementEvent) {
     match event {
         ElementEvent::Registered {
             id,
@@ -321,11 +321,11 @@ fn print_event(handle: &str, service: &Service, event: ElementEvent) {
     }
 }
 
-fn registered_text(id: &str, service: &Service, addresses: &[SocketAddr]) -> String {
+fn registered_text(id: &str, service: &ElementService, addresses: &[SocketAddr]) -> String {
     let transport = match service {
-        Service::Tcp(_) => "tcp",
-        Service::Udp(_) => "udp",
-        Service::Sctp(_) | Service::Sessions { .. } => "sctp",
+        ElementService::Tcp(_) => "tcp",
+        ElementService::Udp(_) => "udp",
+        ElementService::Sctp(_) | ElementService::Sessions { .. } => "sctp",
     };
     let mut text = format!("registered as {id}, {transport}");
     for at in addresses {
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn unreachable_loopback_address_is_warned_about() {
-        let service = Service::Tcp("0.0.0.0:80".parse().unwrap());
+        let service = ElementService::Tcp("0.0.0.0:80".parse().unwrap());
         let text = |at: &str| registered_text("1", &service, &[at.parse().unwrap()]);
         assert_eq!(text("10.0.0.1:80"), "registered as 1, tcp 10.0.0.1:80");
         assert!(text("127.0.0.1:80").contains("--address"));

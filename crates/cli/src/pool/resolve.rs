@@ -6,7 +6,7 @@ use holdfast_api::control::{Resolution, ResolveQuery, UnreachableReport};
 
 use super::daemon::PoolDaemonArgs;
 use super::{policy_text, service_text};
-use crate::control::print_json;
+use crate::daemon_client::print_json;
 use crate::table::Table;
 
 /// Resolve a pool's handle: print elements in the order in which to use them
@@ -58,11 +58,11 @@ pub fn run(args: &ResolveArgs) -> Result<()> {
     if args.json {
         return print_json(&resolution);
     }
-    print!("{}", text(&resolution));
+    print!("{}", resolution_text(&resolution));
     Ok(())
 }
 
-fn text(resolution: &Resolution) -> String {
+fn resolution_text(resolution: &Resolution) -> String {
     let mut table = Table::new(["element", "service", "policy"]);
     for element in &resolution.elements {
         table.row([

@@ -1,9 +1,9 @@
 //! `holdfast sim seeds`: simulates random faults and checks that all invariants hold.
 
 use anyhow::{Result, bail};
-use holdfast_sim::bugs::by_name;
-use holdfast_sim::scenario::{Group, Kind};
-use holdfast_sim::{Time, Violation, faults, pools, seeds};
+use holdfast_sim::bug_names::by_name;
+use holdfast_sim::scenario::{GroupScenario, SimulationKind};
+use holdfast_sim::{Time, Violation, pool_faults, pools, seeds};
 
 use super::{FailingSeed, SeedsArgs, scenario, seed_range};
 use crate::ExitResult;
@@ -13,8 +13,8 @@ const LAST_LINES: usize = 40;
 
 /// A simulation with random faults.
 enum FaultSimulation {
-    Pools(Option<pools::Bug>),
-    Group(Group),
+    Pools(Option<pools::PoolBug>),
+    Group(GroupScenario),
 }
 
 /// The smallest failing case of a seed.
@@ -28,13 +28,17 @@ impl FaultSimulation {
     fn new(args: &SeedsArgs) -> Result<FaultSimulation> {
         let bug = args.bug.as_deref();
         let Some(name) = &args.scenario else {
-            let bug = bug.map(|bug| by_name(&pools::Bug::ALL, bug)).transpose()?;
+            let bug = bug
+                .map(|bug| by_name(&pools::PoolBug::ALL, bug))
+                .transpose()?;
             return Ok(FaultSimulation::Pools(bug));
         };
         match (scenario(name)?.kind, bug) {
-            (Kind::Group(group), None) => Ok(FaultSimulation::Group(group)),
-            (Kind::Group(group), Some(bug)) => Ok(FaultSimulation::Group(group.with_bug(bug)?)),
-            (Kind::Pools(_), _) => {
+            (SimulationKind::Group(group), None) => Ok(FaultSimulation::Group(group)),
+            (SimulationKind::Group(group), Some(bug)) => {
+                Ok(FaultSimulation::Group(group.with_bug(bug)?))
+            }
+            (SimulationKind::Pools(_), _) => {
                 bail!(
                     "scenario `{name}` lists the events of its pools; random faults of pools need no scenario"
                 )
@@ -44,8 +48,8 @@ impl FaultSimulation {
 
     fn try_seed(&self, seed: u64) -> Result<(), Violation> {
         match self {
-            FaultSimulation::Pools(None) => faults::try_seed(seed),
-            FaultSimulation::Pools(Some(bug)) => faults::try_bug(seed, *bug),
+            FaultSimulation::Pools(None) => pool_faults::try_seed(seed),
+            FaultSimulation::Pools(Some(bug)) => pool_faults::try_bug(seed, *bug),
             FaultSimulation::Group(group) => group.try_seed(seed, None).map(|_| ()),
         }
     }
@@ -53,7 +57,7 @@ impl FaultSimulation {
     fn shrink(&self, seed: u64) -> Option<ShrunkCase> {
         match self {
             FaultSimulation::Pools(bug) => {
-                let (plan, violation) = faults::shrink(seed, *bug)?;
+                let (plan, violation) = pool_faults::shrink(seed, *bug)?;
                 let plan = plan.into_iter();
                 Some(ShrunkCase {
                     plan: plan

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use holdfast_sim::group::Outcome;
-use holdfast_sim::scenario::Group;
+use holdfast_sim::node_group::GroupRunOutcome;
+use holdfast_sim::scenario::GroupScenario;
 use holdfast_sim::{Violation, seeds};
 use serde::Serialize;
 
 use super::{FailingSeed, RunArgs, seed_range};
 use crate::ExitResult;
-use crate::control::print_json;
+use crate::daemon_client::print_json;
 use crate::table::Table;
 
 /// Report of `sim run` for a group.
 #[derive(Serialize)]
-struct Report<'a> {
+struct GroupRunReport<'a> {
     kind: &'static str,
     seeds: u32,
     first_seed: u64,
@@ -26,7 +26,7 @@ struct Report<'a> {
     failing_seeds: Vec<FailingSeed>,
 }
 
-pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<ExitResult> {
+pub(super) fn run(args: &RunArgs, about: &str, group: &GroupScenario) -> Result<ExitResult> {
     if args.trace {
         return Ok(print_trace(args.seed, group));
     }
@@ -46,7 +46,7 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<ExitResu
         false => ExitResult::Failed,
     };
     if args.json {
-        let report = Report {
+        let report = GroupRunReport {
             kind: group.name(),
             seeds: args.seeds,
             first_seed: args.seed,
@@ -70,7 +70,7 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &Group) -> Result<ExitResu
     Ok(ending)
 }
 
-fn sum_outcomes(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<String, u64>) {
+fn sum_outcomes(verdicts: &[Result<GroupRunOutcome, Violation>]) -> (u64, BTreeMap<String, u64>) {
     let (mut events, mut counts) = (0, BTreeMap::new());
     for outcome in verdicts.iter().flatten() {
         events += outcome.events;
@@ -82,7 +82,7 @@ fn sum_outcomes(verdicts: &[Result<Outcome, Violation>]) -> (u64, BTreeMap<Strin
 }
 
 /// Prints all events of one seed.
-fn print_trace(seed: u64, group: &Group) -> ExitResult {
+fn print_trace(seed: u64, group: &GroupScenario) -> ExitResult {
     let mut trace = Vec::new();
     let verdict = group.try_seed(seed, Some(&mut trace));
     for line in trace {

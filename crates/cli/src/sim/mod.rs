@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use holdfast_sim::pools::{Outcome, Window, run as simulate};
-use holdfast_sim::scenario::{BUILT_IN, Kind, Pools, Scenario};
+use holdfast_sim::pools::{MeasurementWindow, PoolRunOutcome, run as simulate};
+use holdfast_sim::scenario::{BUILT_IN, PoolScenario, Scenario, SimulationKind};
 use holdfast_sim::{Estimate, Violation, seeds};
 use serde::Serialize;
 
 use crate::ExitResult;
-use crate::control::print_json;
+use crate::daemon_client::print_json;
 use crate::table::Table;
 
 /// Simulate pools, handoffs and migrations: runs the daemons' state machines in virtual time
@@ -37,7 +37,7 @@ enum SimCommand {
     /// Simulate a scenario, and print the durations of requests, or the results of handoffs and migrations
     Run(RunArgs),
     /// List the built-in scenarios
-    List(ListArgs),
+    List(ScenarioListArgs),
     /// Simulate random faults, one schedule for each seed, and check that all invariants hold in the end
     Seeds(SeedsArgs),
 }
@@ -61,7 +61,7 @@ struct RunArgs {
 }
 
 #[derive(Debug, Args)]
-struct ListArgs {
+struct ScenarioListArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -173,7 +173,7 @@ fn seed_range(first: u64, count: u32) -> Vec<u64> {
 fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
     let Scenario { about, kind } = scenario(&args.scenario)?;
     match kind {
-        Kind::Pools(pools) => {
+        SimulationKind::Pools(pools) => {
             ensure!(
                 !args.trace,
                 "pools have no trace: `{}` has pools",
@@ -181,12 +181,12 @@ fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
             );
             run_pools(args, &about, &pools).map(|()| ExitResult::Success)
         }
-        Kind::Group(group) => group::run(args, &about, &group),
+        SimulationKind::Group(group) => group::run(args, &about, &group),
     }
 }
 
-fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
-    let Pools { config, windows } = pools;
+fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
+    let PoolScenario { config, windows } = pools;
     let seeds = seed_range(args.seed, args.seeds);
     let outcomes = seeds::run_all(
         &seeds,
@@ -239,15 +239,20 @@ fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
     Ok(())
 }
 
-fn result_line(window: String, outcomes: &[Outcome], index: usize, capacity: f64) -> ResultLine {
-    let estimate = |value: &dyn Fn(&Window) -> f64| {
+fn result_line(
+    window: String,
+    outcomes: &[PoolRunOutcome],
+    index: usize,
+    capacity: f64,
+) -> ResultLine {
+    let estimate = |value: &dyn Fn(&MeasurementWindow) -> f64| {
         let values: Vec<f64> = outcomes
             .iter()
             .map(|outcome| value(&outcome.windows[index]))
             .collect();
         Estimate::from_repeats(&values)
     };
-    let share = |sum: f64, window: &Window| sum / window.requests as f64;
+    let share = |sum: f64, window: &MeasurementWindow| sum / window.requests as f64;
     ResultLine {
         window,
         requests: estimate(&|window| window.requests as f64).mean,
@@ -267,7 +272,7 @@ struct ScenarioEntry {
     about: String,
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &ScenarioListArgs) -> Result<()> {
     let mut listed = Vec::new();
     for (name, text) in BUILT_IN {
         let about = Scenario::parse(text)?.about;

@@ -1,20 +1,20 @@
 //! Queues by key. Most pools have few keys, with queues in one array; a pool of many keys has the queues in a tree.
 
-use super::blocks::{Blocks, Queue};
+use super::queue_blocks::{BlockQueue, QueueBlocks};
 use prefetch_index::prefetch_index;
 use std::collections::{BTreeMap, btree_map::Entry};
 
 /// With more keys, moving half of the array costs more than a tree.
 const ARRAY_MAX: usize = 32;
 /// Number of keys per cache line.
-const PER_LINE: usize = 64 / size_of::<(u64, Queue)>();
+const PER_LINE: usize = 64 / size_of::<(u64, BlockQueue)>();
 
 /// The queues of a pool, without the queue of the lowest key.
 #[derive(Debug, Clone)]
 pub(super) enum KeyQueues {
     /// Sorted array, lowest key last.
-    Array(Vec<(u64, Queue)>),
-    Tree(BTreeMap<u64, Queue>),
+    Array(Vec<(u64, BlockQueue)>),
+    Tree(BTreeMap<u64, BlockQueue>),
 }
 
 impl Default for KeyQueues {
@@ -26,7 +26,7 @@ impl Default for KeyQueues {
 impl KeyQueues {
     /// Appends an element to a key's queue, which is created if missing; returns its spot.
     #[inline]
-    pub(super) fn push(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
+    pub(super) fn push(&mut self, blocks: &mut QueueBlocks, key: u64, slot: u32) -> u32 {
         match self {
             KeyQueues::Array(queues) => match search(queues, key) {
                 Ok(place) => blocks.push(&mut queues[place].1, slot),
@@ -49,7 +49,7 @@ impl KeyQueues {
 
     /// Adds the queue of a key that has none.
     #[inline]
-    pub(super) fn insert(&mut self, key: u64, queue: Queue) {
+    pub(super) fn insert(&mut self, key: u64, queue: BlockQueue) {
         match self {
             KeyQueues::Array(queues) => {
                 if let Err(place) = search(queues, key) {
@@ -62,14 +62,14 @@ impl KeyQueues {
         }
     }
 
-    fn insert_into_array(&mut self, place: usize, key: u64, queue: Queue) {
+    fn insert_into_array(&mut self, place: usize, key: u64, queue: BlockQueue) {
         let KeyQueues::Array(queues) = self else {
             unreachable!("the queues are an array here");
         };
         if queues.len() < ARRAY_MAX {
             queues.insert(place, (key, queue));
         } else {
-            let mut many: BTreeMap<u64, Queue> = queues.drain(..).collect();
+            let mut many: BTreeMap<u64, BlockQueue> = queues.drain(..).collect();
             many.insert(key, queue);
             *self = KeyQueues::Tree(many);
         }
@@ -77,7 +77,7 @@ impl KeyQueues {
 
     /// Removes the element at `spot` from a key's queue, and the queue with its last element.
     #[inline]
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
+    pub(super) fn remove(&mut self, blocks: &mut QueueBlocks, key: u64, spot: u32) {
         match self {
             KeyQueues::Array(queues) => {
                 let Ok(place) = search(queues, key) else {
@@ -100,7 +100,7 @@ impl KeyQueues {
 
     /// Removes and returns the queue of the lowest key.
     #[inline]
-    pub(super) fn pop_first(&mut self) -> Option<(u64, Queue)> {
+    pub(super) fn pop_first(&mut self) -> Option<(u64, BlockQueue)> {
         match self {
             KeyQueues::Array(queues) => queues.pop(),
             KeyQueues::Tree(queues) => queues.pop_first(),
@@ -108,7 +108,7 @@ impl KeyQueues {
     }
 
     /// Visits the queues in the order of their keys, until `visit` returns false.
-    pub(super) fn visit(&self, mut visit: impl FnMut(Queue) -> bool) {
+    pub(super) fn visit(&self, mut visit: impl FnMut(BlockQueue) -> bool) {
         let _ = match self {
             KeyQueues::Array(queues) => queues.iter().rev().all(|&(_, queue)| visit(queue)),
             KeyQueues::Tree(queues) => queues.values().all(|&queue| visit(queue)),
@@ -117,7 +117,7 @@ impl KeyQueues {
 
     /// Returns the queues, if they are in one array.
     #[inline]
-    pub(super) fn array(&self) -> &[(u64, Queue)] {
+    pub(super) fn array(&self) -> &[(u64, BlockQueue)] {
         match self {
             KeyQueues::Array(queues) => queues,
             KeyQueues::Tree(_) => &[],
@@ -135,11 +135,12 @@ impl KeyQueues {
 
     pub(super) fn heap_bytes(&self) -> usize {
         let (places, bytes) = match self {
-            KeyQueues::Array(queues) => (queues.capacity(), size_of::<(u64, Queue)>()),
+            KeyQueues::Array(queues) => (queues.capacity(), size_of::<(u64, BlockQueue)>()),
             // A node of the standard library's map has eleven places, of which two thirds are used.
-            KeyQueues::Tree(queues) => {
-                (queues.len() * 3 / 2, size_of::<u64>() + size_of::<Queue>())
-            }
+            KeyQueues::Tree(queues) => (
+                queues.len() * 3 / 2,
+                size_of::<u64>() + size_of::<BlockQueue>(),
+            ),
         };
         places * bytes
     }
@@ -147,7 +148,7 @@ impl KeyQueues {
 
 /// Returns a key's place, or the place to insert it.
 #[inline]
-fn search(queues: &[(u64, Queue)], key: u64) -> Result<usize, usize> {
+fn search(queues: &[(u64, BlockQueue)], key: u64) -> Result<usize, usize> {
     queues.binary_search_by(|&(other, _)| key.cmp(&other))
 }
 
@@ -160,7 +161,7 @@ mod tests {
         /// Compares the queues with a tree, with few enough keys for the array and with more.
         #[test]
         fn queues_stay_sorted_by_key(steps in prop::collection::vec((0u8..4, 0u64..100), 1..400)) {
-            let mut blocks = Blocks::new();
+            let mut blocks = QueueBlocks::new();
             let mut keys = KeyQueues::default();
             let mut model: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
             for (number, (what, key)) in (0..).zip(steps) {

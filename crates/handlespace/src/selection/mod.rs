@@ -1,9 +1,9 @@
 //! A pool's selection set.
 
-pub(crate) mod blocks;
 mod key_queues;
 mod ordered_set;
 mod prefetch;
+pub(crate) mod queue_blocks;
 mod small_array;
 mod small_ordered;
 mod small_uniform;
@@ -11,23 +11,23 @@ mod small_weighted;
 mod splitmix;
 mod weighted_set;
 
-pub(crate) use blocks::Blocks;
 use ordered_set::OrderedSet;
+pub(crate) use queue_blocks::QueueBlocks;
 use small_ordered::SmallOrdered;
 use small_uniform::SmallUniform;
 use small_weighted::SmallWeighted;
-pub(crate) use weighted_set::Point;
+pub(crate) use weighted_set::LinePoint;
 use weighted_set::WeightedSet;
 
-use crate::element::Core;
-use crate::policy::{EXCLUDED_KEY, Procedure, SelectionState};
+use crate::element::ElementCore;
+use crate::policy::{EXCLUDED_KEY, SelectionProcedure, SelectionState};
 use holdfast_wire::rserpool::PolicyKind;
 
 /// The elements of a pool in the form that its policy's procedure needs. A pool that has grown beyond a few elements
 /// keeps the larger form.
 #[derive(Debug, Clone)]
 #[repr(C, u8)]
-pub(crate) enum Selection {
+pub(crate) enum SelectionSet {
     SmallOrdered(SmallOrdered),
     SmallWeighted(SmallWeighted),
     SmallUniform(SmallUniform),
@@ -35,14 +35,14 @@ pub(crate) enum Selection {
     Weighted(WeightedSet),
 }
 
-impl Selection {
-    pub(crate) fn new(kind: PolicyKind) -> Selection {
+impl SelectionSet {
+    pub(crate) fn new(kind: PolicyKind) -> SelectionSet {
         if kind == PolicyKind::Random {
-            Selection::SmallUniform(SmallUniform::new())
-        } else if Procedure::of(kind).is_by_weight() {
-            Selection::SmallWeighted(SmallWeighted::new())
+            SelectionSet::SmallUniform(SmallUniform::new())
+        } else if SelectionProcedure::of(kind).is_by_weight() {
+            SelectionSet::SmallWeighted(SmallWeighted::new())
         } else {
-            Selection::SmallOrdered(SmallOrdered::new())
+            SelectionSet::SmallOrdered(SmallOrdered::new())
         }
     }
 
@@ -50,8 +50,8 @@ impl Selection {
     #[inline]
     pub(crate) fn lowest(&self) -> u64 {
         match self {
-            Selection::SmallOrdered(few) => few.lowest(),
-            Selection::Ordered(order) => order.lowest(),
+            SelectionSet::SmallOrdered(few) => few.lowest(),
+            SelectionSet::Ordered(order) => order.lowest(),
             _ => 0,
         }
     }
@@ -60,26 +60,26 @@ impl Selection {
     #[inline]
     pub(crate) fn insert(
         &mut self,
-        blocks: &mut Blocks,
-        cores: &mut [Core],
+        blocks: &mut QueueBlocks,
+        cores: &mut [ElementCore],
         slot: u32,
         standing: SelectionState,
     ) {
         let core = &mut cores[slot as usize];
         core.selection_state = standing;
         let has_room = match self {
-            Selection::SmallOrdered(few) => {
+            SelectionSet::SmallOrdered(few) => {
                 standing.value == EXCLUDED_KEY || few.insert(standing.value, slot)
             }
-            Selection::SmallWeighted(few) => few.insert(weight_of(standing), slot),
-            Selection::SmallUniform(few) => few.insert(slot),
-            Selection::Ordered(order) => {
+            SelectionSet::SmallWeighted(few) => few.insert(weight_of(standing), slot),
+            SelectionSet::SmallUniform(few) => few.insert(slot),
+            SelectionSet::Ordered(order) => {
                 if standing.value != EXCLUDED_KEY {
                     core.position = order.insert(blocks, standing.value, slot);
                 }
                 true
             }
-            Selection::Weighted(weights) => {
+            SelectionSet::Weighted(weights) => {
                 weights.insert(weight_of(standing), slot, position_writer(cores));
                 true
             }
@@ -93,29 +93,34 @@ impl Selection {
     /// Seeds the random choices.
     pub(crate) fn seed_random(&mut self, seed: u64) {
         match self {
-            Selection::SmallWeighted(few) => few.seed_random(seed),
-            Selection::SmallUniform(few) => few.seed_random(seed),
+            SelectionSet::SmallWeighted(few) => few.seed_random(seed),
+            SelectionSet::SmallUniform(few) => few.seed_random(seed),
             _ => {}
         }
     }
 
     /// Removes an element.
     #[inline]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, cores: &mut [Core], slot: u32) {
-        let Core {
+    pub(crate) fn remove(
+        &mut self,
+        blocks: &mut QueueBlocks,
+        cores: &mut [ElementCore],
+        slot: u32,
+    ) {
+        let ElementCore {
             selection_state: standing,
             position: spot,
             ..
         } = cores[slot as usize];
         match self {
-            Selection::SmallOrdered(few) if standing.value != EXCLUDED_KEY => few.remove(slot),
-            Selection::SmallWeighted(few) => few.remove(slot),
-            Selection::SmallUniform(few) => few.remove(slot),
-            Selection::Ordered(order) if standing.value != EXCLUDED_KEY => {
+            SelectionSet::SmallOrdered(few) if standing.value != EXCLUDED_KEY => few.remove(slot),
+            SelectionSet::SmallWeighted(few) => few.remove(slot),
+            SelectionSet::SmallUniform(few) => few.remove(slot),
+            SelectionSet::Ordered(order) if standing.value != EXCLUDED_KEY => {
                 order.remove(blocks, standing.value, spot);
             }
-            Selection::SmallOrdered(_) | Selection::Ordered(_) => {}
-            Selection::Weighted(weights) => weights.remove(spot, position_writer(cores)),
+            SelectionSet::SmallOrdered(_) | SelectionSet::Ordered(_) => {}
+            SelectionSet::Weighted(weights) => weights.remove(spot, position_writer(cores)),
         }
     }
 
@@ -123,13 +128,13 @@ impl Selection {
     #[inline]
     pub(crate) fn update(
         &mut self,
-        blocks: &mut Blocks,
-        cores: &mut [Core],
+        blocks: &mut QueueBlocks,
+        cores: &mut [ElementCore],
         slot: u32,
         standing: SelectionState,
     ) {
         match self {
-            Selection::SmallOrdered(few) => {
+            SelectionSet::SmallOrdered(few) => {
                 let is_in = cores[slot as usize].selection_state.value != EXCLUDED_KEY;
                 if is_in && standing.value != EXCLUDED_KEY {
                     cores[slot as usize].selection_state = standing;
@@ -139,16 +144,16 @@ impl Selection {
                     self.insert(blocks, cores, slot, standing);
                 }
             }
-            Selection::Ordered(_) => {
+            SelectionSet::Ordered(_) => {
                 self.remove(blocks, cores, slot);
                 self.insert(blocks, cores, slot, standing);
             }
-            Selection::SmallWeighted(few) => {
+            SelectionSet::SmallWeighted(few) => {
                 cores[slot as usize].selection_state = standing;
                 few.set_weight(weight_of(standing), slot);
             }
-            Selection::SmallUniform(_) => cores[slot as usize].selection_state = standing,
-            Selection::Weighted(weights) => {
+            SelectionSet::SmallUniform(_) => cores[slot as usize].selection_state = standing,
+            SelectionSet::Weighted(weights) => {
                 let core = &mut cores[slot as usize];
                 core.selection_state = standing;
                 let spot = core.position;
@@ -158,8 +163,8 @@ impl Selection {
     }
 
     /// Excludes an element from selection by weight, until its next [`update`](Self::update).
-    pub(crate) fn exclude(&mut self, cores: &mut [Core], slot: u32) {
-        if let Selection::Weighted(weights) = self {
+    pub(crate) fn exclude(&mut self, cores: &mut [ElementCore], slot: u32) {
+        if let SelectionSet::Weighted(weights) = self {
             let spot = cores[slot as usize].position;
             weights.set_weight(spot, 0, position_writer(cores));
         }
@@ -167,38 +172,38 @@ impl Selection {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
-            Selection::Ordered(order) => order.heap_bytes(),
-            Selection::Weighted(weights) => weights.heap_bytes(),
+            SelectionSet::Ordered(order) => order.heap_bytes(),
+            SelectionSet::Weighted(weights) => weights.heap_bytes(),
             _ => 0,
         }
     }
 
     /// Switches from the form for few elements to the form for many.
     #[cold]
-    fn grow(&mut self, blocks: &mut Blocks, cores: &mut [Core]) {
+    fn grow(&mut self, blocks: &mut QueueBlocks, cores: &mut [ElementCore]) {
         let many = match self {
-            Selection::SmallOrdered(few) => {
+            SelectionSet::SmallOrdered(few) => {
                 let mut order = OrderedSet::default();
                 for (key, slot) in few.iter() {
                     cores[slot as usize].position = order.insert(blocks, key, slot);
                 }
-                Selection::Ordered(order)
+                SelectionSet::Ordered(order)
             }
-            Selection::SmallWeighted(few) => {
+            SelectionSet::SmallWeighted(few) => {
                 let mut weights = WeightedSet::with_random_state(few.random());
                 for (weight, slot) in few.each() {
                     weights.insert(weight, slot, position_writer(cores));
                 }
-                Selection::Weighted(weights)
+                SelectionSet::Weighted(weights)
             }
-            Selection::SmallUniform(few) => {
+            SelectionSet::SmallUniform(few) => {
                 let mut weights = WeightedSet::with_random_state(few.random());
                 for slot in few.iter() {
                     weights.insert(1, slot, position_writer(cores));
                 }
-                Selection::Weighted(weights)
+                SelectionSet::Weighted(weights)
             }
-            Selection::Ordered(_) | Selection::Weighted(_) => return,
+            SelectionSet::Ordered(_) | SelectionSet::Weighted(_) => return,
         };
         *self = many;
     }
@@ -206,7 +211,7 @@ impl Selection {
 
 /// Returns a closure that stores the positions of elements.
 #[inline]
-fn position_writer(cores: &mut [Core]) -> impl FnMut(u32, u32) {
+fn position_writer(cores: &mut [ElementCore]) -> impl FnMut(u32, u32) {
     |slot, spot| cores[slot as usize].position = spot
 }
 

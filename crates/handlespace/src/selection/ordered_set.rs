@@ -1,14 +1,14 @@
 //! Elements in a policy's sorting order: a queue for each key, with the queue of the lowest key at hand.
 
-use super::blocks::{Blocks, Queue};
 use super::key_queues::KeyQueues;
+use super::queue_blocks::{BlockQueue, QueueBlocks};
 
 /// The queues of a pool, by key.
 #[derive(Debug, Clone, Default)]
 #[repr(C)]
 pub(crate) struct OrderedSet {
     /// The queue of the lowest key: selections take from it, and it is the only one if all keys are the same.
-    front: Option<(u64, Queue)>,
+    front: Option<(u64, BlockQueue)>,
     /// All other queues.
     others: KeyQueues,
 }
@@ -21,7 +21,7 @@ impl OrderedSet {
 
     /// Inserts an element after all elements with keys up to its own; returns its spot.
     #[inline]
-    pub(crate) fn insert(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
+    pub(crate) fn insert(&mut self, blocks: &mut QueueBlocks, key: u64, slot: u32) -> u32 {
         match &mut self.front {
             Some((front, queue)) if *front == key => blocks.push(queue, slot),
             Some((front, queue)) if *front > key => {
@@ -41,7 +41,7 @@ impl OrderedSet {
 
     /// Removes the element at `spot`, which has this key.
     #[inline]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
+    pub(crate) fn remove(&mut self, blocks: &mut QueueBlocks, key: u64, spot: u32) {
         match &mut self.front {
             Some((front, queue)) if *front == key => {
                 if !blocks.remove(queue, spot) {
@@ -63,7 +63,7 @@ impl OrderedSet {
 
     /// Prefetches the ends of the lowest key's queue.
     #[inline]
-    pub(crate) fn prefetch_front(&self, blocks: &Blocks) {
+    pub(crate) fn prefetch_front(&self, blocks: &QueueBlocks) {
         if let Some((_, queue)) = &self.front {
             blocks.prefetch_ends(queue);
         }
@@ -71,14 +71,14 @@ impl OrderedSet {
 
     /// Prefetches the ends of the lowest key's queue, and the array of the other queues.
     #[inline]
-    pub(crate) fn prefetch(&self, blocks: &Blocks) {
+    pub(crate) fn prefetch(&self, blocks: &QueueBlocks) {
         self.prefetch_front(blocks);
         self.others.prefetch();
     }
 
     /// Prefetches the ends of up to `items` queues after the first one.
     #[inline]
-    pub(crate) fn prefetch_next(&self, blocks: &Blocks, mut items: usize) {
+    pub(crate) fn prefetch_next(&self, blocks: &QueueBlocks, mut items: usize) {
         self.others.visit(|queue| {
             items = items.saturating_sub(1);
             if items > 0 {
@@ -90,7 +90,7 @@ impl OrderedSet {
 
     /// Prefetches the ends of all queues, if they are few.
     #[inline]
-    pub(crate) fn prefetch_tails(&self, blocks: &Blocks) {
+    pub(crate) fn prefetch_tails(&self, blocks: &QueueBlocks) {
         self.others
             .array()
             .iter()
@@ -99,7 +99,7 @@ impl OrderedSet {
 
     /// Moves the first element after the others with the same key; returns its slot and its new spot.
     #[inline]
-    pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {
+    pub(crate) fn rotate(&mut self, blocks: &mut QueueBlocks) -> Option<(u32, u32)> {
         let (_, queue) = self.front.as_mut()?;
         Some(blocks.rotate(queue))
     }
@@ -108,7 +108,7 @@ impl OrderedSet {
     #[inline]
     pub(crate) fn visit_first(
         &self,
-        blocks: &Blocks,
+        blocks: &QueueBlocks,
         items: usize,
         mut show: impl FnMut(u32),
     ) -> usize {

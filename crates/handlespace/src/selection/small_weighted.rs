@@ -1,4 +1,4 @@
-//! A small pool's elements by weight, in the pool's record itself: see [`small_ordered`](super::few_order).
+//! A small pool's elements by weight, in the pool's record itself: see [`small_ordered`](super::small_ordered).
 
 use super::small_array::{self, FREE, SMALL_SIZE};
 use super::splitmix;

@@ -20,14 +20,14 @@ const ROW_BITS: u32 = 2;
 const EXCLUDED_EXPONENT: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
-struct Member {
+struct WeightedMember {
     slot: u32,
     weight: u32,
 }
 
 /// Members with weights of the same ceiling, `1 << exponent`.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct WeightRow {
     exponent: u32,
     /// End of the row; its start is the end of the previous row.
     end: u32,
@@ -41,13 +41,13 @@ pub(crate) struct WeightedSet {
     line_length: u64,
     /// State of the random number generator.
     random: u64,
-    members: Vec<Member>,
-    rows: SmallVec<[Row; 4]>,
+    members: Vec<WeightedMember>,
+    rows: SmallVec<[WeightRow; 4]>,
 }
 
 /// A point of the line, inside an element's part.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Point {
+pub(crate) struct LinePoint {
     pub(crate) position: u32,
     /// Distance from the start of the part.
     offset: u64,
@@ -64,7 +64,7 @@ impl WeightedSet {
 
     /// Draws a random point of the line.
     #[inline]
-    pub(crate) fn draw(&mut self) -> Point {
+    pub(crate) fn draw(&mut self) -> LinePoint {
         self.random = splitmix::next(self.random);
         self.point_from_random(self.random)
     }
@@ -108,25 +108,25 @@ impl WeightedSet {
     }
 
     #[inline]
-    fn future_point(&self, ahead: u32) -> Point {
+    fn future_point(&self, ahead: u32) -> LinePoint {
         self.point_from_random(splitmix::advance(self.random, ahead + 1))
     }
 
     #[inline]
-    fn point_from_random(&self, random: u64) -> Point {
+    fn point_from_random(&self, random: u64) -> LinePoint {
         self.point(splitmix::below(random, self.line_length))
     }
 
-    /// Returns the point of the line for a number below [`line_length`](Self::mass).
+    /// Returns the point of the line for a number below [`line_length`](Self::line_length).
     #[inline]
-    pub(crate) fn point(&self, mut number: u64) -> Point {
+    pub(crate) fn point(&self, mut number: u64) -> LinePoint {
         let mut rows = self.rows.as_slice();
         while let [before @ .., row] = rows {
             let start = before.last().map_or(0, |row| row.end);
             if row.exponent != EXCLUDED_EXPONENT {
                 let length = u64::from(row.end - start) << row.exponent;
                 if number < length {
-                    return Point {
+                    return LinePoint {
                         position: start + (number >> row.exponent) as u32,
                         offset: number & ((1 << row.exponent) - 1),
                     };
@@ -140,7 +140,7 @@ impl WeightedSet {
 
     /// Returns the selected element, unless the point is beyond its weight.
     #[inline]
-    pub(crate) fn slot_at(&self, point: Point) -> Option<u32> {
+    pub(crate) fn slot_at(&self, point: LinePoint) -> Option<u32> {
         let member = self.members[point.position as usize];
         (point.offset < u64::from(member.weight)).then_some(member.slot)
     }
@@ -180,7 +180,7 @@ impl WeightedSet {
 
     /// Adds an element. Reports every changed position, including the new element's.
     pub(crate) fn insert(&mut self, weight: u32, slot: u32, mut moved: impl FnMut(u32, u32)) {
-        let member = Member { slot, weight };
+        let member = WeightedMember { slot, weight };
         self.members.push(member);
         let to = self.row_or_new(exponent(weight));
         let position = self.move_gap(self.members.len() - 1, self.rows.len(), to, &mut moved);
@@ -226,11 +226,11 @@ impl WeightedSet {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         let rows = if self.rows.spilled() {
-            self.rows.capacity() * size_of::<Row>()
+            self.rows.capacity() * size_of::<WeightRow>()
         } else {
             0
         };
-        self.members.capacity() * size_of::<Member>() + rows
+        self.members.capacity() * size_of::<WeightedMember>() + rows
     }
 
     /// Moves a gap from one row to another; returns its position there. An empty row follows the last one. Each row
@@ -277,7 +277,7 @@ impl WeightedSet {
         let row = row.unwrap_or(self.rows.len());
         if self.rows.get(row).is_none_or(|row| row.exponent > exponent) {
             let end = row.checked_sub(1).map_or(0, |before| self.rows[before].end);
-            self.rows.insert(row, Row { exponent, end });
+            self.rows.insert(row, WeightRow { exponent, end });
         }
         row
     }

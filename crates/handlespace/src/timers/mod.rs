@@ -6,12 +6,12 @@
 
 mod wheel;
 
-use crate::element::Core;
+use crate::element::ElementCore;
 use prefetch_index::prefetch_index;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
-use wheel::{Entry, SMALL_BUCKET_MAX, Wheel, slot_of};
+use wheel::{SMALL_BUCKET_MAX, Wheel, WheelEntry, slot_of};
 
 /// The purpose of a timer (paper 001 section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -27,7 +27,7 @@ pub enum TimerKind {
 
 /// A timer that has expired, and is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Expired {
+pub struct ExpiredTimer {
     /// The timer's element.
     pub key: crate::ElementKey,
     /// The timer's purpose.
@@ -38,15 +38,15 @@ pub struct Expired {
 
 /// An element's timer; times in microseconds, [`NEVER`] for none.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Timer {
+pub(crate) struct ElementTimer {
     pub(crate) at: u64,
     /// The time of the timer's entry, at most `at`.
     entry: u64,
 }
 
-impl Default for Timer {
-    fn default() -> Timer {
-        Timer {
+impl Default for ElementTimer {
+    fn default() -> ElementTimer {
+        ElementTimer {
             at: NEVER,
             entry: NEVER,
         }
@@ -64,10 +64,10 @@ const STALE_MIN: usize = 1024;
 
 /// The timers of all elements.
 #[derive(Debug, Clone)]
-pub(crate) struct Timers {
+pub(crate) struct ElementTimers {
     wheel: Wheel,
     /// The sorted entries last taken from the wheel, and below the number of them already processed.
-    due: Vec<Entry>,
+    due: Vec<WheelEntry>,
     due_processed: usize,
     /// Start time of the last entries taken, or time of the last entry processed.
     processed_until: u64,
@@ -78,9 +78,9 @@ pub(crate) struct Timers {
     stale: usize,
 }
 
-impl Timers {
-    pub(crate) fn new() -> Timers {
-        Timers {
+impl ElementTimers {
+    pub(crate) fn new() -> ElementTimers {
+        ElementTimers {
             wheel: Wheel::new(),
             due: Vec::new(),
             due_processed: 0,
@@ -93,7 +93,7 @@ impl Timers {
 
     /// Sets the timer of the element in `slot`, replacing its previous setting.
     #[inline]
-    pub(crate) fn set(&mut self, cores: &mut [Core], slot: u32, at: u64) {
+    pub(crate) fn set(&mut self, cores: &mut [ElementCore], slot: u32, at: u64) {
         let timer = &mut cores[slot as usize].timer;
         timer.at = at;
         if timer.entry <= at {
@@ -108,7 +108,7 @@ impl Timers {
     }
 
     /// Removes the timer of an element that is about to be removed.
-    pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32) {
+    pub(crate) fn remove(&mut self, cores: &mut [ElementCore], slot: u32) {
         let timer = std::mem::take(&mut cores[slot as usize].timer);
         if timer.entry != NEVER {
             self.count_stale(cores);
@@ -117,7 +117,7 @@ impl Timers {
 
     /// Stops and returns the timer that expires first, if its time is at most `now`: slot and time.
     #[inline]
-    pub(crate) fn pop(&mut self, cores: &mut [Core], now: u64) -> Option<(u32, u64)> {
+    pub(crate) fn pop(&mut self, cores: &mut [ElementCore], now: u64) -> Option<(u32, u64)> {
         while let Some((time, slot)) = self.pop_entry(cores, now) {
             let timer = &mut cores[slot as usize].timer;
             if timer.entry != time {
@@ -149,7 +149,7 @@ impl Timers {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         self.wheel.heap_bytes()
-            + self.due.capacity() * size_of::<Entry>()
+            + self.due.capacity() * size_of::<WheelEntry>()
             + self.late_entries.capacity() * size_of::<(u64, u32)>()
     }
 
@@ -162,7 +162,7 @@ impl Timers {
 
     /// Removes and returns the first entry if its time is at most `now`.
     #[inline]
-    fn pop_entry(&mut self, cores: &mut [Core], now: u64) -> Option<(u64, u32)> {
+    fn pop_entry(&mut self, cores: &mut [ElementCore], now: u64) -> Option<(u64, u32)> {
         if self.due_processed == self.due.len()
             && self.late_entries.is_empty()
             && !self.refill(cores, now)
@@ -194,7 +194,7 @@ impl Timers {
 
     /// Takes the next entries from the wheel, with the current times of their timers. Returns false if there is none up
     /// to `now`.
-    fn refill(&mut self, cores: &mut [Core], now: u64) -> bool {
+    fn refill(&mut self, cores: &mut [ElementCore], now: u64) -> bool {
         self.due.clear();
         self.due_processed = 0;
         while self.due.is_empty() {
@@ -209,7 +209,7 @@ impl Timers {
     }
 
     /// Drops the taken entries without a timer, and updates the entries of moved timers.
-    fn refresh_due(&mut self, cores: &mut [Core]) {
+    fn refresh_due(&mut self, cores: &mut [ElementCore]) {
         let mut kept = 0;
         for &entry in self.due.iter().take(PREFETCH_DISTANCE) {
             prefetch_index(&*cores, slot_of(entry) as usize);
@@ -280,7 +280,7 @@ impl Timers {
     }
 
     /// Counts an entry that has lost its timer.
-    fn count_stale(&mut self, cores: &[Core]) {
+    fn count_stale(&mut self, cores: &[ElementCore]) {
         self.stale += 1;
         if self.stale > STALE_MIN && self.stale * 2 > self.entries {
             self.remove_stale(cores);
@@ -288,7 +288,7 @@ impl Timers {
     }
 
     #[cold]
-    fn remove_stale(&mut self, cores: &[Core]) {
+    fn remove_stale(&mut self, cores: &[ElementCore]) {
         let valid = |time: u64, slot: u32| cores[slot as usize].timer.entry == time;
         self.late_entries
             .retain(|&Reverse((time, slot))| valid(time, slot));

@@ -21,25 +21,25 @@ const CHUNK_ENTRIES: usize = 15;
 const NO_CHUNK: u32 = u32::MAX;
 
 /// The lower half of the time, then the slot.
-pub(super) type Entry = u64;
+pub(super) type WheelEntry = u64;
 
 /// Packs a time and a slot into an entry.
 #[inline]
-fn pack(time: u64, slot: u32) -> Entry {
+fn pack(time: u64, slot: u32) -> WheelEntry {
     time << 32 | u64::from(slot)
 }
 
 /// Returns the slot of an entry.
 #[inline]
-pub(super) fn slot_of(entry: Entry) -> u32 {
+pub(super) fn slot_of(entry: WheelEntry) -> u32 {
     entry as u32
 }
 
 /// Two cache lines of a bucket's entries.
 #[derive(Debug, Clone)]
 #[repr(align(128))]
-struct Chunk {
-    entries: [Entry; CHUNK_ENTRIES],
+struct WheelChunk {
+    entries: [WheelEntry; CHUNK_ENTRIES],
     /// The bucket's next chunk, which is full; or the next free chunk.
     next: u32,
     /// The chunk after `after`, for prefetching while this one is read.
@@ -48,12 +48,12 @@ struct Chunk {
 
 /// Unordered entries. All chunks but the first are full.
 #[derive(Debug, Clone, Copy)]
-struct Bucket {
+struct WheelBucket {
     chunk: u32,
     len: u32,
 }
 
-const EMPTY: Bucket = Bucket {
+const EMPTY: WheelBucket = WheelBucket {
     chunk: NO_CHUNK,
     len: 0,
 };
@@ -65,11 +65,11 @@ pub(super) struct Wheel {
     /// Bitmap of buckets with entries.
     occupied: [[u64; BUCKETS / 64]; LEVELS],
     /// The buckets, level by level.
-    buckets: Vec<Bucket>,
-    chunks: Vec<Chunk>,
+    buckets: Vec<WheelBucket>,
+    chunks: Vec<WheelChunk>,
     free_chunk: u32,
     /// Entries of later spans, by the upper half of their times.
-    overflow: BTreeMap<u32, Vec<Entry>>,
+    overflow: BTreeMap<u32, Vec<WheelEntry>>,
 }
 
 impl Wheel {
@@ -98,14 +98,14 @@ impl Wheel {
 
     /// Returns an entry for a time in the current span.
     #[inline]
-    pub(super) fn entry(&self, time: u64, slot: u32) -> Entry {
+    pub(super) fn entry(&self, time: u64, slot: u32) -> WheelEntry {
         debug_assert_eq!(time >> SPAN_BITS, self.reached >> SPAN_BITS);
         pack(time, slot)
     }
 
     /// Returns the time of an entry that was taken.
     #[inline]
-    pub(super) fn time(&self, entry: Entry) -> u64 {
+    pub(super) fn time(&self, entry: WheelEntry) -> u64 {
         self.reached >> SPAN_BITS << SPAN_BITS | entry >> 32
     }
 
@@ -129,7 +129,7 @@ impl Wheel {
 
     /// Takes the earliest entries, unless they are after `now`, and advances the time reached past them. Returns the
     /// time at which they start; none if there are none.
-    pub(super) fn take(&mut self, now: u64, due: &mut Vec<Entry>) -> Option<u64> {
+    pub(super) fn take(&mut self, now: u64, due: &mut Vec<WheelEntry>) -> Option<u64> {
         loop {
             let (first, start) = self.first_bucket().filter(|&(_, start)| start <= now)?;
             let Some(bucket) = first else {
@@ -150,7 +150,7 @@ impl Wheel {
                 return Some(start);
             }
             self.reached = start;
-            let Bucket { chunk, len } = self.clear_bucket(bucket);
+            let WheelBucket { chunk, len } = self.clear_bucket(bucket);
             self.drain_chunks(chunk, len, |wheel, entries| {
                 for &entry in entries {
                     wheel.cascade(entry, due);
@@ -163,16 +163,16 @@ impl Wheel {
     }
 
     /// Takes all entries of a bucket, which covers all lower levels.
-    fn take_bucket(&mut self, bucket: usize, start: u64, due: &mut Vec<Entry>) {
+    fn take_bucket(&mut self, bucket: usize, start: u64, due: &mut Vec<WheelEntry>) {
         let level = (bucket / BUCKETS) as u32;
         self.reached = start | ((1 << (DIGIT_BITS * level)) - 1);
-        let Bucket { chunk, len } = self.clear_bucket(bucket);
+        let WheelBucket { chunk, len } = self.clear_bucket(bucket);
         self.drain_chunks(chunk, len, |_, entries| due.extend_from_slice(entries));
     }
 
     /// Takes the next buckets of a level too, as long as the total is small: a call for each costs more than sorting
     /// more entries.
-    fn take_neighbours(&mut self, level: usize, now: u64, due: &mut Vec<Entry>) {
+    fn take_neighbours(&mut self, level: usize, now: u64, due: &mut Vec<WheelEntry>) {
         while let Some((Some(bucket), start)) = self.first_bucket()
             && bucket / BUCKETS == level
             && start <= now
@@ -188,7 +188,7 @@ impl Wheel {
         let mut left = 0;
         let mut entries = Vec::new();
         for number in 0..self.buckets.len() {
-            let Bucket { chunk, len } = self.clear_bucket(number);
+            let WheelBucket { chunk, len } = self.clear_bucket(number);
             entries.clear();
             self.drain_chunks(chunk, len, |_, some| entries.extend_from_slice(some));
             entries.retain(|&entry| valid(span | entry >> 32, slot_of(entry)));
@@ -208,9 +208,9 @@ impl Wheel {
 
     pub(super) fn heap_bytes(&self) -> usize {
         let later: usize = self.overflow.values().map(Vec::capacity).sum();
-        self.buckets.capacity() * size_of::<Bucket>()
-            + self.chunks.capacity() * size_of::<Chunk>()
-            + later * size_of::<Entry>()
+        self.buckets.capacity() * size_of::<WheelBucket>()
+            + self.chunks.capacity() * size_of::<WheelChunk>()
+            + later * size_of::<WheelEntry>()
     }
 
     /// Returns the first nonempty bucket, none if it is a later span; and its start time. Buckets of a lower level are
@@ -233,7 +233,7 @@ impl Wheel {
 
     /// Moves an entry of a bucket with a start time that has been reached.
     #[inline]
-    fn cascade(&mut self, entry: Entry, due: &mut Vec<Entry>) {
+    fn cascade(&mut self, entry: WheelEntry, due: &mut Vec<WheelEntry>) {
         match (entry >> 32) as u32 ^ self.reached as u32 {
             0 => due.push(entry),
             differs => self.insert(entry, differs),
@@ -241,15 +241,15 @@ impl Wheel {
     }
 
     #[inline]
-    fn insert(&mut self, entry: Entry, differs: u32) {
+    fn insert(&mut self, entry: WheelEntry, differs: u32) {
         let level = (31 - differs.leading_zeros()) / DIGIT_BITS;
         let bucket = (entry >> (32 + DIGIT_BITS * level)) as usize % BUCKETS;
         self.add_to_bucket(level as usize * BUCKETS + bucket, entry);
     }
 
     #[inline]
-    fn add_to_bucket(&mut self, number: usize, entry: Entry) {
-        let Bucket { mut chunk, len } = self.buckets[number];
+    fn add_to_bucket(&mut self, number: usize, entry: WheelEntry) {
+        let WheelBucket { mut chunk, len } = self.buckets[number];
         let place = len as usize % CHUNK_ENTRIES;
         if place == 0 {
             chunk = self.allocate(chunk);
@@ -258,10 +258,10 @@ impl Wheel {
         }
         self.chunks[chunk as usize].entries[place] = entry;
         let len = len + 1;
-        self.buckets[number] = Bucket { chunk, len };
+        self.buckets[number] = WheelBucket { chunk, len };
     }
 
-    fn clear_bucket(&mut self, number: usize) -> Bucket {
+    fn clear_bucket(&mut self, number: usize) -> WheelBucket {
         let bucket = number % BUCKETS;
         self.occupied[number / BUCKETS][bucket / 64] &= !(1 << (bucket % 64));
         std::mem::replace(&mut self.buckets[number], EMPTY)
@@ -274,14 +274,14 @@ impl Wheel {
         &mut self,
         mut chunk: u32,
         len: u32,
-        mut take: impl FnMut(&mut Wheel, &[Entry]),
+        mut take: impl FnMut(&mut Wheel, &[WheelEntry]),
     ) {
         let mut places = match len as usize % CHUNK_ENTRIES {
             0 => CHUNK_ENTRIES,
             rest => rest,
         };
         while chunk != NO_CHUNK {
-            let Chunk {
+            let WheelChunk {
                 entries,
                 next: after,
                 next_but_one: beyond,
@@ -315,7 +315,7 @@ impl Wheel {
         }
         let number = u32::try_from(self.chunks.len()).ok();
         let number = number.filter(|&number| number < NO_CHUNK);
-        self.chunks.push(Chunk {
+        self.chunks.push(WheelChunk {
             entries: [0; CHUNK_ENTRIES],
             next: after,
             next_but_one: beyond,
@@ -330,6 +330,6 @@ mod tests {
 
     #[test]
     fn chunk_fits_two_cache_lines() {
-        assert_eq!(size_of::<Chunk>(), 128);
+        assert_eq!(size_of::<WheelChunk>(), 128);
     }
 }

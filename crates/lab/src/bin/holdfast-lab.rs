@@ -1,5 +1,5 @@
 //! The smallest program from which a lab can be built: it contains only the hidden roles (init, enter, link). The
-//! crate's own tests name it in [`holdfast_lab::Spec::program`].
+//! crate's own tests name it in [`holdfast_lab::LabSpec::program`].
 #![forbid(unsafe_code)]
 
 fn main() {

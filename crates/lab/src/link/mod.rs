@@ -8,7 +8,7 @@
 //! same losses.
 
 mod program;
-mod random;
+mod split_mix64;
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use program::{DirectionCounters, DuplexCounters};
 pub(crate) use program::{LinkTask, SplicedLink, run};
-use random::SplitMix64;
+use split_mix64::SplitMix64;
 
 /// Properties of one direction of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl Default for LinkConfig {
 
 /// Counters of one direction. `entered = lost + dropped + delivered + in_flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
+pub struct LinkCounters {
     /// Packets that entered.
     pub entered: u64,
     /// Packets lost by chance.
@@ -74,9 +74,9 @@ pub struct Counters {
     pub in_flight: u64,
 }
 
-impl std::iter::Sum for Counters {
-    fn sum<I: Iterator<Item = Counters>>(each: I) -> Counters {
-        each.fold(Counters::default(), |sum, one| Counters {
+impl std::iter::Sum for LinkCounters {
+    fn sum<I: Iterator<Item = LinkCounters>>(each: I) -> LinkCounters {
+        each.fold(LinkCounters::default(), |sum, one| LinkCounters {
             entered: sum.entered + one.entered,
             lost: sum.lost + one.lost,
             dropped: sum.dropped + one.dropped,
@@ -89,7 +89,7 @@ impl std::iter::Sum for Counters {
 
 /// One direction of a link, with the packets inside it.
 #[derive(Debug)]
-pub struct Link<P> {
+pub struct EmulatedLink<P> {
     config: LinkConfig,
     random: SplitMix64,
     /// Time at which the transmitter becomes idle.
@@ -98,20 +98,20 @@ pub struct Link<P> {
     transmission_ends: VecDeque<Duration>,
     /// Travelling packets with their arrival times, which never decrease.
     in_flight: VecDeque<(Duration, P)>,
-    counters: Counters,
+    counters: LinkCounters,
 }
 
-impl<P: AsRef<[u8]>> Link<P> {
+impl<P: AsRef<[u8]>> EmulatedLink<P> {
     /// Creates an empty link.
     #[must_use]
-    pub fn new(config: LinkConfig) -> Link<P> {
-        Link {
+    pub fn new(config: LinkConfig) -> EmulatedLink<P> {
+        EmulatedLink {
             random: SplitMix64::new(config.seed),
             config,
             transmitter_idle_at: Duration::ZERO,
             transmission_ends: VecDeque::new(),
             in_flight: VecDeque::new(),
-            counters: Counters::default(),
+            counters: LinkCounters::default(),
         }
     }
 
@@ -119,7 +119,7 @@ impl<P: AsRef<[u8]>> Link<P> {
     pub fn handle_packet(&mut self, now: Duration, packet: P) {
         self.counters.entered += 1;
         // Draw both for every packet, so that the n-th packet's fate depends on n alone.
-        let (loss_draw, jitter_draw) = (self.random.draw(), self.random.draw());
+        let (loss_draw, jitter_draw) = (self.random.next_u32(), self.random.next_u32());
         if loss_draw < self.config.loss {
             self.counters.lost += 1;
             return;
@@ -136,7 +136,7 @@ impl<P: AsRef<[u8]>> Link<P> {
             return;
         }
         let bytes = packet.as_ref().len();
-        let sent_at = self.transmit(now, bytes);
+        let sent_at = self.schedule_transmission(now, bytes);
         let arrives_at = sent_at + self.config.delay + self.jitter_from(jitter_draw);
         let last = self.in_flight.back().map_or(Duration::ZERO, |(at, _)| *at);
         self.in_flight.push_back((arrives_at.max(last), packet));
@@ -163,12 +163,12 @@ impl<P: AsRef<[u8]>> Link<P> {
 
     /// Returns the counters.
     #[must_use]
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> LinkCounters {
         self.counters
     }
 
     /// Passes the packet to the transmitter; returns the time at which its transmission ends.
-    fn transmit(&mut self, now: Duration, bytes: usize) -> Duration {
+    fn schedule_transmission(&mut self, now: Duration, bytes: usize) -> Duration {
         let Some(rate) = self.config.rate_bits else {
             return now;
         };

@@ -1,4 +1,4 @@
-//! The link program: carries frames between packet sockets and [`Link`]s. One process with one thread serves all links
+//! The link program: carries frames between packet sockets and [`EmulatedLink`]s. One process with one thread serves all links
 //! of a lab.
 
 use std::{
@@ -25,13 +25,13 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Counters, Link, LinkConfig};
+use super::{EmulatedLink, LinkConfig, LinkCounters};
 use crate::{
-    error::{Context, Error, Result},
-    init::{join_cgroup, read_task, report_ready},
-    plan::MacAddress,
-    state::write_atomically,
-    topology::Duplex,
+    address_plan::MacAddress,
+    error::{Error, ErrorContext, Result},
+    host_init::{join_cgroup, read_task, report_ready},
+    lab_state::write_atomically,
+    topology::DuplexLink,
 };
 
 /// Maximum size of a received frame, in bytes: the interfaces neither merge packets nor defer segmentation, so real
@@ -66,7 +66,7 @@ pub(crate) struct SplicedLink {
     pub host_side: String,
     /// The interface that leads to the switch.
     pub switch_side: String,
-    pub duplex: Duplex,
+    pub duplex: DuplexLink,
 }
 
 /// One direction of a host's link.
@@ -75,22 +75,22 @@ struct LinkDirection {
     is_up: bool,
     from: OwnedFd,
     to: OwnedFd,
-    link: Link<Vec<u8>>,
+    link: EmulatedLink<Vec<u8>>,
     /// Links to hosts at another distance, by their link addresses.
-    links_toward: BTreeMap<MacAddress, Link<Vec<u8>>>,
+    links_toward: BTreeMap<MacAddress, EmulatedLink<Vec<u8>>>,
     /// Number of frames that the kernel did not accept.
     refused: u64,
 }
 
 impl LinkDirection {
     /// Returns the link for this frame, which starts with its destination address.
-    fn link_for(&mut self, frame: &[u8]) -> &mut Link<Vec<u8>> {
+    fn link_for(&mut self, frame: &[u8]) -> &mut EmulatedLink<Vec<u8>> {
         let to = frame.first_chunk().map(|to| MacAddress(*to));
         to.and_then(|to| self.links_toward.get_mut(&to))
             .unwrap_or(&mut self.link)
     }
 
-    fn links(&self) -> impl Iterator<Item = &Link<Vec<u8>>> {
+    fn links(&self) -> impl Iterator<Item = &EmulatedLink<Vec<u8>>> {
         std::iter::once(&self.link).chain(self.links_toward.values())
     }
 
@@ -106,7 +106,7 @@ impl LinkDirection {
 pub struct DirectionCounters {
     /// The link's counters.
     #[serde(flatten)]
-    pub link: Counters,
+    pub link: LinkCounters,
     /// Number of frames that left the link and that the kernel did not accept.
     pub refused: u64,
 }
@@ -222,7 +222,7 @@ impl LinkProgram {
                 Err(error) => return Err(error).context(|| format!("receive at {}", path.host)),
             };
             if !outgoing {
-                let now = now()?;
+                let now = monotonic_now()?;
                 let frame = &self.buffer[..bytes];
                 path.link_for(frame).handle_packet(now, frame.to_vec());
                 self.counters_due.get_or_insert(now + COUNTERS_INTERVAL);
@@ -234,16 +234,17 @@ impl LinkProgram {
     /// Sends the frames that have arrived at the end of each path.
     fn send_frames(&mut self) -> Result<()> {
         for path in &mut self.paths {
-            while let Some(frame) = path.poll_packet(now()?) {
+            while let Some(frame) = path.poll_packet(monotonic_now()?) {
                 if send(path.to.as_raw_fd(), &frame, MsgFlags::MSG_DONTWAIT).is_err() {
                     path.refused += 1;
                 }
-                self.counters_due.get_or_insert(now()? + COUNTERS_INTERVAL);
+                self.counters_due
+                    .get_or_insert(monotonic_now()? + COUNTERS_INTERVAL);
             }
         }
         if self
             .counters_due
-            .is_some_and(|at| now().is_ok_and(|now| now >= at))
+            .is_some_and(|at| monotonic_now().is_ok_and(|now| now >= at))
         {
             self.write_counters()?;
             self.counters_due = None;
@@ -253,7 +254,7 @@ impl LinkProgram {
 
     fn set_timer(&self) -> Result<()> {
         let links = self.paths.iter().flat_map(LinkDirection::links);
-        let arrivals = links.filter_map(Link::poll_timeout);
+        let arrivals = links.filter_map(EmulatedLink::poll_timeout);
         let Some(next) = arrivals.chain(self.counters_due).min() else {
             return Ok(());
         };
@@ -276,7 +277,7 @@ impl LinkProgram {
                 &mut duplex.down
             };
             *side = DirectionCounters {
-                link: path.links().map(Link::counters).sum(),
+                link: path.links().map(EmulatedLink::counters).sum(),
                 refused: path.refused,
             };
         }
@@ -307,7 +308,7 @@ fn open_directions(splice: SplicedLink) -> Result<[LinkDirection; 2]> {
             seed,
             ..duplex.up.clone()
         };
-        (*to, Link::new(config))
+        (*to, EmulatedLink::new(config))
     };
     let toward = duplex.toward.iter().map(link_toward).collect();
     let path = |up, from, to, config, toward| LinkDirection {
@@ -315,7 +316,7 @@ fn open_directions(splice: SplicedLink) -> Result<[LinkDirection; 2]> {
         is_up: up,
         from,
         to,
-        link: Link::new(config),
+        link: EmulatedLink::new(config),
         links_toward: toward,
         refused: 0,
     };
@@ -329,7 +330,7 @@ fn open_directions(splice: SplicedLink) -> Result<[LinkDirection; 2]> {
 /// Opens a socket that receives and sends whole frames on one interface.
 fn open_socket(interface: &str) -> Result<OwnedFd> {
     let describe = || format!("open a packet socket on {interface}");
-    let address = address_of(interface)?;
+    let address = packet_socket_address(interface)?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(
         AddressFamily::Packet,
@@ -345,7 +346,7 @@ fn open_socket(interface: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-fn address_of(interface: &str) -> Result<LinkAddr> {
+fn packet_socket_address(interface: &str) -> Result<LinkAddr> {
     let addresses = getifaddrs().context(|| "list interfaces".into())?;
     let mut named = addresses.filter(|entry| entry.interface_name == interface);
     named
@@ -358,7 +359,7 @@ fn is_outgoing(address: LinkAddr) -> bool {
     address.pkttype() == nix::libc::PACKET_OUTGOING
 }
 
-fn now() -> Result<Duration> {
+fn monotonic_now() -> Result<Duration> {
     ClockId::CLOCK_MONOTONIC
         .now()
         .map(Duration::from)

@@ -11,10 +11,10 @@ const MS: Duration = Duration::from_millis(1);
 fn send_through(
     config: &LinkConfig,
     packets: &[(Duration, usize)],
-) -> (Vec<(usize, Duration)>, Counters) {
-    let mut link = Link::new(config.clone());
+) -> (Vec<(usize, Duration)>, LinkCounters) {
+    let mut link = EmulatedLink::new(config.clone());
     let mut out = Vec::new();
-    let mut drain = |link: &mut Link<Vec<u8>>, until: Option<Duration>| {
+    let mut drain = |link: &mut EmulatedLink<Vec<u8>>, until: Option<Duration>| {
         while let Some(at) = link
             .poll_timeout()
             .filter(|at| until.is_none_or(|until| *at <= until))
@@ -63,7 +63,7 @@ fn packet_does_not_arrive_early() {
         delay: 10 * MS,
         ..LinkConfig::default()
     };
-    let mut link = Link::new(config);
+    let mut link = EmulatedLink::new(config);
     link.handle_packet(MS, vec![1]);
     assert_eq!(link.poll_timeout(), Some(11 * MS));
     assert_eq!(link.poll_packet(11 * MS - Duration::from_nanos(1)), None);

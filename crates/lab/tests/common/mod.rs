@@ -5,12 +5,12 @@ use std::io;
 use std::net::UdpSocket;
 use std::process::{Command, Output};
 
-use holdfast_lab::{Lab, Spec};
+use holdfast_lab::{Lab, LabSpec};
 
 /// Returns a spec with a name that no other test run on the machine uses.
-pub fn spec(test: &str) -> Spec {
+pub fn spec(test: &str) -> LabSpec {
     let name = format!("t-{test}-{}", std::process::id());
-    Spec::new(&name).program(env!("CARGO_BIN_EXE_holdfast-lab"))
+    LabSpec::new(&name).program(env!("CARGO_BIN_EXE_holdfast-lab"))
 }
 
 /// Returns true if the test can run; otherwise prints that it is skipped.

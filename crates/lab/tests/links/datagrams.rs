@@ -27,7 +27,7 @@ pub fn socket_pair(lab: &Lab) -> (UdpSocket, UdpSocket) {
         ),
     );
     let receiver = lab
-        .in_net("n1", || UdpSocket::bind((target, 7)))
+        .run_in_net_namespace("n1", || UdpSocket::bind((target, 7)))
         .unwrap()
         .unwrap();
     setsockopt(&receiver, sockopt::RcvBufForce, &(64 << 20)).unwrap();
@@ -35,7 +35,7 @@ pub fn socket_pair(lab: &Lab) -> (UdpSocket, UdpSocket) {
         .set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
     let sender = lab
-        .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+        .run_in_net_namespace("c1", || UdpSocket::bind("0.0.0.0:0"))
         .unwrap()
         .unwrap();
     sender.connect((target, 7)).unwrap();

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use holdfast_lab::{Direction, Lab, LinkEntry, Topology, link::Link};
+use holdfast_lab::{Direction, Lab, LinkEntry, Topology, link::EmulatedLink};
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -216,7 +216,7 @@ fn losses_follow_the_seed() {
         assert_eq!((after.refused, after.link.dropped), (0, 0));
         // Compare with the model of the link, given the same number of earlier packets.
         let config = lab.status().unwrap().hosts[1].link.clone().unwrap().up;
-        let mut model = Link::new(config);
+        let mut model = EmulatedLink::new(config);
         for _ in 0..before.entered {
             model.handle_packet(Duration::ZERO, Vec::new());
         }
@@ -297,7 +297,7 @@ fn stream_is_intact_in_both_directions_and_families() {
     let data = pattern(3 << 20);
     for address in [std::net::IpAddr::from(v4), v6.into()] {
         let listener = lab
-            .in_net("n1", || TcpListener::bind((address, 80)))
+            .run_in_net_namespace("n1", || TcpListener::bind((address, 80)))
             .unwrap()
             .unwrap();
         thread::scope(|scope| {
@@ -312,7 +312,7 @@ fn stream_is_intact_in_both_directions_and_families() {
                 stream.write_all(&received).unwrap();
             });
             let mut stream = lab
-                .in_net("c1", || TcpStream::connect((address, 80)))
+                .run_in_net_namespace("c1", || TcpStream::connect((address, 80)))
                 .unwrap()
                 .unwrap();
             stream
@@ -366,7 +366,7 @@ fn every_packet_has_a_full_checksum() {
             .spawn()
             .unwrap();
         let sender = lab
-            .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+            .run_in_net_namespace("c1", || UdpSocket::bind("0.0.0.0:0"))
             .unwrap()
             .unwrap();
         let seen = thread::scope(|scope| {

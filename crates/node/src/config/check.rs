@@ -12,11 +12,12 @@ use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::raw::{
-    Raw, RawChannel, RawGroup, RawNode, RawPeer, RawPlacement, RawProtocol, RawReach, RawService,
+    RawChannel, RawGroup, RawNode, RawNodeConfig, RawPeer, RawPlacement, RawProtocol, RawReach,
+    RawService,
 };
 use super::{
     AppConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    NodeConfig, Peer, Placement, Reach, Service,
+    NodeConfig, PacketRouting, PeerConfig, PlacementRule, Service,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -28,27 +29,27 @@ const WEIGHT_MAX: u32 = 1000;
 const INTERFACE_LENGTH_MAX: usize = 15;
 
 /// The file under check, for locating errors.
-pub(super) struct Checker<'a> {
+pub(super) struct ConfigChecker<'a> {
     file: &'a Path,
     text: &'a str,
 }
 
 /// Numbers of all nodes of the group by name, including this one.
-type Ids = BTreeMap<String, NodeId>;
+type NodeIdsByName = BTreeMap<String, NodeId>;
 
-impl<'a> Checker<'a> {
+impl<'a> ConfigChecker<'a> {
     pub(super) fn new(file: &'a Path, text: &'a str) -> Self {
-        Checker { file, text }
+        ConfigChecker { file, text }
     }
 
-    pub(super) fn config(&self, raw: Raw) -> Result<Config, ConfigError> {
+    pub(super) fn config(&self, raw: RawNodeConfig) -> Result<Config, ConfigError> {
         let listed = self.peers(&raw.peer)?;
         let node = self.node(&raw.node, &listed)?;
-        let peers: Vec<Peer> = listed
+        let peers: Vec<PeerConfig> = listed
             .into_iter()
             .filter(|peer| peer.name != node.name)
             .collect();
-        let mut ids: Ids = peers
+        let mut ids: NodeIdsByName = peers
             .iter()
             .map(|peer| (peer.name.clone(), peer.id))
             .collect();
@@ -76,7 +77,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks the `[[peer]]` list, which may contain this node too. Numbers default to positions.
-    fn peers(&self, raw: &[RawPeer]) -> Result<Vec<Peer>, ConfigError> {
+    fn peers(&self, raw: &[RawPeer]) -> Result<Vec<PeerConfig>, ConfigError> {
         let mut names = BTreeSet::new();
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -105,12 +106,12 @@ impl<'a> Checker<'a> {
                     "give each peer its own address",
                 ));
             }
-            peers.push(Peer { name, id, address });
+            peers.push(PeerConfig { name, id, address });
         }
         Ok(peers)
     }
 
-    fn node(&self, raw: &RawNode, listed: &[Peer]) -> Result<NodeConfig, ConfigError> {
+    fn node(&self, raw: &RawNode, listed: &[PeerConfig]) -> Result<NodeConfig, ConfigError> {
         let name = self.name(&raw.name)?;
         let own_entry = listed.iter().find(|peer| peer.name == name);
         let id = self.own_id(raw, own_entry, listed)?;
@@ -156,8 +157,8 @@ impl<'a> Checker<'a> {
     fn own_id(
         &self,
         raw: &RawNode,
-        own_entry: Option<&Peer>,
-        listed: &[Peer],
+        own_entry: Option<&PeerConfig>,
+        listed: &[PeerConfig],
     ) -> Result<NodeId, ConfigError> {
         let Some(id) = &raw.id else {
             return own_entry.map(|own| own.id).ok_or_else(|| {
@@ -180,9 +181,9 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn group(&self, raw: &RawGroup, ids: &Ids) -> Result<GroupConfig, ConfigError> {
+    fn group(&self, raw: &RawGroup, ids: &NodeIdsByName) -> Result<GroupConfig, ConfigError> {
         let reach = match (*raw.reach.get_ref(), &raw.shared_mac) {
-            (RawReach::Steer, None) => Reach::Steer,
+            (RawReach::Steer, None) => PacketRouting::Steer,
             (RawReach::Steer, Some(mac)) => {
                 let problem = "reach `steer` does not use shared_mac".to_owned();
                 return Err(self.error_for(
@@ -196,7 +197,7 @@ impl<'a> Checker<'a> {
                 let advice = "add one, such as \"02:00:5e:00:00:01\", the same on every node";
                 return Err(self.error_for(&raw.reach, problem, advice));
             }
-            (RawReach::Broadcast, Some(mac)) => Reach::Broadcast {
+            (RawReach::Broadcast, Some(mac)) => PacketRouting::Broadcast {
                 shared_mac: self.mac(mac)?,
             },
         };
@@ -210,9 +211,9 @@ impl<'a> Checker<'a> {
     fn services(
         &self,
         raw: &[RawService],
-        ids: &Ids,
+        ids: &NodeIdsByName,
         node: &NodeConfig,
-        peers: &[Peer],
+        peers: &[PeerConfig],
     ) -> Result<Vec<Service>, ConfigError> {
         let mut taken_addresses = BTreeSet::new();
         let mut services = Vec::with_capacity(raw.len());
@@ -234,7 +235,7 @@ impl<'a> Checker<'a> {
         Ok(services)
     }
 
-    fn service(&self, raw: &RawService, ids: &Ids) -> Result<Service, ConfigError> {
+    fn service(&self, raw: &RawService, ids: &NodeIdsByName) -> Result<Service, ConfigError> {
         let mut weights: BTreeMap<NodeId, u32> = ids.values().map(|id| (*id, 1)).collect();
         for (name, weight) in &raw.weights {
             let id = self.resolve_node(name, weight.span(), ids)?;
@@ -259,8 +260,8 @@ impl<'a> Checker<'a> {
                 RawProtocol::Udp => Protocol::Udp,
             },
             placement: match raw.placement {
-                RawPlacement::Hash => Placement::Hash,
-                RawPlacement::Port => Placement::Port,
+                RawPlacement::Hash => PlacementRule::Hash,
+                RawPlacement::Port => PlacementRule::Port,
             },
             weights,
             drain: drain.transpose()?,
@@ -317,7 +318,7 @@ impl<'a> Checker<'a> {
         &self,
         name: &str,
         span: Range<usize>,
-        ids: &Ids,
+        ids: &NodeIdsByName,
     ) -> Result<NodeId, ConfigError> {
         ids.get(name).copied().ok_or_else(|| {
             let known_names: Vec<&str> = ids.keys().map(String::as_str).collect();

@@ -37,7 +37,7 @@ pub struct Config {
     /// Certificate of the node, and the group's authority.
     pub tls: TlsConfig,
     /// The *other* nodes of the group, in the order of the file.
-    pub peers: Vec<Peer>,
+    pub peers: Vec<PeerConfig>,
     /// Services that the group offers.
     pub services: Vec<Service>,
     /// Timing and buffers of the channel between nodes.
@@ -84,14 +84,14 @@ pub struct GroupConfig {
     /// Name of the group; a node of another group is refused.
     pub name: String,
     /// Way in which clients' packets reach the owner.
-    pub reach: Reach,
+    pub reach: PacketRouting,
     /// Holder of the steering table (with `steer`: the contact node).
     pub contact: NodeId,
 }
 
 /// Way in which a client's packets reach the owner of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum PacketRouting {
     /// The contact node forwards each flow to its owner.
     Steer,
     /// Every node receives every packet and accepts its own flows.
@@ -116,7 +116,7 @@ pub struct TlsConfig {
 
 /// `[[peer]]`: another node of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerConfig {
     /// Name of the peer, which its certificate must contain.
     pub name: String,
     /// Number of the peer.
@@ -135,7 +135,7 @@ pub struct Service {
     /// TCP or UDP.
     pub protocol: Protocol,
     /// Placement of new flows.
-    pub placement: Placement,
+    pub placement: PlacementRule,
     /// Share of new flows for every node of the group (0: none); not all zero.
     pub weights: BTreeMap<NodeId, u32>,
     /// Default time that a handoff may wait for the send queue to empty; `None`: no wait.
@@ -144,7 +144,7 @@ pub struct Service {
 
 /// Way in which the weighted table places a new flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
+pub enum PlacementRule {
     /// By a hash of the client's address and port.
     Hash,
     /// By the client's port (paper 002, section V-B).
@@ -252,7 +252,7 @@ const UNREADABLE_FILE_REMEDY: &str =
     "name an existing file with --config, or omit --config: every key has a default";
 
 /// Returns the text of a configuration file.
-fn read(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
+fn read_file(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| {
         ConfigError::for_file(path, format!("cannot be read: {error}"), what_to_do)
     })
@@ -264,7 +264,7 @@ impl Config {
     /// # Errors
     /// The file cannot be read, is not TOML, has an unknown or missing key, or contradicts itself.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = read(
+        let text = read_file(
             path,
             "name an existing file with --config; docs/holdfast.example.toml is a start",
         )?;
@@ -276,9 +276,9 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
-        let raw: raw::Raw =
+        let raw: raw::RawNodeConfig =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        check::Checker::new(path, text).config(raw)
+        check::ConfigChecker::new(path, text).config(raw)
     }
 
     /// Returns the number of the node called `name`; may be this node.

@@ -11,7 +11,7 @@ use super::{LogFormat, SocketFamily, TlsConfig};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Raw {
+pub(super) struct RawNodeConfig {
     pub node: RawNode,
     pub group: RawGroup,
     pub tls: RawTls,

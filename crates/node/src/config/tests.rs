@@ -32,7 +32,7 @@ fn the_example_is_complete_and_valid() {
     assert_eq!(config.node.id, NodeId(1));
     assert_eq!(config.node.address, "10.0.0.11".parse::<IpAddr>().unwrap());
     assert_eq!(config.node.port, DEFAULT_PORT);
-    assert_eq!(config.group.reach, Reach::Steer);
+    assert_eq!(config.group.reach, PacketRouting::Steer);
     assert!(config.is_holder());
     assert_eq!(config.tls.ca, Path::new("/etc/holdfast/tls/ca.pem"));
     let ids: Vec<u16> = config.peers.iter().map(|peer| peer.id.0).collect();
@@ -44,7 +44,7 @@ fn the_example_is_complete_and_valid() {
     assert_eq!(weights, [1, 2, 2]);
     assert_eq!(config.services[0].drain, Some(Duration::from_millis(50)));
     assert_eq!(config.services[1].drain, None);
-    assert_eq!(config.services[2].placement, Placement::Port);
+    assert_eq!(config.services[2].placement, PlacementRule::Port);
     assert_eq!(config.services[2].protocol, Protocol::Udp);
     assert_eq!(config.channel.dead_after, Duration::from_secs(1));
 }
@@ -151,7 +151,7 @@ fn broadcast_requires_shared_mac() {
     let shared_mac = [2, 0, 0x5e, 0, 0, 1];
     assert_eq!(
         parse(&text).unwrap().group.reach,
-        Reach::Broadcast { shared_mac }
+        PacketRouting::Broadcast { shared_mac }
     );
     for bad in [
         "02:00:5e:00:00",

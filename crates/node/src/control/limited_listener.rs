@@ -34,18 +34,18 @@ impl Default for ListenerLimits {
 }
 
 /// Source address of a caller, if callers can be told apart.
-pub(crate) trait Source {
+pub(crate) trait SourceAddress {
     /// Returns the caller's address.
     fn ip(&self) -> Option<IpAddr>;
 }
 
-impl Source for SocketAddr {
+impl SourceAddress for SocketAddr {
     fn ip(&self) -> Option<IpAddr> {
         Some(self.ip().to_canonical())
     }
 }
 
-impl Source for tokio::net::unix::SocketAddr {
+impl SourceAddress for tokio::net::unix::SocketAddr {
     fn ip(&self) -> Option<IpAddr> {
         None
     }
@@ -61,7 +61,7 @@ pub(crate) struct LimitedListener<L> {
 }
 
 /// A connection of the listener.
-pub(crate) struct Connection<I> {
+pub(crate) struct LimitedConnection<I> {
     io: I,
     answer_timeout: Duration,
     deadline: Pin<Box<Sleep>>,
@@ -119,9 +119,9 @@ impl Drop for ConnectionSlot {
 
 impl<L: Listener> Listener for LimitedListener<L>
 where
-    L::Addr: Source,
+    L::Addr: SourceAddress,
 {
-    type Io = Connection<L::Io>;
+    type Io = LimitedConnection<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
@@ -132,7 +132,7 @@ where
                 continue;
             };
             let silence = self.limits.answer_timeout;
-            let connection = Connection {
+            let connection = LimitedConnection {
                 io,
                 answer_timeout: silence,
                 deadline: Box::pin(sleep(silence)),
@@ -147,7 +147,7 @@ where
     }
 }
 
-impl<I> Connection<I> {
+impl<I> LimitedConnection<I> {
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.deadline.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
@@ -156,7 +156,7 @@ impl<I> Connection<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Connection<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for LimitedConnection<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -167,7 +167,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Connection<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for LimitedConnection<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -226,7 +226,7 @@ mod tests {
         let mut refused = vec![call("127.0.0.2", address).await];
         let caller = call("127.0.0.3", address).await;
         let (connection, from) = listener.accept().await;
-        assert_eq!(Source::ip(&from), Some([127, 0, 0, 3].into()));
+        assert_eq!(SourceAddress::ip(&from), Some([127, 0, 0, 3].into()));
         open.push((caller, connection));
 
         // All slots are taken until one is freed.
@@ -241,7 +241,7 @@ mod tests {
         open.remove(0);
         let _caller = call("127.0.0.5", address).await;
         let (_connection, from) = listener.accept().await;
-        assert_eq!(Source::ip(&from), Some([127, 0, 0, 5].into()));
+        assert_eq!(SourceAddress::ip(&from), Some([127, 0, 0, 5].into()));
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! Requests become [`ControlRequest`] values for the engine, each with a channel for the answer. The table of routes
 //! and the types are `holdfast_api::control`.
 
-pub(crate) mod answer;
+pub(crate) mod http_responses;
 pub(crate) mod limited_listener;
 mod routes;
 #[cfg(test)]
@@ -24,53 +24,53 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use limited_listener::{LimitedListener, ListenerLimits, Source};
+use limited_listener::{LimitedListener, ListenerLimits, SourceAddress};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket_path::{Access, SocketPath, acquire};
+use crate::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// Maximum number of requests that wait for the engine; further ones wait in their connections.
 const WAITING_MAX: usize = 64;
 
 /// Channel for the engine's answer. Dropping it signals to the caller that the daemon is stopping.
-pub type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
+pub type ReplySender<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
 /// An operator's request to the engine.
 #[derive(Debug)]
 pub enum ControlRequest {
     /// Return the node's status.
-    Status(Reply<Status>),
+    Status(ReplySender<Status>),
     /// List flows.
-    Flows(FlowQuery, Reply<FlowList>),
+    Flows(FlowQuery, ReplySender<FlowList>),
     /// Show one flow.
-    Flow(FlowText, Reply<FlowDetail>),
+    Flow(FlowText, ReplySender<FlowDetail>),
     /// Hand flows off.
-    StartHandoff(HandoffRequest, Reply<HandoffAccepted>),
+    StartHandoff(HandoffRequest, ReplySender<HandoffAccepted>),
     /// List remembered handoffs.
-    Handoffs(Reply<HandoffList>),
+    Handoffs(ReplySender<HandoffList>),
     /// Show one handoff.
-    Handoff(u64, Reply<HandoffStatus>),
+    Handoff(u64, ReplySender<HandoffStatus>),
     /// List the nodes of the group.
-    Nodes(Reply<NodeList>),
+    Nodes(ReplySender<NodeList>),
     /// Return the data plane's drop counters.
-    Drops(Reply<DropList>),
+    Drops(ReplySender<DropList>),
     /// Return the placement of new flows.
-    Placement(Reply<Placement>),
+    Placement(ReplySender<Placement>),
     /// Change the placement of new flows.
-    SetPlacement(PlacementRequest, Reply<Placement>),
+    SetPlacement(PlacementRequest, ReplySender<Placement>),
     /// Find the process of a systemd unit.
-    Unit(String, Reply<UnitEntry>),
+    Unit(String, ReplySender<UnitEntry>),
     /// Check whether a process can move, optionally to a given node.
-    Check(i32, CheckQuery, Reply<ProcessCheck>),
+    Check(i32, CheckQuery, ReplySender<ProcessCheck>),
     /// Move a process.
-    StartMigration(MigrationRequest, Reply<MigrationAccepted>),
+    StartMigration(MigrationRequest, ReplySender<MigrationAccepted>),
     /// List remembered migrations.
-    Migrations(Reply<MigrationList>),
+    Migrations(ReplySender<MigrationList>),
     /// Show one migration.
-    Migration(u64, Reply<MigrationStatus>),
+    Migration(u64, ReplySender<MigrationStatus>),
     /// Cancel a migration.
-    CancelMigration(u64, Reply<MigrationStatus>),
+    CancelMigration(u64, ReplySender<MigrationStatus>),
 }
 
 /// Server of the control API, and of `/metrics` over TCP if configured.
@@ -86,7 +86,7 @@ impl ControlServer {
     /// # Errors
     /// Another daemon has the socket, or an address cannot be listened on.
     pub fn bind(config: &Config, metrics: Metrics) -> io::Result<ControlServer> {
-        let access = Access {
+        let access = SocketPermissions {
             mode: 0o600,
             group: None,
         };
@@ -129,7 +129,7 @@ impl Drop for ControlServer {
 /// Serves HTTP until the task ends.
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router)
 where
-    L::Addr: Source + std::fmt::Debug,
+    L::Addr: SourceAddress + std::fmt::Debug,
 {
     let listener = LimitedListener::new(listener, ListenerLimits::default());
     if let Err(error) = axum::serve(listener, router).await {

@@ -13,17 +13,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{
-    METRICS_TYPE, Refusal, bad_request, error_body, method_not_allowed, not_found, response,
+use super::http_responses::{
+    ErrorResponse, METRICS_TYPE, bad_request, error_body, method_not_allowed, not_found, response,
 };
-use super::{ControlRequest, Reply};
+use super::{ControlRequest, ReplySender};
 use crate::metrics::Metrics;
 
 /// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
 type RequestSender = mpsc::Sender<ControlRequest>;
-type Engine = State<RequestSender>;
+type EngineState = State<RequestSender>;
 
 /// Returns the router for all of `holdfast_api::control::ROUTES`.
 pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
@@ -61,11 +61,14 @@ pub(super) fn metrics_only(metrics: Metrics) -> Router {
     Router::new().route("/metrics", get(answer))
 }
 
-async fn status(State(engine): Engine) -> Response {
+async fn status(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Status, StatusCode::CONFLICT).await
 }
 
-async fn flows(State(engine): Engine, query: Result<Query<FlowQuery>, QueryRejection>) -> Response {
+async fn flows(
+    State(engine): EngineState,
+    query: Result<Query<FlowQuery>, QueryRejection>,
+) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
@@ -74,7 +77,7 @@ async fn flows(State(engine): Engine, query: Result<Query<FlowQuery>, QueryRejec
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 
-async fn flow(State(engine): Engine, Path(text): Path<String>) -> Response {
+async fn flow(State(engine): EngineState, Path(text): Path<String>) -> Response {
     let flow: FlowText = match text.parse() {
         Ok(flow) => flow,
         Err(error) => return bad_request(format!("`{text}`: {error}")).into_response(),
@@ -83,7 +86,10 @@ async fn flow(State(engine): Engine, Path(text): Path<String>) -> Response {
     ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
-async fn start_handoff(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+async fn start_handoff(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
@@ -96,11 +102,11 @@ async fn start_handoff(State(engine): Engine, body: Result<Bytes, BytesRejection
     }
 }
 
-async fn handoffs(State(engine): Engine) -> Response {
+async fn handoffs(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Handoffs, StatusCode::CONFLICT).await
 }
 
-async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
+async fn handoff(State(engine): EngineState, Path(text): Path<String>) -> Response {
     let Ok(id) = text.parse() else {
         return bad_request(format!("`{text}` is not the number of a handoff")).into_response();
     };
@@ -108,13 +114,13 @@ async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
     ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
-async fn unit(State(engine): Engine, Path(name): Path<String>) -> Response {
+async fn unit(State(engine): EngineState, Path(name): Path<String>) -> Response {
     let request = |reply| ControlRequest::Unit(name, reply);
     ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
 async fn check(
-    State(engine): Engine,
+    State(engine): EngineState,
     Path(text): Path<String>,
     query: Result<Query<CheckQuery>, QueryRejection>,
 ) -> Response {
@@ -129,7 +135,10 @@ async fn check(
     ask_engine(&engine, request, StatusCode::NOT_FOUND).await
 }
 
-async fn start_migration(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+async fn start_migration(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
@@ -142,22 +151,22 @@ async fn start_migration(State(engine): Engine, body: Result<Bytes, BytesRejecti
     }
 }
 
-async fn migrations(State(engine): Engine) -> Response {
+async fn migrations(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Migrations, StatusCode::CONFLICT).await
 }
 
-async fn migration(State(engine): Engine, Path(text): Path<String>) -> Response {
+async fn migration(State(engine): EngineState, Path(text): Path<String>) -> Response {
     ask_about_migration(&engine, &text, ControlRequest::Migration).await
 }
 
-async fn cancel_migration(State(engine): Engine, Path(text): Path<String>) -> Response {
+async fn cancel_migration(State(engine): EngineState, Path(text): Path<String>) -> Response {
     ask_about_migration(&engine, &text, ControlRequest::CancelMigration).await
 }
 
 async fn ask_about_migration(
     engine: &RequestSender,
     text: &str,
-    request: fn(u64, Reply<MigrationStatus>) -> ControlRequest,
+    request: fn(u64, ReplySender<MigrationStatus>) -> ControlRequest,
 ) -> Response {
     let Ok(id) = text.parse() else {
         return bad_request(format!("`{text}` is not the number of a migration")).into_response();
@@ -165,19 +174,22 @@ async fn ask_about_migration(
     ask_engine(engine, |reply| request(id, reply), StatusCode::NOT_FOUND).await
 }
 
-async fn nodes(State(engine): Engine) -> Response {
+async fn nodes(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Nodes, StatusCode::CONFLICT).await
 }
 
-async fn drops(State(engine): Engine) -> Response {
+async fn drops(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Drops, StatusCode::CONFLICT).await
 }
 
-async fn placement(State(engine): Engine) -> Response {
+async fn placement(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Placement, StatusCode::CONFLICT).await
 }
 
-async fn set_placement(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+async fn set_placement(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
@@ -189,7 +201,7 @@ async fn set_placement(State(engine): Engine, body: Result<Bytes, BytesRejection
 /// Passes a request to the engine. A refusal has the status `refused`.
 async fn ask_engine<T: Serialize>(
     engine: &RequestSender,
-    request: impl FnOnce(Reply<T>) -> ControlRequest,
+    request: impl FnOnce(ReplySender<T>) -> ControlRequest,
     refused: StatusCode,
 ) -> Response {
     let (reply, answer) = oneshot::channel();
@@ -202,9 +214,10 @@ async fn ask_engine<T: Serialize>(
 }
 
 /// Reads a JSON body, regardless of its content type.
-fn read_json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
-    let bytes =
-        body.map_err(|rejection| Refusal(rejection.status(), error_body(rejection.body_text())))?;
+fn read_json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
+    let bytes = body.map_err(|rejection| {
+        ErrorResponse(rejection.status(), error_body(rejection.body_text()))
+    })?;
     serde_json::from_slice(&bytes)
         .map_err(|error| bad_request(format!("cannot parse the body: {error}")))
 }

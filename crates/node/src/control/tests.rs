@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use holdfast_api::Drain;
-use holdfast_api::control::{Client, ClientError, FlowFilter, ROUTES, Selection};
+use holdfast_api::control::{ClientError, ControlClient, FlowFilter, ROUTES, Selection};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -143,7 +143,7 @@ fn expect_refusal(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, Er
 #[tokio::test(flavor = "current_thread")]
 async fn client_returns_engine_answers() {
     let daemon = Daemon::start();
-    let client = Client::new(&daemon.socket);
+    let client = ControlClient::new(&daemon.socket);
     assert_eq!(client.status().await.unwrap(), sample_status());
     let flow: FlowText = FLOW.parse().unwrap();
     let query = FlowQuery {
@@ -176,7 +176,7 @@ async fn client_returns_engine_answers() {
 #[tokio::test(flavor = "current_thread")]
 async fn handoffs_are_accepted_refused_or_cut_off() {
     let daemon = Daemon::start();
-    let client = Client::new(&daemon.socket);
+    let client = ControlClient::new(&daemon.socket);
     let mut request = HandoffRequest {
         selection: Selection::Flows(vec![FLOW.parse().unwrap(); 20_000]),
         to: "n2".to_owned(),
@@ -280,7 +280,7 @@ async fn description_and_metrics_are_served() {
     let description: Value = serde_json::from_str(&description).unwrap();
     assert_eq!(description, holdfast_api::control::openapi(ROUTES));
     daemon.metrics.count_handoff("moved");
-    let text = Client::new(&daemon.socket).metrics().await.unwrap();
+    let text = ControlClient::new(&daemon.socket).metrics().await.unwrap();
     assert!(
         text.contains("holdfast_handoffs_total{outcome=\"moved\"} 1"),
         "{text}"

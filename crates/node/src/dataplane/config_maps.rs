@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey,
     Successor, to_mapped,
 };
 use holdfast_wire::{NodeId, Protocol};
 
 use super::Dataplane;
-use super::placement::table;
-use crate::config::{Placement, Service as ServiceConfig};
+use super::placement::placement_table;
+use crate::config::{PlacementRule, Service as ServiceConfig};
 
 /// Path to a node, from the neighbour and route tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodePath {
+pub struct NodeRoute {
     /// Address of the node.
     pub address: std::net::IpAddr,
     /// Link address of the node, or of the router towards it.
@@ -34,7 +34,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// The kernel refuses the change.
-    pub fn set_node(&self, id: NodeId, path: &NodePath, is_holder: bool) -> Result<(), Error> {
+    pub fn set_node(&self, id: NodeId, path: &NodeRoute, is_holder: bool) -> Result<(), Error> {
         let mut flags = NODE_KNOWN;
         flags |= if path.routed { NODE_ENCAP } else { 0 };
         flags |= if path.address.is_ipv6() { NODE_V6 } else { 0 };
@@ -65,7 +65,7 @@ impl Dataplane {
             });
         }
         self.programs
-            .set_placement(index, 0, &table(&service.weights))?;
+            .set_placement(index, 0, &placement_table(&service.weights))?;
         self.generations.insert(index, 0);
         self.service_rows
             .insert((service.protocol, service.address), index);
@@ -114,7 +114,8 @@ impl Dataplane {
         weights: &BTreeMap<NodeId, u32>,
     ) -> Result<(), Error> {
         let next = 1 - self.generations.get(&index).copied().unwrap_or(0);
-        self.programs.set_placement(index, next, &table(weights))?;
+        self.programs
+            .set_placement(index, next, &placement_table(weights))?;
         self.generations.insert(index, next);
         let value = service_value(index, next, true, service, weights);
         self.programs
@@ -137,7 +138,7 @@ fn service_value(
     Service {
         index,
         generation,
-        by_port: u8::from(service.placement == Placement::Port),
+        by_port: u8::from(service.placement == PlacementRule::Port),
         port_owner: heaviest.map_or(0, |(node, _)| node.0),
         has_previous: u8::from(has_previous),
         pad: 0,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     FlowGroup as GroupState, FlowKey, FlowState, FlowValue, MAX_FLOW_GROUPS,
 };
 use holdfast_wire::{Flow, NodeId};

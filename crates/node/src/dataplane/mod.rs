@@ -3,10 +3,10 @@
 //! This module decides nothing about ownership; it writes the states that the machine of `proto::handoff` commands.
 
 mod config_maps;
-mod convert;
-mod descriptors;
+mod descriptor_lister;
 mod flow_groups;
-mod hold;
+mod hold_device;
+mod map_conversion;
 mod placement;
 mod replay_order;
 pub mod retransmission_timeouts;
@@ -14,20 +14,20 @@ pub mod shared_ports;
 mod socket_observer;
 mod tcp_observer;
 
-pub use config_maps::NodePath;
-pub use convert::{flow_from_key, flow_key, record_from_map, record_to_map};
-pub use descriptors::Descriptors;
+pub use config_maps::NodeRoute;
+pub use descriptor_lister::ProcessDescriptorLister;
 pub use flow_groups::FlowGroup;
-pub use hold::{Hold, HoldError};
+pub use hold_device::{HoldDevice, HoldDeviceError};
+pub use map_conversion::{flow_from_key, flow_key, record_from_map, record_to_map};
 pub use replay_order::{HeldPacket, sort_for_replay};
 pub use socket_observer::SocketObserver;
-pub use tcp_observer::{Observation, Snapshot, TcpObserver};
+pub use tcp_observer::{ConnectionSnapshot, Observation, TcpObserver};
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
+use holdfast_bpf::shared_with_c::{FlowKey, FlowState, FlowValue};
 use holdfast_bpf::{Dataplane as Programs, Error};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
@@ -150,14 +150,14 @@ impl Dataplane {
             return self.set_flows(&[entry], FlowState::Moved);
         }
         self.programs.flows.remove(&flow_key(flow))?;
-        if let Some(row) = self.service_row(flow) {
+        if let Some(row) = self.service_index(flow) {
             self.programs.flow_quota.release_flow(row);
         }
         Ok(())
     }
 
     /// Returns the row of the flow's service.
-    pub fn service_row(&self, flow: &Flow) -> Option<u16> {
+    pub fn service_index(&self, flow: &Flow) -> Option<u16> {
         self.service_rows.get(&(flow.protocol, flow.local)).copied()
     }
 

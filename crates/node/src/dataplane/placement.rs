@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_bpf::shared::PLACEMENT_SLOTS;
+use holdfast_bpf::shared_with_c::PLACEMENT_SLOTS;
 use holdfast_wire::NodeId;
 
 /// Returns the node id of each slot; 0 everywhere if no node has weight.
 #[must_use]
-pub fn table(weights: &BTreeMap<NodeId, u32>) -> [u16; PLACEMENT_SLOTS] {
+pub fn placement_table(weights: &BTreeMap<NodeId, u32>) -> [u16; PLACEMENT_SLOTS] {
     let mut slots = [0; PLACEMENT_SLOTS];
     for (slot, owner) in (0u32..).zip(slots.iter_mut()) {
         let best = weights
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn shares_follow_the_weights() {
-        let slots = table(&weights(&[(1, 1), (2, 2), (3, 1), (4, 0)]));
+        let slots = placement_table(&weights(&[(1, 1), (2, 2), (3, 1), (4, 0)]));
         assert!(
             (share(&slots, 1) - 0.25).abs() < 0.06,
             "{}",
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn removed_node_moves_only_its_slots() {
-        let before = table(&weights(&[(1, 1), (2, 1), (3, 1)]));
-        let after = table(&weights(&[(1, 1), (3, 1)]));
+        let before = placement_table(&weights(&[(1, 1), (2, 1), (3, 1)]));
+        let after = placement_table(&weights(&[(1, 1), (3, 1)]));
         for (old, new) in before.iter().zip(after) {
             assert!(*old == 2 || *old == new);
         }
@@ -81,6 +81,6 @@ mod tests {
 
     #[test]
     fn zero_weights_choose_no_node() {
-        assert_eq!(table(&weights(&[(1, 0)])), [0; PLACEMENT_SLOTS]);
+        assert_eq!(placement_table(&weights(&[(1, 0)])), [0; PLACEMENT_SLOTS]);
     }
 }

@@ -1,6 +1,6 @@
 //! Order in which held packets are replayed.
 
-use holdfast_wire::Segment;
+use holdfast_wire::SegmentPosition;
 
 /// A held packet as read from the TUN device.
 #[derive(Clone, Debug)]
@@ -8,7 +8,7 @@ pub struct HeldPacket {
     /// The whole packet, with the header that the TUN device expects for a replay.
     pub bytes: Vec<u8>,
     /// For TCP, the packet's position in the stream.
-    pub segment: Option<Segment>,
+    pub segment: Option<SegmentPosition>,
 }
 
 /// Sorts a flow's packets into stream order and drops duplicate data, because stragglers come by way of the donor and
@@ -41,7 +41,7 @@ mod tests {
     fn packet(sequence: u32, acknowledgement: u32, length: u32) -> HeldPacket {
         HeldPacket {
             bytes: Vec::new(),
-            segment: Some(Segment {
+            segment: Some(SegmentPosition {
                 sequence,
                 acknowledgement,
                 length,

@@ -11,7 +11,7 @@ use holdfast_bpf::rto_max::RtoMaxSetter;
 /// Time after the move for which connections have the cap.
 pub const CAP_DURATION: Duration = Duration::from_secs(1);
 
-static TIMEOUTS: OnceLock<Option<RtoMaxSetter>> = OnceLock::new();
+static RTO_MAX_SETTER: OnceLock<Option<RtoMaxSetter>> = OnceLock::new();
 static HAS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 /// Loads the program once. If the kernel refuses it, [`record`] returns false.
@@ -22,7 +22,7 @@ pub fn load() -> Option<&'static RtoMaxSetter> {
             |error: &_| tracing::warn!(%error, "cannot set retransmission timeouts in bulk");
         loaded.inspect_err(report).ok()
     };
-    TIMEOUTS.get_or_init(load).as_ref()
+    RTO_MAX_SETTER.get_or_init(load).as_ref()
 }
 
 /// Records the longest timeout of a connection. Returns true if [`restore_recorded`] will set it.

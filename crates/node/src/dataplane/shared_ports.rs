@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::reuseport::{ReuseportGroups, ReuseportSocket, Selector};
+use holdfast_bpf::reuseport::{ReuseportGroups, ReuseportSocket, SocketSelector};
 use holdfast_wire::{Flow, Protocol};
 
 use super::flow_key;
@@ -16,19 +16,19 @@ use super::flow_key;
 /// Maximum number of flows recorded for the sockets of a process; the kernel selects the socket of further flows.
 const FLOWS_MAX: usize = 1 << 16;
 
-static PINS: OnceLock<PathBuf> = OnceLock::new();
+static PIN_DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
 static SHARED_PORTS: OnceLock<Option<ReuseportGroups>> = OnceLock::new();
 
 /// Sets the directory in which sockets and clients outlive the daemon.
 pub fn set_pin_directory(pins: &Path) {
     // A process has only one data plane, so a second call changes nothing.
-    let _ = PINS.set(pins.to_owned());
+    let _ = PIN_DIRECTORY.set(pins.to_owned());
 }
 
 /// Loads the programs once. If the kernel refuses them, logs the consequence.
 pub fn load() -> Option<&'static ReuseportGroups> {
     let load = || {
-        let loaded = ReuseportGroups::load(PINS.get()?);
+        let loaded = ReuseportGroups::load(PIN_DIRECTORY.get()?);
         let report = |error: &_| {
             tracing::warn!(%error, "after a move, clients of UDP sockets that share a port may reach another socket");
         };
@@ -37,7 +37,7 @@ pub fn load() -> Option<&'static ReuseportGroups> {
     SHARED_PORTS.get_or_init(load).as_ref()
 }
 
-/// Reasons why a group cannot exist at another node.
+/// Reasons why a group of sockets that share a port (`SO_REUSEPORT`) cannot be restored at another node.
 const EBPF_SELECTOR_REASON: &str = "an eBPF program selects the port's socket (SO_ATTACH_REUSEPORT_EBPF), \
                           and cannot be read from the kernel: use a classic one (SO_ATTACH_REUSEPORT_CBPF), or none";
 const BIND_ORDER_REASON: &str = "a program selects the port's socket by binding order (SO_ATTACH_REUSEPORT_CBPF), \
@@ -45,7 +45,7 @@ const BIND_ORDER_REASON: &str = "a program selects the port's socket by binding 
 
 /// A socket that may share its port with others.
 #[derive(Clone, Copy, Debug)]
-pub struct PortMember<'a, Id> {
+pub struct SharedPortSocket<'a, Id> {
     /// Id of the socket in the image.
     pub id: Id,
     /// The socket.
@@ -56,7 +56,7 @@ pub struct PortMember<'a, Id> {
     pub local: SocketAddr,
 }
 
-impl<Id> PortMember<'_, Id> {
+impl<Id> SharedPortSocket<'_, Id> {
     /// Returns true if datagrams of this flow may reach the socket.
     pub fn may_receive(&self, flow: &Flow) -> bool {
         let any = self.local.ip().is_unspecified();
@@ -104,11 +104,11 @@ pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
             }
             let last = endpoints.insert(sharing.group, sharing.index);
             match sharing.selector {
-                Selector::KernelHash => {}
-                Selector::Unreadable => {
+                SocketSelector::KernelHash => {}
+                SocketSelector::Unreadable => {
                     blockers_found.push((*pid, sharing.fd, EBPF_SELECTOR_REASON))
                 }
-                Selector::ClassicBpf(_) => {
+                SocketSelector::ClassicBpf(_) => {
                     if sharing.index.is_none() || last.is_some_and(|last| last > sharing.index) {
                         blockers_found.push((*pid, sharing.fd, BIND_ORDER_REASON));
                     }
@@ -125,7 +125,7 @@ pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
 /// # Errors
 /// A group cannot exist at another node.
 pub fn extract<'a, Id: Copy + Ord>(
-    members: Vec<PortMember<'_, Id>>,
+    members: Vec<SharedPortSocket<'_, Id>>,
     pids: &[i32],
     flows: impl Iterator<Item = &'a Flow>,
 ) -> Result<SharedPortState<Id>, String> {
@@ -142,7 +142,8 @@ pub fn extract<'a, Id: Copy + Ord>(
         let list = ports.list(*pid).map_err(text)?;
         sharing.extend(list.into_iter().map(|one| (one.cookie, one)));
     }
-    let mut groups: BTreeMap<u64, Vec<(PortMember<'_, Id>, ReuseportSocket)>> = BTreeMap::new();
+    let mut groups: BTreeMap<u64, Vec<(SharedPortSocket<'_, Id>, ReuseportSocket)>> =
+        BTreeMap::new();
     for member in members {
         let cookie = holdfast_bpf::reuseport::cookie(member.socket).map_err(text)?;
         // A socket that is not bound to a port yet is in no group.
@@ -168,15 +169,15 @@ pub fn extract<'a, Id: Copy + Ord>(
             },
         ) = &group[0];
         match choice {
-            Selector::Unreadable => return Err(EBPF_SELECTOR_REASON.to_owned()),
-            Selector::ClassicBpf(code) => {
+            SocketSelector::Unreadable => return Err(EBPF_SELECTOR_REASON.to_owned()),
+            SocketSelector::ClassicBpf(code) => {
                 let places = group.iter().map(|(_, sharing)| sharing.index);
                 if !places.is_sorted() || group.iter().any(|(_, sharing)| sharing.index.is_none()) {
                     return Err(BIND_ORDER_REASON.to_owned());
                 }
                 shared.programs.insert(first.id, code.clone());
             }
-            Selector::KernelHash if group.len() > 1 => {
+            SocketSelector::KernelHash if group.len() > 1 => {
                 let member_flows: Vec<Flow> = flows
                     .iter()
                     .filter(|flow| first.may_receive(flow))
@@ -191,7 +192,7 @@ pub fn extract<'a, Id: Copy + Ord>(
                     }
                 }
             }
-            Selector::KernelHash => {}
+            SocketSelector::KernelHash => {}
         }
     }
     Ok(shared)
@@ -202,7 +203,7 @@ pub fn extract<'a, Id: Copy + Ord>(
 /// # Errors
 /// The kernel's refusal.
 pub fn restore<Id: Copy + Ord>(
-    members: &[PortMember<'_, Id>],
+    members: &[SharedPortSocket<'_, Id>],
     shared: &SharedPortState<Id>,
 ) -> Result<(), String> {
     if shared.clients.is_empty() && shared.programs.is_empty() {

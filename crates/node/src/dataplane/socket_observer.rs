@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 
-use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, flags};
+use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, socket_flags};
 use holdfast_sys::tcp_info::TcpState;
 use holdfast_sys::tcp_repair::{QueueLevels, TcpSnapshot};
 
@@ -52,20 +52,20 @@ impl SocketObserver {
 
     /// Converts a snapshot to the type of `sys`; `None` if the socket's state has no equivalent there.
     #[must_use]
-    pub fn convert<'a>(&self, socket: &'a SocketSnapshot) -> Option<TcpSnapshot<'a>> {
+    pub fn to_tcp_snapshot<'a>(&self, socket: &'a SocketSnapshot) -> Option<TcpSnapshot<'a>> {
         let has_flag = |flag| socket.flags & flag != 0;
         Some(TcpSnapshot {
-            local: address(socket.local, socket.local_port),
-            remote: address(socket.remote, socket.remote_port),
-            v6_socket: has_flag(flags::V6),
-            window_scale: has_flag(flags::WINDOW_SCALE)
+            local: socket_address(socket.local, socket.local_port),
+            remote: socket_address(socket.remote, socket.remote_port),
+            v6_socket: has_flag(socket_flags::V6),
+            window_scale: has_flag(socket_flags::WINDOW_SCALE)
                 .then_some((socket.snd_wscale, socket.rcv_wscale)),
-            sack: has_flag(flags::SACK),
-            timestamps: has_flag(flags::TIMESTAMPS),
+            sack: has_flag(socket_flags::SACK),
+            timestamps: has_flag(socket_flags::TIMESTAMPS),
             snd_mss: socket.mss_cache,
             state: TcpState::from_kernel(socket.state)?,
-            is_plain: has_flag(flags::PLAIN) && socket.namespace == self.namespace,
-            receive_shut: has_flag(flags::RECEIVE_SHUT),
+            is_plain: has_flag(socket_flags::PLAIN) && socket.namespace == self.namespace,
+            receive_shut: has_flag(socket_flags::RECEIVE_SHUT),
             send_buffer: socket.send_buffer,
             receive_buffer: socket.receive_buffer,
             receive_low_water: socket.receive_low_water,
@@ -82,7 +82,7 @@ impl Default for SocketObserver {
     }
 }
 
-fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
+fn socket_address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
     let ip = IpAddr::V6(Ipv6Addr::from(ip)).to_canonical();
     SocketAddr::new(ip, u16::from_be_bytes(port))
 }

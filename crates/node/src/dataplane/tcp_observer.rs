@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use foldhash::fast::RandomState;
 use holdfast_bpf::Error;
 use holdfast_bpf::socket_snapshots::{
-    OPTION_FINGERPRINT_BYTES, SnapshotReader, SocketSnapshot, flags,
+    OPTION_FINGERPRINT_BYTES, SnapshotReader, SocketSnapshot, socket_flags,
 };
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_sys::tcp_repair::{Congestion, TcpDynamic, Window};
+use holdfast_sys::tcp_repair::{CongestionState, TcpDynamicState, TcpRepairWindow};
 
 use super::{SocketObserver, monotonic_ns};
 
@@ -41,7 +41,7 @@ pub struct Observation {
     /// Time of the snapshot in µs, by this host's monotonic clock.
     pub taken_at_us: u64,
     /// Connections that have changed since the previous snapshot, in the order of the iteration.
-    pub changed: Vec<(u32, Snapshot)>,
+    pub changed: Vec<(u32, ConnectionSnapshot)>,
     /// Connections of which the processes have no descriptor, so that nothing is known: closed ones, and those in
     /// transit through a Unix socket. Connections that wait for the next snapshot are not included.
     pub not_visited: Vec<u32>,
@@ -49,11 +49,11 @@ pub struct Observation {
 
 /// Snapshot of one connection.
 #[derive(Debug)]
-pub enum Snapshot {
+pub enum ConnectionSnapshot {
     /// The complete state: queues are empty, nothing is unusual, and the options are those of the first snapshot.
-    Complete(TcpDynamic),
+    Complete(TcpDynamicState),
     /// The state without the given number of bytes that the program has not read.
-    WithUnread(TcpDynamic, u32),
+    WithUnread(TcpDynamicState, u32),
     /// Too little: the socket has to be asked.
     Partial,
 }
@@ -136,7 +136,7 @@ impl TcpObserver {
     }
 
     /// Returns the snapshot of a socket that is still followed.
-    fn snapshot_of(&mut self, observed: &SocketSnapshot) -> Option<(u32, Snapshot)> {
+    fn snapshot_of(&mut self, observed: &SocketSnapshot) -> Option<(u32, ConnectionSnapshot)> {
         let (which, id) = ((observed.id >> 32) as u32, observed.id as u32);
         let socket = self.connections.get_mut(&id)?;
         if socket.sequence != which {
@@ -149,9 +149,9 @@ impl TcpObserver {
         let is_in_namespace = observed.namespace == self.namespace;
         let state = tcp_state(observed).filter(|_| are_options_unchanged && is_in_namespace);
         let snapshot = match (state, observed.rcv_nxt.wrapping_sub(observed.copied_seq)) {
-            (Some(state), 0) => Snapshot::Complete(state),
-            (Some(state), unread) => Snapshot::WithUnread(state, unread),
-            (None, _) => Snapshot::Partial,
+            (Some(state), 0) => ConnectionSnapshot::Complete(state),
+            (Some(state), unread) => ConnectionSnapshot::WithUnread(state, unread),
+            (None, _) => ConnectionSnapshot::Partial,
         };
         Some((id, snapshot))
     }
@@ -164,28 +164,29 @@ fn observer_id(sequence: u32, id: u32) -> u64 {
 
 /// Returns the state of an established connection with nothing to send, without its unread data. For other connections
 /// a snapshot does not suffice.
-fn tcp_state(socket: &SocketSnapshot) -> Option<TcpDynamic> {
+fn tcp_state(socket: &SocketSnapshot) -> Option<TcpDynamicState> {
     let state = TcpState::from_kernel(socket.state)?;
-    let is_plain = socket.flags & flags::PLAIN != 0 && socket.flags & flags::RECEIVE_SHUT == 0;
+    let is_plain =
+        socket.flags & socket_flags::PLAIN != 0 && socket.flags & socket_flags::RECEIVE_SHUT == 0;
     let is_send_queue_empty = socket.write_seq == socket.snd_una;
     if state != TcpState::Established || !is_plain || !is_send_queue_empty {
         return None;
     }
-    let timestamps = socket.flags & flags::TIMESTAMPS != 0;
-    Some(TcpDynamic {
+    let timestamps = socket.flags & socket_flags::TIMESTAMPS != 0;
+    Some(TcpDynamicState {
         state,
         write_seq: socket.write_seq,
         rcv_nxt: socket.rcv_nxt,
         mss: u16::try_from(socket.mss_clamp).ok()?,
         timestamp: if timestamps { socket.timestamp } else { 0 },
-        window: Window {
+        window: TcpRepairWindow {
             snd_wl1_back: socket.rcv_nxt.wrapping_sub(socket.snd_wl1),
             snd_wnd: socket.snd_wnd,
             max_window: socket.max_window,
             rcv_wnd: socket.rcv_wnd,
             rcv_wup_back: socket.rcv_nxt.wrapping_sub(socket.rcv_wup),
         },
-        congestion: Congestion {
+        congestion: CongestionState {
             window: socket.cwnd,
             threshold: (socket.ssthresh != NO_THRESHOLD).then_some(socket.ssthresh),
             srtt_us: socket.srtt_us,
@@ -193,6 +194,6 @@ fn tcp_state(socket: &SocketSnapshot) -> Option<TcpDynamic> {
             min_rtt_us: socket.min_rtt_us,
             delivery_rate: super::socket_observer::delivery_rate(socket),
         },
-        ..TcpDynamic::default()
+        ..TcpDynamicState::default()
     })
 }

@@ -3,17 +3,17 @@
 use std::net::SocketAddr;
 
 use holdfast_bpf::AcceptQueue;
-use holdfast_bpf::shared::{FlowState, Handshake};
+use holdfast_bpf::shared_with_c::{FlowState, Handshake};
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_sys::sock_diag;
-use holdfast_sys::tcp_repair::{self, TcpDynamic, TcpStatic};
+use holdfast_sys::tcp_repair::{self, TcpDynamicState, TcpStaticState};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 use super::Engine;
-use super::blob::{DynamicBlob, StaticBlob, decode};
-use crate::app::SessionId;
+use super::state_blobs::{DynamicBlob, StaticBlob, decode};
+use crate::app_server::SessionId;
 use crate::config::Service;
-use crate::dataplane::{FilterEntry, Hold, flow_key, sort_for_replay};
+use crate::dataplane::{FilterEntry, HoldDevice, flow_key, sort_for_replay};
 
 /// Session id of connections that no program gives or takes.
 pub const NO_SESSION: SessionId = SessionId(0);
@@ -24,13 +24,13 @@ const ATTEMPTS_MAX: u32 = 30;
 /// A connection that waits for a free place in its queue. Its packets wait at the client, which retransmits them.
 pub struct WaitingConnection {
     flow_epoch: FlowEpoch,
-    static_state: TcpStatic,
-    state: TcpDynamic,
+    static_state: TcpStaticState,
+    state: TcpDynamicState,
     attempts: u32,
 }
 
 impl WaitingConnection {
-    fn new(flow_epoch: FlowEpoch, static_state: TcpStatic, state: TcpDynamic) -> Self {
+    fn new(flow_epoch: FlowEpoch, static_state: TcpStaticState, state: TcpDynamicState) -> Self {
         Self {
             flow_epoch,
             static_state,
@@ -193,7 +193,7 @@ impl Engine {
     fn create_connection(
         &self,
         flow: &Flow,
-        state: (&TcpStatic, &TcpDynamic),
+        state: (&TcpStaticState, &TcpDynamicState),
     ) -> Result<(), String> {
         create_in_queue(
             self.unaccepted.accept_queues.as_ref(),
@@ -216,7 +216,9 @@ impl Engine {
 }
 
 /// Decodes the journaled state of an unaccepted connection.
-fn decode_unaccepted(journaled: &super::journal::JournaledFlow) -> Option<(TcpStatic, TcpDynamic)> {
+fn decode_unaccepted(
+    journaled: &super::arrival_journal::JournaledFlow,
+) -> Option<(TcpStaticState, TcpDynamicState)> {
     let static_blob: StaticBlob = decode(&journaled.static_blob).ok()?;
     let dynamic_blob: DynamicBlob = decode(&journaled.dynamic_blob).ok()?;
     (static_blob.is_unaccepted).then_some((static_blob.tcp?, dynamic_blob.tcp?))
@@ -225,16 +227,16 @@ fn decode_unaccepted(journaled: &super::journal::JournaledFlow) -> Option<(TcpSt
 /// Creates the socket in its listener's queue.
 fn create_in_queue(
     queue: Option<&AcceptQueue>,
-    hold: &Hold,
+    hold: &HoldDevice,
     flow: &Flow,
-    (static_state, state): (&TcpStatic, &TcpDynamic),
+    (static_state, state): (&TcpStaticState, &TcpDynamicState),
 ) -> Result<(), String> {
     let queue = queue.ok_or("this kernel does not support adding connections to accept queues")?;
     let queued = tcp_repair::unaccepted_connection(static_state, state)
         .map_err(|error| error.to_string())?;
     let key = flow_key(flow);
     let bpf_error = |error: holdfast_bpf::Error| error.to_string();
-    let handshake = handshake(&queued.handshake);
+    let handshake = to_repair_handshake(&queued.handshake);
     queue
         .pending_handshakes
         .set(&key, &handshake)
@@ -251,7 +253,7 @@ fn create_in_queue(
     }
 }
 
-fn handshake(parsed: &tcp_repair::Handshake) -> Handshake {
+fn to_repair_handshake(parsed: &tcp_repair::Handshake) -> Handshake {
     let (send_scale, receive_scale) = parsed.window_scale.unwrap_or_default();
     Handshake {
         peer_timestamp: 0,

@@ -5,26 +5,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem, StateItem, split};
-use holdfast_bpf::shared::FlowState;
-use holdfast_proto::handoff::{Completion, RestoreFlow, Results, Token};
-use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStatic};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::handoff::{CommandToken, Completion, RestoreFlow, Results};
+use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStaticState};
 use holdfast_wire::frame::{BatchId, PrepareFlow};
 use holdfast_wire::{Flow, NodeId};
 
-use super::blob::{DynamicBlob, StaticBlob, decode};
-use super::recover::Verdict;
+use super::recovery::RecoveryVerdict;
+use super::state_blobs::{DynamicBlob, StaticBlob, decode};
 use super::{Engine, flow_text};
-use crate::app::SessionId;
+use crate::app_server::SessionId;
 use crate::dataplane::{FilterEntry, HeldPacket};
 
 /// Time limit for a program to take its arrivals. Shorter than the donor's limit, so that the donor learns the reason.
-const PROGRAM_TAKE_MAX: Duration = Duration::from_millis(1500);
+const PROGRAM_RECEIPT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Maximum number of ids in a `Go` or `Cancel` message; at most 10 bytes each, so that the message fits.
+/// Maximum number of ids in an `Activate` or `Cancel` message; at most 10 bytes each, so that the message fits.
 pub(super) const IDS_PER_MESSAGE: usize = 4096;
 
 /// A connection that is being handed off to this node.
-pub struct Arrival {
+pub struct ArrivingConnection {
     /// Session of the program that takes the connection.
     pub session: SessionId,
     /// Id of the arrival on this node.
@@ -34,7 +34,7 @@ pub struct Arrival {
     /// Progress of the socket.
     pub socket: ArrivalSocket,
     /// Options of the socket, as read by the donor.
-    pub static_state: Option<TcpStatic>,
+    pub static_state: Option<TcpStaticState>,
     /// State of the socket; default until the donor has sent it.
     pub dynamic_state: DynamicBlob,
     /// Slot of the hold counters.
@@ -67,7 +67,7 @@ pub enum ArrivalSocket {
 
 /// A `PrepareSockets` command that waits for programs to take descriptors and state.
 pub struct PendingPrepare {
-    token: Token,
+    token: CommandToken,
     flows: Vec<Flow>,
     results: Vec<Result<(), String>>,
     /// Deadline; arrivals not taken by then are given up.
@@ -78,7 +78,7 @@ impl Engine {
     /// Continues a `PrepareSockets` command after the sockets are made: waits until the programs have taken them.
     pub(super) fn await_programs(
         &mut self,
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
         results: Vec<Result<(), String>>,
     ) {
@@ -87,7 +87,7 @@ impl Engine {
                 self.remove_arrival(flow);
             }
         }
-        let deadline = self.now() + PROGRAM_TAKE_MAX;
+        let deadline = self.now() + PROGRAM_RECEIPT_TIMEOUT;
         self.pending_prepares.push(PendingPrepare {
             token,
             flows,
@@ -131,7 +131,7 @@ impl Engine {
         self.dataplane.programs.hold_counters.reset(slot);
         let id = self.next_arrival;
         self.next_arrival += 1;
-        let arrival = Arrival {
+        let arrival = ArrivingConnection {
             session,
             id,
             is_received: blob.is_unaccepted,
@@ -248,7 +248,7 @@ impl Engine {
     }
 
     /// Handles a program's `Received`: the program has descriptor and state of these arrivals.
-    pub(super) fn on_received(&mut self, ids: &[u64]) {
+    pub(super) fn on_program_received(&mut self, ids: &[u64]) {
         for id in ids {
             if let Some((flow, _)) = self.arrival_ids.get(id)
                 && let Some(arrival) = self.arrivals.get_mut(flow)
@@ -261,7 +261,7 @@ impl Engine {
     }
 
     /// Handles a program's `Refused`: the program does not take these arrivals.
-    pub(super) fn on_refused(&mut self, ids: &[u64], reason: &str) {
+    pub(super) fn on_program_refused(&mut self, ids: &[u64], reason: &str) {
         for id in ids {
             let Some((flow, _)) = self.arrival_ids.get(id) else {
                 continue;
@@ -295,7 +295,7 @@ impl Engine {
                         overdue.push((arrival.session, arrival.id));
                         *result = Err(format!(
                             "the acceptor's server program did not take the flow within {} ms",
-                            PROGRAM_TAKE_MAX.as_millis()
+                            PROGRAM_RECEIPT_TIMEOUT.as_millis()
                         ));
                     }
                     Some(arrival) if !arrival.is_received => waiting = true,
@@ -327,7 +327,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn restore(&mut self, token: Token, batch: BatchId, flows: &[RestoreFlow]) {
+    pub(super) fn restore(&mut self, token: CommandToken, batch: BatchId, flows: &[RestoreFlow]) {
         let results = flows
             .iter()
             .map(|restore| self.restore_flow(restore))
@@ -394,7 +394,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn discard(&mut self, token: Token, flows: &[Flow]) {
+    pub(super) fn discard(&mut self, token: CommandToken, flows: &[Flow]) {
         let reason = "the handoff was given up";
         for (session, ids) in self.ids_by_session(flows.iter().copied()) {
             for ids in ids.chunks(IDS_PER_MESSAGE) {
@@ -407,7 +407,7 @@ impl Engine {
         }
         for flow in flows {
             self.remove_arrival(flow);
-            self.on_verdict(flow, Verdict::Cancelled);
+            self.on_recovery_verdict(flow, RecoveryVerdict::Cancelled);
         }
         self.complete(Completion {
             token,

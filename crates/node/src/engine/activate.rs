@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use holdfast_api::app::FromDaemon;
-use holdfast_bpf::shared::FlowState;
-use holdfast_proto::handoff::{Completion, FlowEpoch, Results, Token};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::handoff::{CommandToken, Completion, FlowEpoch, Results};
 use holdfast_sys::tcp_repair::{self, WindowProbe};
 use holdfast_wire::{Flow, NodeId};
 
 use super::Engine;
-use super::acceptor::{Arrival, ArrivalSocket, IDS_PER_MESSAGE};
-use crate::app::SessionId;
+use super::acceptor::{ArrivalSocket, ArrivingConnection, IDS_PER_MESSAGE};
+use crate::app_server::SessionId;
 use crate::dataplane::{FilterEntry, monotonic_ns, sort_for_replay};
 
 impl Engine {
-    pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
+    pub(super) fn activate(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
         let results = match self.activate_flows(flows) {
             Ok(results) => results,
             Err(error) => {
@@ -36,7 +36,7 @@ impl Engine {
     fn arrival_entries(
         &self,
         flows: &[FlowEpoch],
-        slot: impl Fn(&Arrival) -> u32,
+        slot: impl Fn(&ArrivingConnection) -> u32,
     ) -> Vec<FilterEntry> {
         let entry = |flow_epoch: &FlowEpoch| {
             let arrival = self.arrivals.get(&flow_epoch.flow)?;
@@ -82,7 +82,7 @@ impl Engine {
 
     /// Notifies the programs, replays held packets, and releases the arrivals' resources.
     pub(super) fn finish_activation(&mut self, flows: &[FlowEpoch]) {
-        self.send_go(flows);
+        self.send_activate_messages(flows);
         self.replay_held(flows);
         let owned_entries = self.arrival_entries(flows, |_| 0);
         if let Err(error) = self.dataplane.set_flows(&owned_entries, FlowState::Owned) {
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Notifies the programs that the flows are theirs.
-    fn send_go(&mut self, flows: &[FlowEpoch]) {
+    fn send_activate_messages(&mut self, flows: &[FlowEpoch]) {
         for (session, ids) in self.ids_by_session(flows.iter().map(|flow_epoch| flow_epoch.flow)) {
             for ids in ids.chunks(IDS_PER_MESSAGE) {
                 self.send_to_program(

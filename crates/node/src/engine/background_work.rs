@@ -6,13 +6,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use holdfast_bpf::shared::FlowState;
-use holdfast_proto::handoff::{Completion, KeepReason, Results, StaticFlow, Token};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::handoff::{CommandToken, Completion, KeepReason, Results, StaticFlow};
 use holdfast_wire::Flow;
 use holdfast_wire::frame::{BatchId, PrepareFlow};
 
 use super::Engine;
-use super::faults::FaultTime;
+use super::fault_injection::InjectionPoint;
 use super::tombstones::Tombstone;
 
 /// Rough duration of a slice, for which more urgent work waits.
@@ -24,17 +24,17 @@ const FLOWS_PER_SLICE: usize = 8;
 /// Commands that are carried out slice by slice, in order.
 #[derive(Default)]
 pub struct BackgroundWork {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<BackgroundJob>,
 }
 
-enum Job {
+enum BackgroundJob {
     ReadStatic {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
         results: Vec<Result<StaticFlow, KeepReason>>,
     },
     Prepare {
-        token: Token,
+        token: CommandToken,
         batch: BatchId,
         flows: Vec<PrepareFlow>,
         results: Vec<Result<(), String>>,
@@ -48,7 +48,8 @@ impl BackgroundWork {
     /// Adds tombstones to remove.
     pub fn add_tombstones(&mut self, tombstones: Vec<Tombstone>) {
         if !tombstones.is_empty() {
-            self.jobs.push_back(Job::RemoveTombstones { tombstones });
+            self.jobs
+                .push_back(BackgroundJob::RemoveTombstones { tombstones });
         }
     }
 
@@ -59,23 +60,25 @@ impl BackgroundWork {
 }
 
 impl Engine {
-    pub(super) fn read_static(&mut self, token: Token, flows: Vec<Flow>) {
+    pub(super) fn read_static(&mut self, token: CommandToken, flows: Vec<Flow>) {
         let results = Vec::with_capacity(flows.len());
-        self.background_work.jobs.push_back(Job::ReadStatic {
-            token,
-            flows,
-            results,
-        });
+        self.background_work
+            .jobs
+            .push_back(BackgroundJob::ReadStatic {
+                token,
+                flows,
+                results,
+            });
     }
 
     pub(super) fn prepare_sockets(
         &mut self,
-        token: Token,
+        token: CommandToken,
         batch: BatchId,
         flows: Vec<PrepareFlow>,
     ) {
         let results = Vec::with_capacity(flows.len());
-        self.background_work.jobs.push_back(Job::Prepare {
+        self.background_work.jobs.push_back(BackgroundJob::Prepare {
             token,
             batch,
             flows,
@@ -93,18 +96,18 @@ impl Engine {
     /// Does one slice of the pending work.
     pub(super) fn run_slice(&mut self) {
         match self.background_work.jobs.pop_front() {
-            Some(Job::ReadStatic {
+            Some(BackgroundJob::ReadStatic {
                 token,
                 flows,
                 results,
             }) => self.read_slice(token, flows, results),
-            Some(Job::Prepare {
+            Some(BackgroundJob::Prepare {
                 token,
                 batch,
                 flows,
                 results,
             }) => self.prepare_slice(token, batch, flows, results),
-            Some(Job::RemoveTombstones { tombstones: moved }) => {
+            Some(BackgroundJob::RemoveTombstones { tombstones: moved }) => {
                 self.remove_tombstones_slice(moved)
             }
             None => {}
@@ -113,7 +116,7 @@ impl Engine {
 
     fn read_slice(
         &mut self,
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
         mut results: Vec<Result<StaticFlow, KeepReason>>,
     ) {
@@ -141,13 +144,16 @@ impl Engine {
             tracing::warn!(%error, "cannot mark flows as prepared: out-of-order segments will not be copied");
         }
         if results.len() < flows.len() {
-            self.background_work.jobs.push_front(Job::ReadStatic {
-                token,
-                flows,
-                results,
-            });
+            self.background_work
+                .jobs
+                .push_front(BackgroundJob::ReadStatic {
+                    token,
+                    flows,
+                    results,
+                });
         } else {
-            self.faults.trigger("read", FaultTime::After, flows.len());
+            self.faults
+                .inject_if_due("read", InjectionPoint::After, flows.len());
             self.complete(Completion {
                 token,
                 results: Results::ReadStatic(results),
@@ -166,7 +172,7 @@ impl Engine {
 
     fn prepare_slice(
         &mut self,
-        token: Token,
+        token: CommandToken,
         batch: BatchId,
         flows: Vec<PrepareFlow>,
         mut results: Vec<Result<(), String>>,
@@ -200,16 +206,18 @@ impl Engine {
             }
         }
         if results.len() < flows.len() {
-            self.background_work.jobs.push_front(Job::Prepare {
-                token,
-                batch,
-                flows,
-                results,
-            });
+            self.background_work
+                .jobs
+                .push_front(BackgroundJob::Prepare {
+                    token,
+                    batch,
+                    flows,
+                    results,
+                });
         } else {
             self.journal.record_static(batch, &flows);
             self.faults
-                .trigger("prepare", FaultTime::After, flows.len());
+                .inject_if_due("prepare", InjectionPoint::After, flows.len());
             self.await_programs(
                 token,
                 flows.iter().map(|prepare| prepare.flow).collect(),

@@ -2,9 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use holdfast_bpf::shared::Congestion as MapCongestion;
+use holdfast_bpf::shared_with_c::Congestion as MapCongestion;
 use holdfast_sys::tcp_info::TcpInfo;
-use holdfast_sys::tcp_repair::{self, TcpDynamic, TcpStatic};
+use holdfast_sys::tcp_repair::{self, TcpDynamicState, TcpStaticState};
 use holdfast_wire::Flow;
 
 use crate::dataplane::{Dataplane, flow_key};
@@ -20,7 +20,10 @@ pub struct CongestionRestorer {
 impl CongestionRestorer {
     /// Uses the restorer that the data plane registered, if any.
     pub fn new(dataplane: &Dataplane) -> Self {
-        let restorer = dataplane.programs.congestion_restorer().map(str::to_owned);
+        let restorer = dataplane
+            .programs
+            .congestion_control_name()
+            .map(str::to_owned);
         if restorer.is_none() {
             tracing::warn!(
                 "this kernel lacks congestion control in eBPF: moved connections start with the initial window"
@@ -31,13 +34,13 @@ impl CongestionRestorer {
 
     /// Gives a restored socket its congestion window and threshold, unless the values are equal already, as for most
     /// connections that never had much to send. If setting fails, the socket continues with the kernel's initial
-    /// window. Returns true if the map has an entry to remove later with [`Congestion::forget`].
+    /// window. Returns true if the map has an entry to remove later with [`CongestionRestorer::forget`].
     pub fn restore(
         &self,
         dataplane: &Dataplane,
         flow: &Flow,
         socket: BorrowedFd<'_>,
-        (static_state, state): (&TcpStatic, &TcpDynamic),
+        (static_state, state): (&TcpStaticState, &TcpDynamicState),
     ) -> bool {
         let (Some(restorer), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else {
             return false;

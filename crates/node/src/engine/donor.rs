@@ -4,26 +4,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use holdfast_api::app::{DatagramPiece, FromDaemon};
-use holdfast_bpf::shared::FlowState;
-use holdfast_proto::handoff::{Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo, Token};
-use holdfast_sys::tcp_repair::{self, TcpStatic};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::handoff::{
+    CommandToken, Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo,
+};
+use holdfast_sys::tcp_repair::{self, TcpStaticState};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
-use super::blob::{DynamicBlob, encode};
 use super::read_static::send_queue;
-use super::recover::Verdict;
+use super::recovery::RecoveryVerdict;
+use super::state_blobs::{DynamicBlob, encode};
 use super::tombstones::Tombstone;
 use super::{Engine, flow_text};
-use crate::app::SessionId;
+use crate::app_server::SessionId;
 use crate::dataplane::{FilterEntry, HeldPacket, monotonic_ns, monotonic_s};
 
 /// Polling interval of a send queue that drains.
-const DRAIN_POLL: Duration = Duration::from_micros(500);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Time limit for a program to return the unread datagrams of a diverted UDP flow, during which no node serves the
 /// flow.
-const COLLECT_MAX: Duration = Duration::from_millis(500);
+const COLLECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A connection that a program gives away.
 pub struct Donation {
@@ -34,7 +36,7 @@ pub struct Donation {
     /// Application state for the program at the acceptor.
     pub application_state: Vec<u8>,
     /// Options of the socket, read in *prepare*.
-    pub static_state: Option<TcpStatic>,
+    pub static_state: Option<TcpStaticState>,
     /// Copies of the packets received out of order since *prepare*.
     pub out_of_order: Vec<HeldPacket>,
     /// UDP: pieces of unread datagrams that the program has returned so far.
@@ -72,21 +74,21 @@ impl Donation {
 
 /// A `Drain` command in progress.
 pub struct PendingDrain {
-    token: Token,
+    token: CommandToken,
     flows: Vec<Flow>,
     deadline: Duration,
 }
 
 /// A UDP `Freeze` command that waits for the program to empty its socket.
 pub struct PendingCollect {
-    pub(super) token: Token,
+    pub(super) token: CommandToken,
     pub(super) flows: Vec<FlowEpoch>,
     /// Deadline; the freeze continues then without the missing answers.
     pub(super) deadline: Duration,
 }
 
 impl Engine {
-    pub(super) fn drain(&mut self, token: Token, flows: Vec<Flow>, deadline: Duration) {
+    pub(super) fn drain(&mut self, token: CommandToken, flows: Vec<Flow>, deadline: Duration) {
         self.pending_drains.push(PendingDrain {
             token,
             flows,
@@ -116,7 +118,7 @@ impl Engine {
                 self.pending_drains.push(drain);
             }
         }
-        self.drain_poll_at = (!self.pending_drains.is_empty()).then_some(now + DRAIN_POLL);
+        self.drain_poll_at = (!self.pending_drains.is_empty()).then_some(now + DRAIN_POLL_INTERVAL);
     }
 
     fn flow_send_queue(&self, flow: &Flow) -> SendQueueInfo {
@@ -127,7 +129,7 @@ impl Engine {
         socket.map(send_queue).unwrap_or_default()
     }
 
-    pub(super) fn freeze(&mut self, token: Token, acceptor: NodeId, flows: Vec<FlowEpoch>) {
+    pub(super) fn freeze(&mut self, token: CommandToken, acceptor: NodeId, flows: Vec<FlowEpoch>) {
         let frozen_at_ns = monotonic_ns();
         let entries: Vec<FilterEntry> = flows
             .iter()
@@ -171,7 +173,7 @@ impl Engine {
                 );
             }
         }
-        let deadline = self.now() + COLLECT_MAX;
+        let deadline = self.now() + COLLECT_TIMEOUT;
         self.pending_collects.push(PendingCollect {
             token,
             flows,
@@ -199,7 +201,7 @@ impl Engine {
         }
     }
 
-    fn finish_freeze(&mut self, token: Token, flows: &[FlowEpoch]) {
+    fn finish_freeze(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
         let results = flows
             .iter()
             .map(|flow_epoch| self.extract(&flow_epoch.flow))
@@ -249,7 +251,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn resume(&mut self, token: Token, flows: &[FlowEpoch], in_doubt: bool) {
+    pub(super) fn resume(&mut self, token: CommandToken, flows: &[FlowEpoch], in_doubt: bool) {
         let results = flows
             .iter()
             .map(|flow_epoch| self.resume_flow(flow_epoch, in_doubt))
@@ -266,7 +268,7 @@ impl Engine {
             // The flow was closed during the handoff, so nothing resumes.
             None | Some((FlowState::Closing | FlowState::Moved, _)) => {
                 if !in_doubt {
-                    self.on_verdict(&flow_epoch.flow, Verdict::Kept);
+                    self.on_recovery_verdict(&flow_epoch.flow, RecoveryVerdict::Kept);
                     self.donations.remove(&flow_epoch.flow);
                 }
                 return Ok(());
@@ -288,7 +290,7 @@ impl Engine {
         self.dataplane
             .set_flows(&[entry], state)
             .map_err(|error| error.to_string())?;
-        self.on_verdict(&flow_epoch.flow, Verdict::Kept);
+        self.on_recovery_verdict(&flow_epoch.flow, RecoveryVerdict::Kept);
         let Some(donation) = self.donations.get_mut(&flow_epoch.flow) else {
             return Ok(());
         };
@@ -306,7 +308,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn close(&mut self, token: Token, acceptor: NodeId, flows: &[FlowEpoch]) {
+    pub(super) fn close(&mut self, token: CommandToken, acceptor: NodeId, flows: &[FlowEpoch]) {
         let entries: Vec<FilterEntry> = flows
             .iter()
             .map(|flow_epoch| FilterEntry {
@@ -341,7 +343,7 @@ impl Engine {
         self.taken_at_ns.remove(flow);
         let Some(donation) = self.donations.remove(flow) else {
             let to = to.to_owned();
-            self.on_verdict(flow, Verdict::Moved { to });
+            self.on_recovery_verdict(flow, RecoveryVerdict::Moved { to });
             return Ok(());
         };
         if let Some(frozen_at_ns) = donation.frozen_at_ns {

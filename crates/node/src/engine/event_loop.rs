@@ -5,15 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use holdfast_bpf::shared::Event as KernelEvent;
+use holdfast_bpf::shared_with_c::Event as KernelEvent;
 use holdfast_sys::read_notifier::ReadNotifier;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Engine;
 use super::setup::{SetupError, system_error};
-use crate::channel::PeerEvents;
 use crate::control::ControlServer;
 use crate::migration::EventReceiver;
+use crate::peer_channel::PeerEvents;
 
 /// Event sources of the loop, besides those that the engine owns.
 pub(super) struct Inputs {
@@ -27,7 +27,7 @@ pub(super) struct Inputs {
 pub(super) async fn run(
     mut engine: Engine,
     mut inputs: Inputs,
-    events: holdfast_bpf::Events<'_>,
+    events: holdfast_bpf::EventReader<'_>,
     kernel_events: Rc<RefCell<Vec<KernelEvent>>>,
 ) -> Result<(), SetupError> {
     let kernel_ready = watch_descriptor(events.as_fd(), "waiting for kernel events")?;

@@ -1,12 +1,14 @@
 //! Events of the handoff machine and of the kernel programs.
 
 use holdfast_api::app::FromDaemon;
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_SUPERSEDED, Event as KernelEvent, FlowState,
 };
 use holdfast_proto::handoff::{Event, Outcome};
 use holdfast_wire::frame::BatchId;
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Protocol, Record, Refusal};
+use holdfast_wire::{
+    ChangeKind, ChangeRefusal, Epoch, Flow, OwnershipChange, OwnershipRecord, Protocol,
+};
 
 use super::tombstones::Tombstone;
 use super::{Engine, flow_text};
@@ -20,7 +22,7 @@ impl Engine {
         match event {
             Event::Outcome { batch, flows, .. } => {
                 for (flow, outcome) in flows {
-                    self.on_outcome(batch, &flow, &outcome);
+                    self.on_handoff_outcome(batch, &flow, &outcome);
                 }
             }
             Event::BatchFinished {
@@ -37,7 +39,8 @@ impl Engine {
                     self.metrics.record_freeze(phases.freeze());
                 }
                 self.operations.on_batch_end(batch, bytes, &phases);
-                self.machine.set_yielding(self.cpu_pressure.is_high());
+                self.machine
+                    .set_pause_between_batches(self.cpu_pressure.is_high());
             }
             Event::FlowsAccepted { batch, flows } => {
                 tracing::info!(
@@ -89,7 +92,7 @@ impl Engine {
         }
     }
 
-    fn on_outcome(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) {
+    fn on_handoff_outcome(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) {
         match outcome {
             Outcome::Moved { .. } => {
                 self.metrics.count_handoff("moved");
@@ -130,7 +133,11 @@ impl Engine {
     }
 
     /// Handles the holder's answer to a report that a flow began or ended.
-    fn on_change_result(&mut self, change: &Change, result: &Result<Option<Record>, Refusal>) {
+    fn on_change_result(
+        &mut self,
+        change: &OwnershipChange,
+        result: &Result<Option<OwnershipRecord>, ChangeRefusal>,
+    ) {
         let flow = &change.flow;
         match (change.kind, result) {
             (ChangeKind::Establish, Ok(Some(record))) => {
@@ -166,7 +173,7 @@ impl Engine {
             match event.kind {
                 EVENT_ESTABLISHED => {
                     self.note_new_flow(flow);
-                    changes.push(Change {
+                    changes.push(OwnershipChange {
                         flow,
                         kind: ChangeKind::Establish,
                         epoch: event.epoch,
@@ -191,10 +198,10 @@ impl Engine {
 
     /// Ends a flow whose ports a new connection uses at the node to which the server moved. The entry here forwards
     /// packets there until the holder has recorded the new connection.
-    fn end_reused_flow(&mut self, flow: Flow, epoch: Epoch) -> Change {
+    fn end_reused_flow(&mut self, flow: Flow, epoch: Epoch) -> OwnershipChange {
         self.tombstones
             .add(monotonic_s(), Tombstone { flow, epoch });
-        Change {
+        OwnershipChange {
             flow,
             kind: ChangeKind::Remove,
             epoch,
@@ -216,9 +223,9 @@ impl Engine {
         flow: Flow,
         state: FlowState,
         epoch: Epoch,
-    ) -> Option<Change> {
+    ) -> Option<OwnershipChange> {
         match state {
-            FlowState::Owned | FlowState::Prepared => Some(Change {
+            FlowState::Owned | FlowState::Prepared => Some(OwnershipChange {
                 flow,
                 kind: ChangeKind::Establish,
                 epoch,
@@ -235,13 +242,13 @@ impl Engine {
     fn on_flow_end(&mut self, flow: &Flow) {
         if flow.protocol == Protocol::Tcp {
             self.programs.clear_owner(flow);
-            self.cancel_request(flow, "the flow was closed meanwhile");
+            self.cancel_handoff_request(flow, "the flow was closed meanwhile");
         }
         self.taken_at_ns.remove(flow);
     }
 
     /// Removes a closed flow's entry here, and returns the change that removes its record at the holder.
-    pub(super) fn remove_closed_flow(&mut self, flow: &Flow) -> Option<Change> {
+    pub(super) fn remove_closed_flow(&mut self, flow: &Flow) -> Option<OwnershipChange> {
         let (state, value) = self.dataplane.flow(flow)?;
         if state != FlowState::Closing {
             return None;
@@ -249,7 +256,7 @@ impl Engine {
         if let Err(error) = self.dataplane.forget(flow) {
             tracing::warn!(%flow, %error, "cannot remove a closed flow from the flow table");
         }
-        Some(Change {
+        Some(OwnershipChange {
             flow: *flow,
             kind: ChangeKind::Remove,
             epoch: value.epoch,

@@ -7,9 +7,9 @@ use holdfast_api::control::{
     ErrorBody, FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState as ApiState,
     HandoffAccepted, HandoffRequest, Selection, TcpDetail,
 };
-use holdfast_bpf::shared::{FlowState, FlowValue};
+use holdfast_bpf::shared_with_c::{FlowState, FlowValue};
 use holdfast_sys::sock_diag;
-use holdfast_wire::{Flow, NodeId, Record, RecordState};
+use holdfast_wire::{Flow, NodeId, OwnershipRecord, RecordState};
 
 use super::holder::Holder;
 use super::query::error_body;
@@ -39,7 +39,7 @@ impl Engine {
             })
             .collect();
         for (flow, record) in Holder::records(&self.dataplane.programs) {
-            known_flows.insert(flow, (self.record_state(&record), record.epoch));
+            known_flows.insert(flow, (self.state_from_record(&record), record.epoch));
         }
         known_flows
     }
@@ -62,7 +62,7 @@ impl Engine {
         }
     }
 
-    fn record_state(&self, record: &Record) -> ApiState {
+    fn state_from_record(&self, record: &OwnershipRecord) -> ApiState {
         match record.state {
             RecordState::Owned { owner } => ApiState::Owned {
                 owner: self.node_name(owner),
@@ -78,7 +78,7 @@ impl Engine {
     pub(super) fn owner_of(&self, flow: &Flow) -> Option<String> {
         let record = Holder::lookup(&self.dataplane.programs, flow);
         let state = match record {
-            Some(record) => self.record_state(&record),
+            Some(record) => self.state_from_record(&record),
             None => {
                 let (state, value) = self.dataplane.flow(flow)?;
                 self.api_state(&self.config.node.name, state, &value)
@@ -129,7 +129,7 @@ impl Engine {
     }
 
     fn service_of(&self, flow: &Flow) -> Option<&Service> {
-        let row = usize::from(self.dataplane.service_row(flow)?);
+        let row = usize::from(self.dataplane.service_index(flow)?);
         self.config.services.get(row)
     }
 

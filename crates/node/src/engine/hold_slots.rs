@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use holdfast_bpf::shared::MAX_HOLD_SLOTS;
+use holdfast_bpf::shared_with_c::MAX_HOLD_SLOTS;
 
 /// Free slots. A slot is reused as late as possible, so that a packet which an ingress program is still holding does
 /// not count for the next flow.

@@ -4,12 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use foldhash::fast::RandomState;
-use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
+use holdfast_bpf::shared_with_c::{FlowKey, Record as MapRecord};
 use holdfast_bpf::{Dataplane as Programs, guaranteed_flows};
-use holdfast_proto::handoff::{Completion, Results, Token};
-use holdfast_proto::ownership::{EpochFloors, ProcessTransits, apply_change};
+use holdfast_proto::flow_ownership::{EpochFloors, ProcessTransits, apply_change};
+use holdfast_proto::handoff::{CommandToken, Completion, Results};
 use holdfast_wire::{
-    Change, ChangeKind, Epoch, Flow, NodeId, Protocol, Record, RecordState, Refusal,
+    ChangeKind, ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, Protocol,
+    RecordState,
 };
 
 use super::Engine;
@@ -22,10 +23,10 @@ pub struct Holder {
     floors: EpochFloors,
     /// Copies of the records of flows in transit. A commit or rollback is urgent, and reading the records one by one
     /// from the table is slow.
-    transits: HashMap<Flow, Record, RandomState>,
+    transits: HashMap<Flow, OwnershipRecord, RandomState>,
     group_commit: ProcessTransits,
     /// The last committed process whose flow records are not written yet, and the node that asked.
-    uncommitted_process: Option<(Change, NodeId)>,
+    uncommitted_process: Option<(OwnershipChange, NodeId)>,
     record_counts: RecordCounts,
 }
 
@@ -103,7 +104,7 @@ impl Holder {
     }
 
     /// Returns the record of a flow.
-    pub fn lookup(programs: &Programs, flow: &Flow) -> Option<Record> {
+    pub fn lookup(programs: &Programs, flow: &Flow) -> Option<OwnershipRecord> {
         programs
             .steering
             .get(&flow_key(flow))
@@ -114,7 +115,7 @@ impl Holder {
     }
 
     /// Returns all records of flows, without the records of moving processes.
-    pub fn records(programs: &Programs) -> Vec<(Flow, Record)> {
+    pub fn records(programs: &Programs) -> Vec<(Flow, OwnershipRecord)> {
         programs
             .steering
             .entries()
@@ -129,8 +130,8 @@ impl Holder {
         &mut self,
         programs: &Programs,
         asker: NodeId,
-        changes: &[Change],
-    ) -> Vec<Result<Option<Record>, Refusal>> {
+        changes: &[OwnershipChange],
+    ) -> Vec<Result<Option<OwnershipRecord>, ChangeRefusal>> {
         self.write_behind(programs);
         let mut results = Vec::with_capacity(changes.len());
         let mut batch = WriteBatch::for_request(self.node, changes);
@@ -139,7 +140,7 @@ impl Holder {
         for change in changes {
             if is_refused && !change.flow.is_process() {
                 let current = self.current_record(programs, &change.flow);
-                results.push(Err(Refusal { current }));
+                results.push(Err(ChangeRefusal { current }));
                 continue;
             }
             let commits_all = matches!(change.kind, ChangeKind::CommitAll { .. });
@@ -154,7 +155,7 @@ impl Holder {
                     result = self.commit_all(programs, asker, change, (current, record));
                 }
                 Ok(Some(_)) if current.is_none() && !self.record_counts.has_room(&change.flow) => {
-                    result = Err(Refusal { current });
+                    result = Err(ChangeRefusal { current });
                 }
                 Ok(Some(record)) => {
                     if current.is_none() {
@@ -175,7 +176,7 @@ impl Holder {
         results
     }
 
-    fn current_record(&self, programs: &Programs, flow: &Flow) -> Option<Record> {
+    fn current_record(&self, programs: &Programs, flow: &Flow) -> Option<OwnershipRecord> {
         let in_transit = self.transits.get(flow).copied();
         in_transit.or_else(|| Self::lookup(programs, flow))
     }
@@ -187,20 +188,20 @@ impl Holder {
         &mut self,
         programs: &Programs,
         asker: NodeId,
-        change: &Change,
-        (current, record): (Option<Record>, Record),
-    ) -> Result<Option<Record>, Refusal> {
+        change: &OwnershipChange,
+        (current, record): (Option<OwnershipRecord>, OwnershipRecord),
+    ) -> Result<Option<OwnershipRecord>, ChangeRefusal> {
         // A repeated request gets the same answer.
         if current == Some(record) {
             return Ok(current);
         }
         if !self.group_commit.can_commit(change) {
-            return Err(Refusal { current });
+            return Err(ChangeRefusal { current });
         }
         let key = flow_key(&change.flow);
         if let Err(error) = programs.steering.set(&key, &record_to_map(&record, false)) {
             tracing::error!(%error, "cannot write a process's record to the steering table");
-            return Err(Refusal { current });
+            return Err(ChangeRefusal { current });
         }
         self.transits.remove(&change.flow);
         self.uncommitted_process = Some((*change, asker));
@@ -240,7 +241,7 @@ impl Holder {
         &mut self,
         programs: &Programs,
         batch: &mut WriteBatch,
-        results: &mut [Result<Option<Record>, Refusal>],
+        results: &mut [Result<Option<OwnershipRecord>, ChangeRefusal>],
     ) {
         let (stored, refused) = batch.store(programs, results);
         refused
@@ -256,10 +257,10 @@ impl Holder {
 
     fn apply_change(
         &mut self,
-        current: Option<Record>,
+        current: Option<OwnershipRecord>,
         asker: NodeId,
-        change: &Change,
-    ) -> Result<Option<Record>, Refusal> {
+        change: &OwnershipChange,
+    ) -> Result<Option<OwnershipRecord>, ChangeRefusal> {
         let mut change = *change;
         if change.kind == ChangeKind::Establish {
             change.epoch = self.floors.start_epoch(&change.flow, change.epoch);
@@ -271,11 +272,11 @@ impl Holder {
         &mut self,
         programs: &Programs,
         flow: &Flow,
-        current: Option<Record>,
-    ) -> Result<Option<Record>, Refusal> {
+        current: Option<OwnershipRecord>,
+    ) -> Result<Option<OwnershipRecord>, ChangeRefusal> {
         if let Err(error) = programs.steering.remove(&flow_key(flow)) {
             tracing::error!(%flow, %error, "cannot remove a record from the steering table");
-            return Err(Refusal { current });
+            return Err(ChangeRefusal { current });
         }
         self.transits.remove(flow);
         if let Some(old) = current {
@@ -298,15 +299,15 @@ struct WriteBatch {
 
 struct PendingRecord {
     flow: Flow,
-    record: Record,
+    record: OwnershipRecord,
     /// Index of the result, and the record to return if the table refuses.
     result_index: usize,
-    current: Option<Record>,
+    current: Option<OwnershipRecord>,
 }
 
 impl WriteBatch {
     /// Prepares the batch for a request.
-    fn for_request(holder: NodeId, changes: &[Change]) -> Self {
+    fn for_request(holder: NodeId, changes: &[OwnershipChange]) -> Self {
         let process_changes = changes.iter().take_while(|change| change.flow.is_process());
         let via_donor = process_changes.into_iter().any(|change| match change.kind {
             ChangeKind::Divert { acceptor } => acceptor != holder,
@@ -322,7 +323,13 @@ impl WriteBatch {
         self.flows.contains(flow)
     }
 
-    fn push(&mut self, result_index: usize, flow: Flow, record: Record, current: Option<Record>) {
+    fn push(
+        &mut self,
+        result_index: usize,
+        flow: Flow,
+        record: OwnershipRecord,
+        current: Option<OwnershipRecord>,
+    ) {
         self.flows.insert(flow);
         self.pending.push(PendingRecord {
             flow,
@@ -337,8 +344,8 @@ impl WriteBatch {
     fn store(
         &mut self,
         programs: &Programs,
-        results: &mut [Result<Option<Record>, Refusal>],
-    ) -> (Vec<(Flow, Record)>, Vec<Flow>) {
+        results: &mut [Result<Option<OwnershipRecord>, ChangeRefusal>],
+    ) -> (Vec<(Flow, OwnershipRecord)>, Vec<Flow>) {
         let (decided, via_donor) = (std::mem::take(&mut self.pending), self.via_donor);
         self.flows.clear();
         let keys: Vec<FlowKey> = decided
@@ -364,7 +371,7 @@ impl WriteBatch {
                     if one.current.is_none() {
                         refused.push(one.flow);
                     }
-                    results[one.result_index] = Err(Refusal {
+                    results[one.result_index] = Err(ChangeRefusal {
                         current: one.current,
                     });
                 }
@@ -375,12 +382,17 @@ impl WriteBatch {
 }
 
 impl Engine {
-    pub(super) fn arbitrate(&mut self, token: Token, asker: NodeId, changes: &[Change]) {
+    pub(super) fn arbitrate(
+        &mut self,
+        token: CommandToken,
+        asker: NodeId,
+        changes: &[OwnershipChange],
+    ) {
         let results = Results::Arbitrated(self.decide(asker, changes));
         self.complete(Completion { token, results });
     }
 
-    pub(super) fn look_up(&mut self, token: Token, flows: &[Flow]) {
+    pub(super) fn look_up(&mut self, token: CommandToken, flows: &[Flow]) {
         let results = Results::LookedUp(self.records_of(flows));
         self.complete(Completion { token, results });
     }
@@ -389,20 +401,20 @@ impl Engine {
     pub(super) fn decide(
         &mut self,
         asker: NodeId,
-        changes: &[Change],
-    ) -> Vec<Result<Option<Record>, Refusal>> {
+        changes: &[OwnershipChange],
+    ) -> Vec<Result<Option<OwnershipRecord>, ChangeRefusal>> {
         let programs = &self.dataplane.programs;
         match &mut self.holder {
             Some(holder) => holder.arbitrate(programs, asker, changes),
             None => changes
                 .iter()
-                .map(|_| Err(Refusal { current: None }))
+                .map(|_| Err(ChangeRefusal { current: None }))
                 .collect(),
         }
     }
 
     /// Returns the records of flows in this node's table.
-    pub(super) fn records_of(&mut self, flows: &[Flow]) -> Vec<Option<Record>> {
+    pub(super) fn records_of(&mut self, flows: &[Flow]) -> Vec<Option<OwnershipRecord>> {
         self.write_behind();
         let programs = &self.dataplane.programs;
         let record = |flow| Holder::lookup(programs, flow);

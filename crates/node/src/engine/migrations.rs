@@ -9,11 +9,11 @@ use holdfast_proto::migration::{Command, Completion, Migration, Results, RoundRe
 use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::Engine;
-use super::faults::FaultTime;
+use super::fault_injection::InjectionPoint;
 use super::query::error_body;
-use crate::control::Reply;
+use crate::control::ReplySender;
 use crate::migration::{
-    Inquiry, MachineOutput, WorkerEvent, name_of_command, name_of_results, token_of,
+    MachineOutput, MoveInquiry, WorkerEvent, name_of_command, name_of_results, token_of,
 };
 
 impl Engine {
@@ -93,7 +93,7 @@ impl Engine {
         } = &mut event
         {
             let name = name_of_results(&completion.results);
-            self.faults.trigger(name, FaultTime::After, 0);
+            self.faults.inject_if_due(name, InjectionPoint::After, 0);
             if let Some(id) = *id {
                 self.apply_results_to_flows(id, &mut completion.results, *since);
             }
@@ -121,7 +121,7 @@ impl Engine {
             Results::Frozen(Ok(report)) => report.stopped_for = since.elapsed(),
             Results::Resumed(Ok(went)) => {
                 // Done before the donor redirects new clients to this node.
-                self.take_clients(id);
+                self.begin_serving_clients(id);
                 went.running_for = since.elapsed();
             }
             Results::Discarded => self.restore_successors(id),
@@ -245,7 +245,7 @@ impl Engine {
             Command::Resume { id, .. } | Command::Discard { id, .. } => Some(*id),
             _ => None,
         };
-        self.faults.trigger(name, FaultTime::Before, 0);
+        self.faults.inject_if_due(name, InjectionPoint::Before, 0);
         let completion = match command {
             Command::Arbitrate {
                 token,
@@ -268,7 +268,7 @@ impl Engine {
             },
         };
         if let Some(completion) = completion {
-            self.faults.trigger(name, FaultTime::After, 0);
+            self.faults.inject_if_due(name, InjectionPoint::After, 0);
             // The command was completed at once from an earlier daemon's state. Its flows have no held packets to
             // replay later.
             match (id, &completion.results) {
@@ -291,10 +291,15 @@ impl Engine {
     }
 
     /// Checks a process, and asks the named acceptor, if any, for its view.
-    pub(super) fn check_process(&self, pid: i32, query: CheckQuery, reply: Reply<ProcessCheck>) {
+    pub(super) fn check_process(
+        &self,
+        pid: i32,
+        query: CheckQuery,
+        reply: ReplySender<ProcessCheck>,
+    ) {
         let named = |name: String| self.acceptor_named(&name).map(|id| (name, id));
         match query.to.map(named).transpose() {
-            Ok(to) => self.migrations.check(pid, Inquiry { to, reply }),
+            Ok(to) => self.migrations.check(pid, MoveInquiry { to, reply }),
             Err(refusal) => drop(reply.send(Err(refusal))),
         }
     }

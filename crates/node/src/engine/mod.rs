@@ -7,8 +7,8 @@
 mod accept_queue;
 mod acceptor;
 mod activate;
+mod arrival_journal;
 mod background_work;
-mod blob;
 mod congestion;
 mod control;
 mod cpu_pressure;
@@ -16,23 +16,23 @@ mod deferred_options;
 mod donor;
 mod event_loop;
 mod events;
-mod faults;
+mod fault_injection;
 mod flows;
+mod handoff_operations;
 mod hold_slots;
 mod holder;
-mod journal;
+mod inbound_messages;
 mod migrations;
-mod network;
-mod operations;
+mod network_setup;
 mod private_flows;
 mod process_flows;
 mod programs;
 mod query;
 mod read_static;
 mod reclaim;
-mod recover;
-mod sessions;
+mod recovery;
 mod setup;
+mod state_blobs;
 mod successors;
 mod table_overflow;
 mod tombstones;
@@ -48,34 +48,34 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_sys::tcp_repair::{Preparer, StaticReader};
+use holdfast_sys::tcp_repair::{SocketPreparer, TcpStaticReader};
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 pub(crate) use process_flows::Redirect;
 pub use setup::{SetupError, check_capabilities, start};
 
-use crate::app::{AppServer, SessionId};
-use crate::channel::Peers;
+use crate::app_server::{AppServer, SessionId};
 use crate::config::Config;
-use crate::dataplane::{Dataplane, Hold};
+use crate::dataplane::{Dataplane, HoldDevice};
 use crate::metrics::Metrics;
 use crate::migration::Migrations;
+use crate::peer_channel::Peers;
 use accept_queue::NO_SESSION;
-use acceptor::{Arrival, PendingPrepare};
+use acceptor::{ArrivingConnection, PendingPrepare};
+use arrival_journal::ArrivalJournal;
 use background_work::BackgroundWork;
 use congestion::CongestionRestorer;
 use cpu_pressure::CpuPressure;
 use deferred_options::DeferredOptions;
 use donor::{Donation, PendingCollect, PendingDrain};
-use faults::{FaultTime, Faults};
+use fault_injection::{FaultInjector, InjectionPoint};
+use handoff_operations::HandoffOperations;
 use hold_slots::HoldSlots;
 use holder::Holder;
-use journal::Journal;
-use operations::Operations;
 use private_flows::PrivateFlows;
 use process_flows::{HeldFlows, InboundProcess, OutboundProcess};
-use programs::Programs;
-use recover::UnreclaimedFlow;
+use programs::ConnectedPrograms;
+use recovery::UnreclaimedFlow;
 use successors::Successors;
 use table_overflow::TableOverflow;
 use tombstones::Tombstones;
@@ -87,7 +87,7 @@ pub struct Engine {
     config: Config,
     started: Instant,
     dataplane: Dataplane,
-    hold: Hold,
+    hold: HoldDevice,
     machine: Handoff,
     /// Processor contention on this host.
     cpu_pressure: CpuPressure,
@@ -103,18 +103,18 @@ pub struct Engine {
     peers: Peers,
     apps: AppServer,
     metrics: Metrics,
-    preparer: Preparer,
-    static_reader: StaticReader,
+    preparer: SocketPreparer,
+    static_reader: TcpStaticReader,
     /// Time at which moved sockets get their longest retransmission timeouts back.
     deferred_options: DeferredOptions,
     congestion: CongestionRestorer,
-    programs: Programs,
+    programs: ConnectedPrograms,
     donations: HashMap<Flow, Donation>,
-    arrivals: HashMap<Flow, Arrival>,
+    arrivals: HashMap<Flow, ArrivingConnection>,
     arrival_ids: HashMap<u64, (Flow, u32)>,
     next_arrival: u64,
     hold_slots: HoldSlots,
-    journal: Journal,
+    journal: ArrivalJournal,
     drain_poll_at: Option<Duration>,
     pending_prepares: Vec<PendingPrepare>,
     pending_drains: Vec<PendingDrain>,
@@ -124,7 +124,7 @@ pub struct Engine {
     gone_messages: BTreeMap<(SessionId, String), Vec<FlowText>>,
     /// `HandoffRequested` messages that the current input has produced so far; sent together.
     asked_messages: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
-    operations: Operations,
+    operations: HandoffOperations,
     tombstones: Tombstones,
     /// Flows of this node that the holder has refused to record.
     unrecorded: UnrecordedFlows,
@@ -143,7 +143,7 @@ pub struct Engine {
     problems: Vec<String>,
     /// Test setting: number of ticks by which this node's TCP clock is moved ahead (all namespaces share one clock).
     clock_shift: Option<u32>,
-    faults: Faults,
+    faults: FaultInjector,
     background_work: BackgroundWork,
 }
 
@@ -164,8 +164,8 @@ impl Engine {
         while self.run_migration_machine() {
             self.run_handoff_machine();
         }
-        self.send_gone_messages();
-        self.send_asked_messages();
+        self.send_moved_messages();
+        self.send_handoff_requests();
     }
 
     fn run_handoff_machine(&mut self) {
@@ -185,16 +185,18 @@ impl Engine {
     }
 
     fn execute_with_faults(&mut self, command: Command) {
-        let name = faults::command_name(&command);
-        let count = faults::flow_count(&command);
-        self.faults.trigger(name, FaultTime::Before, count);
+        let name = fault_injection::command_name(&command);
+        let count = fault_injection::flow_count(&command);
+        self.faults
+            .inject_if_due(name, InjectionPoint::Before, count);
         let runs_in_slices = matches!(
             command,
             Command::ReadStatic { .. } | Command::PrepareSockets { .. }
         );
         self.execute(command);
         if !runs_in_slices {
-            self.faults.trigger(name, FaultTime::After, count);
+            self.faults
+                .inject_if_due(name, InjectionPoint::After, count);
         }
     }
 
@@ -260,7 +262,7 @@ impl Engine {
     }
 
     /// Sends the collected `Moved` messages, in chunks that fit one message.
-    fn send_gone_messages(&mut self) {
+    fn send_moved_messages(&mut self) {
         for ((session, to), flows) in std::mem::take(&mut self.gone_messages) {
             for flows in flows.chunks(FLOWS_PER_MESSAGE) {
                 let message = FromDaemon::Moved {

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::migration::FlowEpoch;
-use holdfast_wire::migration::DonorFlow;
-use holdfast_wire::{Change, Flow, MoveId, NodeId, Protocol};
+use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::{Flow, MoveId, NodeId, OwnershipChange, Protocol};
 
 use super::Engine;
 use super::tombstones::Tombstone;
@@ -403,9 +403,9 @@ impl Engine {
     }
 
     /// Reports begun and ended flows to the holder. Changes of a moving process's flows wait until the move has ended.
-    pub(super) fn report_changes(&mut self, changes: Vec<Change>) {
+    pub(super) fn report_changes(&mut self, changes: Vec<OwnershipChange>) {
         let machine = self.migrations.machine();
-        let moving = |change: &Change| machine.is_moving(&change.flow);
+        let moving = |change: &OwnershipChange| machine.is_moving(&change.flow);
         let (moving, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(moving);
         if !moving.is_empty() {
             machine.handle_changes(moving);

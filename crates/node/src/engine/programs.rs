@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use holdfast_wire::{Flow, Protocol};
 
-use crate::app::SessionId;
+use crate::app_server::SessionId;
 
 /// A server program.
 #[derive(Debug, Default)]
-pub struct Program {
+pub struct ConnectedProgram {
     /// Name given by the program.
     pub name: String,
     /// Process id as reported by the kernel.
@@ -27,20 +27,20 @@ struct ServedService {
 
 /// All server programs.
 #[derive(Debug, Default)]
-pub struct Programs {
-    programs: BTreeMap<SessionId, Program>,
+pub struct ConnectedPrograms {
+    programs: BTreeMap<SessionId, ConnectedProgram>,
     owners: HashMap<Flow, SessionId>,
 }
 
-impl Programs {
+impl ConnectedPrograms {
     /// Adds a program that has opened a session.
     pub fn add(&mut self, session: SessionId, name: String, pid: u32) {
         self.programs.insert(
             session,
-            Program {
+            ConnectedProgram {
                 name,
                 pid,
-                ..Program::default()
+                ..ConnectedProgram::default()
             },
         );
     }
@@ -108,12 +108,12 @@ impl Programs {
     }
 
     /// Returns the program of a session.
-    pub fn get(&self, session: SessionId) -> Option<&Program> {
+    pub fn get(&self, session: SessionId) -> Option<&ConnectedProgram> {
         self.programs.get(&session)
     }
 
     /// Returns all programs.
-    pub fn iter(&self) -> impl Iterator<Item = &Program> {
+    pub fn iter(&self) -> impl Iterator<Item = &ConnectedProgram> {
         self.programs.values()
     }
 
@@ -134,7 +134,7 @@ impl Programs {
     }
 }
 
-impl Program {
+impl ConnectedProgram {
     /// Returns the pools that the program serves.
     pub fn pools(&self) -> Vec<String> {
         let pools: BTreeSet<&String> = self.services.values().map(|served| &served.pool).collect();

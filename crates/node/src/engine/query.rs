@@ -6,12 +6,12 @@ use holdfast_api::control::{
     DropCount, DropList, ErrorBody, FlowCounts, HandoffList, HandoffStatus, NodeEntry, NodeList,
     Placement, PlacementRequest, ProgramStatus, ServiceStatus, Status,
 };
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_wire::{NodeId, RecordState};
 
 use super::Engine;
 use super::holder::Holder;
-use crate::config::Reach;
+use crate::config::PacketRouting;
 
 /// Returns an error body with a remedy.
 pub(super) fn error_body(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
@@ -58,8 +58,8 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.started.elapsed().as_secs(),
             reach: match self.config.group.reach {
-                Reach::Steer => "steer".into(),
-                Reach::Broadcast { .. } => "broadcast".into(),
+                PacketRouting::Steer => "steer".into(),
+                PacketRouting::Broadcast { .. } => "broadcast".into(),
             },
             contact_node: self.node_name(self.config.group.contact),
             services: services.collect(),
@@ -166,7 +166,7 @@ impl Engine {
         &mut self,
         request: PlacementRequest,
     ) -> Result<Placement, ErrorBody> {
-        if self.config.group.reach != Reach::Steer || !self.config.is_holder() {
+        if self.config.group.reach != PacketRouting::Steer || !self.config.is_holder() {
             let contact = self.node_name(self.config.group.contact);
             return Err(error_body(
                 "only the contact node of a group with reach steer places new flows at run time",

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_bpf::socket_snapshots::SocketSnapshot;
 use holdfast_proto::handoff::{KeepReason, SendQueueInfo, StaticFlow};
 use holdfast_sys::tcp_repair::{self, QueueLevels, TcpSnapshot};
@@ -12,7 +12,7 @@ use serde_bytes::ByteBuf;
 
 use super::Engine;
 use super::accept_queue::NO_SESSION;
-use super::blob::{StaticBlob, encode};
+use super::state_blobs::{StaticBlob, encode};
 use crate::dataplane::FilterEntry;
 
 impl Engine {
@@ -64,7 +64,8 @@ impl Engine {
             if let Some(ticks) = self.clock_shift {
                 tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks).map_err(unmovable)?;
             }
-            let snapshot = observed.and_then(|observed| self.dataplane.sockets.convert(observed));
+            let snapshot =
+                observed.and_then(|observed| self.dataplane.sockets.to_tcp_snapshot(observed));
             let snapshot = snapshot.filter(TcpSnapshot::is_sufficient);
             let static_state = match &snapshot {
                 Some(snapshot) => self.static_reader.read_snapshot(socket.as_fd(), snapshot),

@@ -3,17 +3,17 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use holdfast_api::app::{FromDaemon, ReclaimItem, TransitState};
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_sys::tcp_repair;
 use holdfast_wire::Flow;
 
-use super::acceptor::{Arrival, ArrivalSocket, close_silently};
-use super::blob::{StaticBlob, decode};
+use super::acceptor::{ArrivalSocket, ArrivingConnection, close_silently};
 use super::donor::Donation;
-use super::recover::Verdict;
+use super::recovery::RecoveryVerdict;
+use super::state_blobs::{StaticBlob, decode};
 use super::{Engine, flow_from_text, flow_text};
-use crate::app::SessionId;
+use crate::app_server::SessionId;
 
 impl Engine {
     /// Handles a program that reclaims a flow in transit.
@@ -51,7 +51,9 @@ impl Engine {
             .remove(&flow)
             .map(|unreclaimed| unreclaimed.verdict);
         match verdict {
-            Some(Some(Verdict::Moved { to })) => self.reclaim_moved(session, flow, socket, &to),
+            Some(Some(RecoveryVerdict::Moved { to })) => {
+                self.reclaim_moved(session, flow, socket, &to)
+            }
             Some(Some(_)) => self.reclaim_kept(session, flow, socket),
             // The holder has not answered yet.
             Some(None) => {
@@ -115,7 +117,7 @@ impl Engine {
         let slot = recovered.as_ref().map_or(0, |unreclaimed| unreclaimed.slot);
         let state = self.dataplane.flow(&flow);
         match (recovered, verdict, state) {
-            (Some(_), Some(Verdict::Owned(epoch)), _) => {
+            (Some(_), Some(RecoveryVerdict::Owned(epoch)), _) => {
                 self.recreate_arrival(session, flow, socket, (id, service, received), slot);
                 self.activate_reclaimed(FlowEpoch { flow, epoch });
             }
@@ -160,11 +162,11 @@ impl Engine {
         (id, service, received): (u64, u32, bool),
         slot: u32,
     ) {
-        let journaled = self.journal.take(&flow);
+        let journaled = self.journal.take_earlier_flow(&flow);
         let static_state = decode::<StaticBlob>(&journaled.static_blob)
             .ok()
             .and_then(|blob| blob.tcp);
-        let arrival = Arrival {
+        let arrival = ArrivingConnection {
             session,
             id,
             is_received: received,

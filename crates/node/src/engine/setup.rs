@@ -4,41 +4,43 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
-use holdfast_bpf::shared::Event as KernelEvent;
-use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
-use holdfast_proto::migration::Config as MoveConfig;
-use holdfast_sys::caps::{Capability, keep_only, keep_only_except_bounding, missing};
+use holdfast_bpf::shared_with_c::Event as KernelEvent;
+use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
+use holdfast_proto::migration::MigrationMachineConfig as MoveConfig;
+use holdfast_sys::caps::{
+    Capability, keep_only_capabilities, keep_only_except_bounding, missing_capabilities,
+};
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::become_realtime;
-use holdfast_sys::tcp_repair::{Preparer, StaticReader};
+use holdfast_sys::tcp_repair::{SocketPreparer, TcpStaticReader};
 use holdfast_wire::NodeId;
 
 use super::Engine;
+use super::arrival_journal::ArrivalJournal;
 use super::background_work::BackgroundWork;
 use super::congestion::CongestionRestorer;
 use super::cpu_pressure::CpuPressure;
 use super::deferred_options::DeferredOptions;
 use super::event_loop::{Inputs, run};
-use super::faults::Faults;
+use super::fault_injection::FaultInjector;
+use super::handoff_operations::HandoffOperations;
 use super::hold_slots::HoldSlots;
 use super::holder::Holder;
-use super::journal::Journal;
-use super::network::{HOLD_DEVICE, add_addresses, configure, deliver_private_flows};
-use super::operations::Operations;
+use super::network_setup::{HOLD_DEVICE, add_addresses, configure, deliver_private_flows};
 use super::private_flows::PrivateFlows;
-use super::programs::Programs;
+use super::programs::ConnectedPrograms;
 use super::successors::Successors;
 use super::table_overflow::TableOverflow;
 use super::tombstones::Tombstones;
 use super::unaccepted_connections::UnacceptedConnections;
 use super::unrecorded_flows::UnrecordedFlows;
-use crate::app::AppServer;
-use crate::channel::{Channel, Options};
+use crate::app_server::AppServer;
 use crate::config::Config;
 use crate::control::ControlServer;
-use crate::dataplane::{Dataplane, Hold};
+use crate::dataplane::{Dataplane, HoldDevice};
 use crate::metrics::Metrics;
 use crate::migration::Migrations;
+use crate::peer_channel::{PeerChannel, PeerChannelOptions};
 use crate::tls::Tls;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
@@ -125,7 +127,7 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
         true => {
             keep_only_except_bounding(&[&needed[..], &MIGRATION_OPTIONAL_CAPABILITIES].concat())
         }
-        false => keep_only(&needed),
+        false => keep_only_capabilities(&needed),
     };
     result.map_err(system_error("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
@@ -145,8 +147,8 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
 /// # Errors
 /// [`SetupError::Capabilities`] names the missing ones.
 pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
-    let lacking =
-        missing(&needed_capabilities(config)).map_err(system_error("reading capabilities"))?;
+    let lacking = missing_capabilities(&needed_capabilities(config))
+        .map_err(system_error("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());
     }
@@ -174,17 +176,17 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let metrics = Metrics::new();
     let tls = Tls::load(&config).map_err(other_error)?;
     let (peers, peer_events) =
-        Channel::start(Options::new(&config, boot), tls, metrics.clone()).map_err(system_error(
-            format!("listening on {}", config.node.address),
-        ))?;
+        PeerChannel::start(PeerChannelOptions::new(&config, boot), tls, metrics.clone()).map_err(
+            system_error(format!("listening on {}", config.node.address)),
+        )?;
     let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name)
         .map_err(system_error("the socket of server programs"))?;
     let control = ControlServer::bind(&config, metrics.clone())
         .map_err(system_error("the control socket"))?;
     let (moves, worker_events) =
         Migrations::open(move_config, &config).map_err(system_error("the records of moves"))?;
-    let journal =
-        Journal::open(&config.node.run_dir).map_err(system_error("the journal of arrivals"))?;
+    let journal = ArrivalJournal::open(&config.node.run_dir)
+        .map_err(system_error("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
@@ -197,8 +199,8 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
         inbound: BTreeMap::new(),
         outbound: BTreeMap::new(),
         new_datagram_flows: BTreeMap::new(),
-        preparer: Preparer::new().map_err(other_error)?,
-        static_reader: StaticReader::new().map_err(other_error)?,
+        preparer: SocketPreparer::new().map_err(other_error)?,
+        static_reader: TcpStaticReader::new().map_err(other_error)?,
         deferred_options: DeferredOptions::default(),
         drain_poll_at: None,
         weights: weights(&config),
@@ -212,7 +214,7 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
         peers,
         apps,
         metrics,
-        programs: Programs::default(),
+        programs: ConnectedPrograms::default(),
         donations: HashMap::new(),
         arrivals: HashMap::new(),
         arrival_ids: HashMap::new(),
@@ -224,7 +226,7 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
         pending_collects: Vec::new(),
         gone_messages: BTreeMap::new(),
         asked_messages: HashMap::new(),
-        operations: Operations::default(),
+        operations: HandoffOperations::default(),
         tombstones: Tombstones::default(),
         unrecorded: UnrecordedFlows::default(),
         successors: Successors::default(),
@@ -236,8 +238,8 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
         handoff_counts: HandoffCounts::default(),
         taken_at_ns: HashMap::new(),
         problems: Vec::new(),
-        clock_shift: clock_shift(),
-        faults: Faults::new(&run_dir),
+        clock_shift: test_clock_shift(),
+        faults: FaultInjector::new(&run_dir),
         background_work: BackgroundWork::default(),
     };
     let inputs = Inputs {
@@ -274,7 +276,7 @@ fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, Mo
     let move_config = MoveConfig::new(node, boot, contact, ids.iter().copied());
     let mut machine = MachineConfig::new(node, boot, contact, ids);
     machine.new_flow_epoch_min = floor;
-    machine.freeze_max = super::faults::test_freeze_max().unwrap_or(machine.freeze_max);
+    machine.freeze_max = super::fault_injection::test_freeze_max().unwrap_or(machine.freeze_max);
     (machine, move_config)
 }
 
@@ -283,11 +285,11 @@ fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, Mo
 fn attach_dataplane(
     config: &Config,
     interface: &Interface,
-) -> Result<(Dataplane, Hold), SetupError> {
+) -> Result<(Dataplane, HoldDevice), SetupError> {
     let mut dataplane =
         Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other_error)?;
     dataplane.set_own_address(config.node.address);
-    let hold = Hold::new(HOLD_DEVICE).map_err(other_error)?;
+    let hold = HoldDevice::new(HOLD_DEVICE).map_err(other_error)?;
     configure(config, interface, &hold, &mut dataplane, false)?;
     dataplane
         .programs
@@ -304,7 +306,7 @@ fn attach_dataplane(
 }
 
 /// Reads a test setting for handoffs between hosts with different TCP clocks.
-fn clock_shift() -> Option<u32> {
+fn test_clock_shift() -> Option<u32> {
     let ticks = std::env::var("HOLDFAST_TEST_CLOCK_SHIFT")
         .ok()?
         .parse()

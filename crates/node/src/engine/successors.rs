@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS, Successor,
 };
 use holdfast_wire::{MoveId, NodeId, Protocol};
@@ -94,8 +94,9 @@ impl Engine {
         }
     }
 
-    /// Takes new clients here after a process has resumed, and forwards handshakes that began at the donor.
-    pub(super) fn take_clients(&mut self, id: MoveId) {
+    /// Begins to serve new clients at this node, the acceptor, after the process has resumed. Handshakes that began at
+    /// the donor are still forwarded to it.
+    pub(super) fn begin_serving_clients(&mut self, id: MoveId) {
         self.successors.previous.remove(&id);
         let endpoints = self.migrations.take_endpoints(id);
         let services: Vec<usize> = self

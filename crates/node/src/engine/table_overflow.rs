@@ -3,8 +3,8 @@
 //! Each service has a guaranteed capacity (`c/flow_quota.h` of the data plane), so that a flood of datagrams to one service
 //! cannot use up the entries of another. In the flooded service the flows with the longest silence are evicted first.
 
-use holdfast_bpf::shared::FlowState;
-use holdfast_wire::{Change, Flow, Protocol};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_wire::{Flow, OwnershipChange, Protocol};
 
 use super::Engine;
 use crate::dataplane::FilterEntry;
@@ -91,7 +91,7 @@ impl Engine {
     }
 
     /// Ends datagram flows of this node. Returns the changes to report to the holder.
-    pub(super) fn end_datagram_flows(&mut self, entries: &[FilterEntry]) -> Vec<Change> {
+    pub(super) fn end_datagram_flows(&mut self, entries: &[FilterEntry]) -> Vec<OwnershipChange> {
         for entry in entries {
             self.programs.clear_owner(&entry.flow);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_wire::Flow;
 
 /// Time for which stragglers are forwarded, in seconds; longer than a segment lives in practice.

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::accept_queue::{NO_SESSION, WaitingConnection};
 use super::donor::Donation;
 use super::{Engine, flow_from_text};
-use crate::dataplane::{Dataplane, Hold};
+use crate::dataplane::{Dataplane, HoldDevice};
 
 /// State of unaccepted connections.
 pub struct UnacceptedConnections {
@@ -27,7 +27,7 @@ pub struct UnacceptedConnections {
 
 impl UnacceptedConnections {
     /// Attaches the queue program; starts without connections.
-    pub(super) fn new(dataplane: &Dataplane, hold: &Hold) -> Self {
+    pub(super) fn new(dataplane: &Dataplane, hold: &HoldDevice) -> Self {
         let queue = dataplane.programs.attach_accept_queue(hold.ifindex());
         let queue = queue.inspect_err(|error| {
             tracing::warn!(%error, "cannot attach the accept queue program: this node takes no unaccepted connections");

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_bpf::shared::FlowState;
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
+use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
 
 use super::Engine;
 
@@ -24,7 +24,7 @@ impl UnrecordedFlows {
     }
 
     /// Remembers a flow that the holder has refused to record.
-    pub fn add(&mut self, change: Change) {
+    pub fn add(&mut self, change: OwnershipChange) {
         if self.0.len() < UNRECORDED_MAX {
             self.0.insert(change.flow, change.epoch);
         }
@@ -42,8 +42,8 @@ impl Engine {
         let owned = unrecorded
             .into_iter()
             .filter(|(flow, epoch)| is_owned(flow, *epoch));
-        let changes: Vec<Change> = owned
-            .map(|(flow, epoch)| Change {
+        let changes: Vec<OwnershipChange> = owned
+            .map(|(flow, epoch)| OwnershipChange {
                 flow,
                 kind: ChangeKind::Establish,
                 epoch,

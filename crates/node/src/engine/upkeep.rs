@@ -1,10 +1,10 @@
 //! Upkeep once a second: tombstones, closed flows, idle datagram flows, gauges.
 
-use holdfast_bpf::shared::FlowState;
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_wire::Protocol;
 
 use super::tombstones::Tombstone;
-use super::{Engine, network};
+use super::{Engine, network_setup};
 use crate::dataplane::{FilterEntry, monotonic_s};
 
 /// Time for which the last packets of a closed TCP connection may arrive: TIME_WAIT of Linux, in seconds.
@@ -24,7 +24,7 @@ impl Engine {
         if now_s.is_multiple_of(SWEEP_INTERVAL_S) {
             self.sweep_flow_table(now_s);
             self.sweep_private_flows();
-            network::refresh_paths(&self.config, &self.dataplane);
+            network_setup::refresh_routes(&self.config, &self.dataplane);
         }
         self.give_up_recovered();
         self.metrics
@@ -79,7 +79,7 @@ impl Engine {
         let mut owned = 0;
         let mut service_counts = vec![0; self.config.services.len()];
         for (flow, state, value) in self.dataplane.flows() {
-            let row = self.dataplane.service_row(&flow);
+            let row = self.dataplane.service_index(&flow);
             if let Some(count) = row.and_then(|row| service_counts.get_mut(usize::from(row))) {
                 *count += 1;
             }

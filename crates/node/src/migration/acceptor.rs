@@ -10,25 +10,27 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use bytes::Bytes;
-use holdfast_proto::migration::{Completion, Results, ResumeReport, Token};
-use holdfast_sys::cgroup::{Group, Groups};
+use holdfast_proto::migration::{CommandToken, Completion, Results, ResumeReport};
+use holdfast_sys::cgroup::{ControlGroup, ControlGroups};
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::digest::Digest;
+use holdfast_sys::process::digest::TreeDigest;
 use holdfast_sys::process::donor::ProcessRef;
-use holdfast_sys::process::image::{Clocks, FrozenTree, MissingPages, Tree, decode};
-use holdfast_sys::process::judge::MessageSequence;
+use holdfast_sys::process::image::{
+    ClockReadings, MissingPages, ProcessTreeState, TreeLayout, decode,
+};
+use holdfast_sys::process::image_judge::MessageSequence;
 use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::process::sockets::RestoredSockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
-use self::locks::LockHandover;
+use self::locks::LockHandoverProgress;
+use super::admission_policy::AdmissionPolicy;
 use super::compression::decompress_message;
-use super::connections;
-use super::image_messages::{Message, MessageAssembler, MessageKind};
-use super::policy::Policy;
+use super::donor_sockets;
+use super::image_messages::{ImageMessage, MessageAssembler, MessageKind};
 use super::postcopy_receiver::PostcopyReceiver;
 use super::records::{Record, RecordEntry};
 use super::residents::ProcessInfo;
@@ -52,8 +54,8 @@ const SELF_EXE: &str = "/proc/self/exe";
 
 /// Job of an acceptor's thread.
 #[derive(Debug)]
-pub(super) enum Job {
-    Build(Token),
+pub(super) enum AcceptorJob {
+    Build(CommandToken),
     /// Packets are held, so the process will soon be committed.
     Armed,
     Piece {
@@ -63,27 +65,32 @@ pub(super) enum Job {
     },
     /// The donor violates the protocol.
     Refuse(String),
-    Restore(Token, RecordEntry),
-    Go(Token),
-    Discard(Token),
+    Restore(CommandToken, RecordEntry),
+    Resume(CommandToken),
+    Discard(CommandToken),
 }
 
 /// A move to this node, with its running thread.
-pub(super) struct Acceptor {
-    job_sender: Sender<Job>,
+pub(super) struct AcceptorThread {
+    job_sender: Sender<AcceptorJob>,
     /// Event descriptor, readable if there is a job.
     wake: Arc<OwnedFd>,
 }
 
-impl Acceptor {
+impl AcceptorThread {
     /// Starts the thread of a move.
     pub(super) fn start(
         id: MoveId,
-        policy: Policy,
+        policy: AdmissionPolicy,
         (record, adoption_socket): (Record, PathBuf),
-        (info, is_clone, group, realtime): (ProcessInfo, bool, Option<(Groups, Group)>, bool),
+        (info, is_clone, group, realtime): (
+            ProcessInfo,
+            bool,
+            Option<(ControlGroups, ControlGroup)>,
+            bool,
+        ),
         events: EventSender,
-    ) -> std::io::Result<Acceptor> {
+    ) -> std::io::Result<AcceptorThread> {
         let (jobs, inbox) = mpsc::channel();
         let wake = Arc::new(wake_event()?);
         let worker = AcceptorWorker {
@@ -101,7 +108,7 @@ impl Acceptor {
             restorer_ref: None,
             sockets: None,
             build_token: None,
-            lock_handover: LockHandover::default(),
+            lock_handover: LockHandoverProgress::default(),
             problem: None,
             refusals: Vec::new(),
             is_judged: false,
@@ -113,17 +120,19 @@ impl Acceptor {
         std::thread::Builder::new()
             .name("move-acceptor".to_owned())
             .spawn(move || worker.run(&inbox))?;
-        Ok(Acceptor {
+        Ok(AcceptorThread {
             job_sender: jobs,
             wake,
         })
     }
 
     /// Starts a thread that receives the remaining pages of a process which an earlier daemon restored.
-    pub(super) fn start_postcopy_receiver(follower: PostcopyReceiver) -> std::io::Result<Acceptor> {
+    pub(super) fn start_postcopy_receiver(
+        follower: PostcopyReceiver,
+    ) -> std::io::Result<AcceptorThread> {
         let (jobs, inbox) = mpsc::channel();
         let wake = Arc::new(wake_event()?);
-        let acceptor = Acceptor {
+        let acceptor = AcceptorThread {
             job_sender: jobs,
             wake: wake.clone(),
         };
@@ -134,7 +143,7 @@ impl Acceptor {
     }
 
     /// Passes a job to the thread. Returns false if the thread has ended.
-    pub(super) fn send_job(&self, job: Job) -> bool {
+    pub(super) fn send_job(&self, job: AcceptorJob) -> bool {
         let sent = self.job_sender.send(job).is_ok();
         // A write fails only if the descriptor is already readable.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -145,7 +154,7 @@ impl Acceptor {
 /// State of the thread.
 struct AcceptorWorker {
     id: MoveId,
-    policy: Policy,
+    policy: AdmissionPolicy,
     record: Record,
     adoption_socket: PathBuf,
     events: EventSender,
@@ -156,15 +165,15 @@ struct AcceptorWorker {
     /// True if the process is a copy whose original continues.
     is_clone: bool,
     /// Control group made for the process.
-    group: Option<(Groups, Group)>,
+    group: Option<(ControlGroups, ControlGroup)>,
     restorer: Option<Restorer>,
     /// Reference to the restorer, as written in the record.
     restorer_ref: Option<ProcessRef>,
-    sockets: Option<Sockets>,
+    sockets: Option<RestoredSockets>,
     /// Token of the `Build` command, until the first tree image is restored.
-    build_token: Option<Token>,
+    build_token: Option<CommandToken>,
     /// Hand-over of locks that the donor has.
-    lock_handover: LockHandover,
+    lock_handover: LockHandoverProgress,
     /// Reason for taking no more messages.
     problem: Option<String>,
     /// Reasons for refusing the process, until the verdict is sent.
@@ -182,24 +191,24 @@ struct AcceptorWorker {
 impl AcceptorWorker {
     /// Runs until the process runs or the move is given up. If the event loop ends first, a restorer that has the
     /// complete process waits for the next daemon; any other restorer ends with its channel.
-    fn run(mut self, inbox: &Receiver<Job>) {
+    fn run(mut self, inbox: &Receiver<AcceptorJob>) {
         // Set for this thread only, so processes that it starts do not inherit the priority.
         let mut priority_boost = None;
         while let Some(job) = self.next_job(inbox) {
             match job {
                 // Raised before the freeze: later, other threads could run before this one sees the message that the
                 // tree is stopped.
-                Job::Armed => {
+                AcceptorJob::Armed => {
                     priority_boost =
                         priority_boost.or_else(|| self.realtime.then(RealtimeGuard::begin)?)
                 }
-                Job::Build(token) => self.build_token = Some(token),
-                Job::Piece { kind, more, bytes } => self.on_piece(kind, more, bytes),
-                Job::Restore(token, entry) if self.lock_handover.is_awaiting_donor() => {
+                AcceptorJob::Build(token) => self.build_token = Some(token),
+                AcceptorJob::Piece { kind, more, bytes } => self.on_piece(kind, more, bytes),
+                AcceptorJob::Restore(token, entry) if self.lock_handover.is_awaiting_donor() => {
                     self.lock_handover.pending_restore = Some((token, entry));
                 }
-                Job::Restore(token, entry) => self.complete_restore(token, &entry),
-                Job::Go(token) => {
+                AcceptorJob::Restore(token, entry) => self.complete_restore(token, &entry),
+                AcceptorJob::Resume(token) => {
                     let locks_result = self.take_locks(inbox);
                     let result = locks_result.and_then(|()| self.resume_process());
                     let is_running = result.is_ok();
@@ -216,7 +225,7 @@ impl AcceptorWorker {
                         return self.run_after_resume(inbox);
                     }
                 }
-                Job::Refuse(why) => {
+                AcceptorJob::Refuse(why) => {
                     self.refuse(why.clone());
                     self.events.send(WorkerEvent::ReportTaken {
                         id: self.id,
@@ -225,7 +234,7 @@ impl AcceptorWorker {
                         problem: Some(why),
                     });
                 }
-                Job::Discard(token) => {
+                AcceptorJob::Discard(token) => {
                     self.discard_partial();
                     self.complete_build(Err("the move was given up".to_owned()));
                     self.record.remove();
@@ -235,7 +244,7 @@ impl AcceptorWorker {
         }
     }
 
-    fn complete(&self, token: Token, results: Results) {
+    fn complete(&self, token: CommandToken, results: Results) {
         self.events
             .command_done(Some(self.id), Completion { token, results });
     }
@@ -317,7 +326,7 @@ impl AcceptorWorker {
 
     /// Judges the preview of the process's state, and sends the verdict to the donor.
     fn judge_preview(&mut self, message: &[u8]) -> Result<(), String> {
-        let preview: FrozenTree = decode(message).map_err(error_text)?;
+        let preview: ProcessTreeState = decode(message).map_err(error_text)?;
         if let Err(why) = self.policy.judge().check_state(&preview) {
             self.add_refusal(why)?;
         } else if self.refusals.is_empty()
@@ -338,7 +347,7 @@ impl AcceptorWorker {
         Ok(())
     }
 
-    fn handle_message(&mut self, kind: MessageKind, message: Message) -> Result<(), String> {
+    fn handle_message(&mut self, kind: MessageKind, message: ImageMessage) -> Result<(), String> {
         if kind == MessageKind::Pages {
             return self
                 .restorer()?
@@ -348,7 +357,7 @@ impl AcceptorWorker {
         let message = &message.into_bytes();
         match kind {
             MessageKind::Tree => {
-                let tree: Tree = decode(message).map_err(error_text)?;
+                let tree: TreeLayout = decode(message).map_err(error_text)?;
                 self.policy.judge().check_tree(&tree)?;
                 if !self.refusals.is_empty() {
                     return Ok(());
@@ -368,7 +377,7 @@ impl AcceptorWorker {
                 self.restore_descriptors(kind, message)?
             }
             MessageKind::Snapshots | MessageKind::Sockets | MessageKind::LastSockets => {
-                self.restore_socket_states(kind, connections::decode(message)?)?;
+                self.restore_socket_states(kind, donor_sockets::decode(message)?)?;
             }
             MessageKind::FreezeNotice => {
                 if self.realtime {
@@ -381,7 +390,7 @@ impl AcceptorWorker {
                 }
             }
             MessageKind::Frozen => {
-                let frozen: FrozenTree = decode(message).map_err(error_text)?;
+                let frozen: ProcessTreeState = decode(message).map_err(error_text)?;
                 self.policy.judge().check_state(&frozen)?;
                 let contended = self
                     .restorer()?
@@ -401,8 +410,10 @@ impl AcceptorWorker {
                 return Err("received post-copy pages before the process resumed".to_owned());
             }
             MessageKind::Digest => {
-                let original: Digest = decode(message).map_err(error_text)?;
-                self.restorer()?.compare(&original).map_err(error_text)?;
+                let original: TreeDigest = decode(message).map_err(error_text)?;
+                self.restorer()?
+                    .compare_digest(&original)
+                    .map_err(error_text)?;
             }
         }
         Ok(())
@@ -421,7 +432,7 @@ impl AcceptorWorker {
     }
 
     /// Returns the restorer; starts it for the first tree image.
-    fn start_restorer(&mut self, clocks: Clocks) -> Result<&mut Restorer, String> {
+    fn start_restorer(&mut self, clocks: ClockReadings) -> Result<&mut Restorer, String> {
         if self.restorer.is_none() {
             let listener = bind_adoption_socket(&self.adoption_socket).map_err(|error| {
                 let path = self.adoption_socket.display();
@@ -447,7 +458,7 @@ impl AcceptorWorker {
     }
 
     /// Completes the `Restore` command.
-    fn complete_restore(&mut self, token: Token, entry: &RecordEntry) {
+    fn complete_restore(&mut self, token: CommandToken, entry: &RecordEntry) {
         let result = self.restore(entry);
         self.complete(token, Results::Restored(result));
         self.apply_deferred_options();
@@ -461,7 +472,7 @@ impl AcceptorWorker {
         if !self.conversation.is_complete() {
             return Err("the process image is incomplete".to_owned());
         }
-        let unfinished = self.sockets.as_ref().map(Sockets::unfinished);
+        let unfinished = self.sockets.as_ref().map(RestoredSockets::unfinished);
         if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
             self.record
                 .write(&RecordEntry::UnfinishedConnections(unfinished))?;
@@ -496,7 +507,10 @@ impl AcceptorWorker {
         // Closed before the process runs, because a descriptor that stays open here would keep a socket open that the
         // process closes.
         let listeners = listening_endpoints(self.sockets.as_ref());
-        self.sockets.take().into_iter().for_each(Sockets::close);
+        self.sockets
+            .take()
+            .into_iter()
+            .for_each(RestoredSockets::close);
         self.steps.mark("close");
         self.fault_handler = self.restorer()?.open_lazy_pages().map_err(error_text)?;
         if self.fault_handler.is_some() {
@@ -527,7 +541,7 @@ impl AcceptorWorker {
 
 impl AcceptorWorker {
     /// Continues after the process runs: restores timeouts and receives the remaining pages.
-    fn run_after_resume(mut self, inbox: &Receiver<Job>) {
+    fn run_after_resume(mut self, inbox: &Receiver<AcceptorJob>) {
         let restore_timeouts = || {
             std::thread::sleep(retransmission_timeouts::CAP_DURATION);
             retransmission_timeouts::restore_recorded();

@@ -1,9 +1,9 @@
 //! Names and tokens of commands and results.
 
-use holdfast_proto::migration::{Command, Results, Token};
+use holdfast_proto::migration::{Command, CommandToken, Results};
 
 /// Returns the token of a command.
-pub(crate) fn token_of(command: &Command) -> Token {
+pub(crate) fn token_of(command: &Command) -> CommandToken {
     match command {
         Command::Check { token, .. }
         | Command::CopyRound { token, .. }

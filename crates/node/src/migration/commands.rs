@@ -1,22 +1,22 @@
 //! Execution of the migration machine's commands.
 
 use holdfast_proto::migration::{
-    Command, Completion, FlowEpoch, ProcessId, Results, ResumeReport, Token,
+    Command, CommandToken, Completion, FlowEpoch, ProcessId, Results, ResumeReport,
 };
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::ProcessRef;
 use holdfast_sys::process::postcopy;
-use holdfast_wire::migration::{DonorFlow, Offer};
+use holdfast_wire::move_frames::{DonorFlow, Offer};
 use holdfast_wire::{MoveId, NodeId};
 
-use super::acceptor::{self, Acceptor};
+use super::acceptor::{self, AcceptorThread};
+use super::admission_policy::ProcessDescription;
 use super::command_names::token_of;
-use super::connections::MoveOptions;
-use super::donor::{self, Donor};
-use super::policy::ProcessDescription;
-use super::records::{RecordEntry, Role};
+use super::donor::{self, DonorThread};
+use super::donor_sockets::MoveOptions;
+use super::records::{MoveRole, RecordEntry};
 use super::residents::ProcessInfo;
-use super::{Migrations, check, crash_recovery, locks, policy, systemd_units};
+use super::{Migrations, admission_policy, crash_recovery, locks, process_check, systemd_units};
 
 /// Results of a command that completes at once; `None` if a thread reports them later.
 type ImmediateResults = Option<Results>;
@@ -52,7 +52,7 @@ impl Migrations {
             Command::SaveFlows {
                 id, flows, peers, ..
             } => {
-                let record = self.records.record_of(id, Role::Donor);
+                let record = self.records.record_of(id, MoveRole::Donor);
                 Some(Results::FlowsSaved(
                     record.write(&RecordEntry::MayDivert { flows, peers }),
                 ))
@@ -65,10 +65,12 @@ impl Migrations {
             } => self.freeze(token, id, &flows, post_copy),
             Command::Thaw { id, .. } => self.thaw(token, id),
             Command::Release { id, to, .. } => self.release(token, id, to),
-            Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
+            Command::Examine { offer, .. } => Some(Results::Examined(self.examine_offer(&offer))),
             Command::Build { id, offer, .. } => self.build_process(token, id, &offer),
             // The owner, which has the filters, does the other part of this command.
-            Command::Arm { id, flows, .. } => Some(Results::Armed(self.arm(id, flows))),
+            Command::Arm { id, flows, .. } => {
+                Some(Results::Armed(self.record_armed_flows(id, flows)))
+            }
             Command::Restore {
                 id, flows, peers, ..
             } => {
@@ -76,7 +78,11 @@ impl Migrations {
                 let entry = RecordEntry::Restored { flows, peers };
                 let thread_ended =
                     || Results::Restored(Err("the move's thread has ended".to_owned()));
-                self.send_to_acceptor(id, acceptor::Job::Restore(token, entry), thread_ended)
+                self.send_to_acceptor(
+                    id,
+                    acceptor::AcceptorJob::Restore(token, entry),
+                    thread_ended,
+                )
             }
             Command::Resume { id, .. } => self.go(token, id),
             Command::Discard { id, .. } => self.discard(token, id),
@@ -90,11 +96,16 @@ impl Migrations {
         results.map(|results| Completion { token, results })
     }
 
-    fn check_process(&self, token: Token, process: ProcessId, is_clone: bool) -> ImmediateResults {
+    fn check_process(
+        &self,
+        token: CommandToken,
+        process: ProcessId,
+        is_clone: bool,
+    ) -> ImmediateResults {
         let pid = i32::try_from(process.0).unwrap_or(0);
         let hops = self.residents.move_count(pid);
         let context = (self.addresses.clone(), self.units());
-        check::start_machine_check(
+        process_check::start_machine_check(
             token,
             (process, is_clone),
             hops,
@@ -106,7 +117,7 @@ impl Migrations {
 
     fn copy_round(
         &mut self,
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         (process, to, options): (ProcessId, NodeId, MoveOptions),
         round: u32,
@@ -117,7 +128,7 @@ impl Migrations {
             return Some(Results::Copied(Err(why)));
         }
         let thread_ended = || Results::Copied(Err("the move's thread has ended".to_owned()));
-        self.send_to_donor(id, donor::Job::Round(token), thread_ended)
+        self.send_to_donor(id, donor::DonorJob::Round(token), thread_ended)
     }
 
     fn start_donor(
@@ -128,16 +139,16 @@ impl Migrations {
         options: MoveOptions,
     ) -> Result<(), String> {
         let root = i32::try_from(process.0).map_err(|_| "no such process".to_owned())?;
-        let record = self.records.record_of(id, Role::Donor);
+        let record = self.records.record_of(id, MoveRole::Donor);
         record.write(&RecordEntry::Donor {
             process: process.0,
-            name: policy::process_name(root),
+            name: admission_policy::process_name(root),
             to,
             clone: options.is_clone,
             hops: self.residents.move_count(root),
         })?;
         let context = (record, self.addresses.clone());
-        let donor = Donor::start(id, root, to, context, options, self.events.clone());
+        let donor = DonorThread::start(id, root, to, context, options, self.events.clone());
         let donor = donor.map_err(|error| format!("cannot start a thread: {error}"))?;
         self.donors.insert(id, donor);
         Ok(())
@@ -146,7 +157,7 @@ impl Migrations {
     fn send_to_donor(
         &mut self,
         id: MoveId,
-        job: donor::Job,
+        job: donor::DonorJob,
         thread_ended: impl FnOnce() -> Results,
     ) -> ImmediateResults {
         let is_running = self
@@ -158,7 +169,7 @@ impl Migrations {
 
     fn freeze(
         &mut self,
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         flows: &[FlowEpoch],
         post_copy: bool,
@@ -166,7 +177,7 @@ impl Migrations {
         let flows = flows.iter().map(|flow_epoch| flow_epoch.flow).collect();
         if let Err(why) = self
             .records
-            .record_of(id, Role::Donor)
+            .record_of(id, MoveRole::Donor)
             .write(&RecordEntry::MayFreeze)
         {
             return Some(Results::Frozen(Err(why)));
@@ -174,21 +185,21 @@ impl Migrations {
         let thread_ended = || Results::Frozen(Err("the move's thread has ended".to_owned()));
         self.send_to_donor(
             id,
-            donor::Job::Freeze(token, flows, post_copy),
+            donor::DonorJob::Freeze(token, flows, post_copy),
             thread_ended,
         )
     }
 
-    fn thaw(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+    fn thaw(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
         if self
             .donors
             .get(&id)
-            .is_some_and(|donor| donor.send_job(donor::Job::Thaw(token)))
+            .is_some_and(|donor| donor.send_job(donor::DonorJob::Thaw(token)))
         {
             return None;
         }
         // An earlier daemon stopped the process, or its thread has ended; in both cases the tree is stopped for good.
-        let entries = self.records.record_of(id, Role::Donor).read();
+        let entries = self.records.record_of(id, MoveRole::Donor).read();
         let given_locks = crash_recovery::given_locks(&entries);
         if !given_locks.is_empty() {
             let thaw = move || crash_recovery::thaw(&entries);
@@ -206,7 +217,7 @@ impl Migrations {
     /// move.
     fn on_thawed(&mut self, id: MoveId) {
         self.remove_donor(id);
-        let record = self.records.record_of(id, Role::Donor);
+        let record = self.records.record_of(id, MoveRole::Donor);
         let mut entries = record.read();
         entries.retain(|entry| {
             matches!(
@@ -230,18 +241,24 @@ impl Migrations {
         }
     }
 
-    fn release(&mut self, token: Token, id: MoveId, to: NodeId) -> ImmediateResults {
+    fn release(&mut self, token: CommandToken, id: MoveId, to: NodeId) -> ImmediateResults {
         if self
             .donors
             .get(&id)
-            .is_some_and(|donor| donor.send_job(donor::Job::Release(token)))
+            .is_some_and(|donor| donor.send_job(donor::DonorJob::Release(token)))
         {
             return None;
         }
-        let record = self.records.record_of(id, Role::Donor);
+        let record = self.records.record_of(id, MoveRole::Donor);
         let entries = record.read();
         if let Some(pids) = crash_recovery::postcopy_pids(&entries) {
-            match Donor::start_postcopy_sender((id, to), pids, record, token, self.events.clone()) {
+            match DonorThread::start_postcopy_sender(
+                (id, to),
+                pids,
+                record,
+                token,
+                self.events.clone(),
+            ) {
                 Ok(donor) => drop(self.donors.insert(id, donor)),
                 Err(error) => {
                     return Some(Results::Released(Err(format!(
@@ -260,11 +277,11 @@ impl Migrations {
 
     fn on_released(&mut self, id: MoveId) {
         self.remove_donor(id);
-        self.records.record_of(id, Role::Donor).remove();
+        self.records.record_of(id, MoveRole::Donor).remove();
         self.residents.remove_ended();
     }
 
-    fn examine(&self, offer: &Offer) -> Result<(), Vec<String>> {
+    fn examine_offer(&self, offer: &Offer) -> Result<(), Vec<String>> {
         let description =
             ProcessDescription::decode(&offer.description).map_err(|why| vec![why])?;
         let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
@@ -289,7 +306,12 @@ impl Migrations {
         }
     }
 
-    fn build_process(&mut self, token: Token, id: MoveId, offer: &Offer) -> ImmediateResults {
+    fn build_process(
+        &mut self,
+        token: CommandToken,
+        id: MoveId,
+        offer: &Offer,
+    ) -> ImmediateResults {
         let build_failed = |why| Some(Results::Built(Err(why)));
         let description = match ProcessDescription::decode(&offer.description) {
             Ok(description) => description,
@@ -302,7 +324,7 @@ impl Migrations {
             hops: offer.hops,
             group: group.as_ref().map(|group| group.path().to_owned()),
         };
-        let record = self.records.record_of(id, Role::Acceptor);
+        let record = self.records.record_of(id, MoveRole::Acceptor);
         let entry = RecordEntry::Acceptor {
             name: info.name.clone(),
             hops: info.hops,
@@ -315,29 +337,29 @@ impl Migrations {
         let adoption_socket = self.records.adoption_socket(id);
         let events = self.events.clone();
         let options = (info, offer.clone, group, self.realtime);
-        match Acceptor::start(id, policy, (record, adoption_socket), options, events) {
+        match AcceptorThread::start(id, policy, (record, adoption_socket), options, events) {
             Ok(acceptor) => self.acceptors.insert(id, acceptor),
             Err(error) => return build_failed(format!("cannot start a thread: {error}")),
         };
         let thread_ended = || Results::Built(Err("the move's thread has ended".to_owned()));
-        self.send_to_acceptor(id, acceptor::Job::Build(token), thread_ended)
+        self.send_to_acceptor(id, acceptor::AcceptorJob::Build(token), thread_ended)
     }
 
-    fn arm(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), String> {
+    fn record_armed_flows(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), String> {
         let armed = self.armed_flows.entry(id).or_default();
         armed.extend(&flows);
         armed.sort_unstable();
         if let Some(acceptor) = self.acceptors.get(&id) {
-            acceptor.send_job(acceptor::Job::Armed);
+            acceptor.send_job(acceptor::AcceptorJob::Armed);
         }
-        let record = self.records.record_of(id, Role::Acceptor);
+        let record = self.records.record_of(id, MoveRole::Acceptor);
         record.write(&RecordEntry::ArmedFlows(flows))
     }
 
     fn send_to_acceptor(
         &mut self,
         id: MoveId,
-        job: acceptor::Job,
+        job: acceptor::AcceptorJob,
         thread_ended: impl FnOnce() -> Results,
     ) -> ImmediateResults {
         let acceptor = self.acceptors.get(&id);
@@ -345,12 +367,13 @@ impl Migrations {
         (!is_running).then(thread_ended)
     }
 
-    fn go(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+    fn go(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
         let acceptor = self.acceptors.get(&id);
-        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::Job::Go(token))) {
+        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Resume(token)))
+        {
             return None;
         }
-        let entries = self.records.record_of(id, Role::Acceptor).read();
+        let entries = self.records.record_of(id, MoveRole::Acceptor).read();
         let adopted =
             match crash_recovery::adopt_restorer(&entries, &self.records.adoption_socket(id)) {
                 Ok(adopted) => adopted,
@@ -376,7 +399,7 @@ impl Migrations {
         id: MoveId,
         restorer: Option<Restorer>,
     ) -> Result<ResumeReport, String> {
-        let record = self.records.record_of(id, Role::Acceptor);
+        let record = self.records.record_of(id, MoveRole::Acceptor);
         let (restorer, fault_handler) = crash_recovery::resume_adopted(
             &record.read(),
             restorer,
@@ -392,7 +415,7 @@ impl Migrations {
 
     /// Registers a process that runs here, from its record.
     fn register_running(&mut self, id: MoveId, child: Option<Restorer>) {
-        let entries = self.records.record_of(id, Role::Acceptor).read();
+        let entries = self.records.record_of(id, MoveRole::Acceptor).read();
         if let Some(restorer) = crash_recovery::restorer_of(&entries) {
             self.register_resident(id, restorer, child, crash_recovery::process_info(&entries));
         }
@@ -410,12 +433,13 @@ impl Migrations {
         self.residents.add(restorer, child, (info, donor_name));
     }
 
-    fn discard(&mut self, token: Token, id: MoveId) -> ImmediateResults {
+    fn discard(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
         let acceptor = self.acceptors.get(&id);
-        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::Job::Discard(token))) {
+        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Discard(token)))
+        {
             return None;
         }
-        let record = self.records.record_of(id, Role::Acceptor);
+        let record = self.records.record_of(id, MoveRole::Acceptor);
         let entries = record.read();
         crash_recovery::discard(&entries, &self.records.adoption_socket(id), &record);
         if let Some(group) = crash_recovery::process_info(&entries).group {
@@ -450,7 +474,7 @@ impl Migrations {
     }
 
     fn remove_records(&mut self, id: MoveId) {
-        self.records.record_of(id, Role::Donor).remove();
-        self.records.record_of(id, Role::Acceptor).remove();
+        self.records.record_of(id, MoveRole::Donor).remove();
+        self.records.record_of(id, MoveRole::Acceptor).remove();
     }
 }

@@ -8,12 +8,12 @@ use holdfast_api::control::{
 };
 use holdfast_proto::migration::{FreezeLoad, Options, ProcessId, ProcessTree, Request};
 use holdfast_wire::NodeId;
-use holdfast_wire::migration::SocketStrategy;
+use holdfast_wire::move_frames::SocketStrategy;
 
-use super::policy::process_name;
-use super::rehearsals::Inquiry;
-use super::systemd_units::Units;
-use super::{Migrations, check};
+use super::admission_policy::process_name;
+use super::rehearsals::MoveInquiry;
+use super::systemd_units::SystemdUnits;
+use super::{Migrations, process_check};
 
 impl Migrations {
     /// Returns the process of a systemd unit.
@@ -22,17 +22,17 @@ impl Migrations {
     }
 
     /// Returns the units of this node.
-    pub(super) fn units(&self) -> Units {
-        Units {
+    pub(super) fn units(&self) -> SystemdUnits {
+        SystemdUnits {
             cgroups: self.cgroups.clone(),
             restorer_pids: self.residents.restorers(),
         }
     }
 
     /// Starts the check of a process.
-    pub(crate) fn check(&self, pid: i32, inquiry: Inquiry) {
+    pub(crate) fn check(&self, pid: i32, inquiry: MoveInquiry) {
         if self.enabled {
-            return check::start_operator_check(
+            return process_check::start_operator_check(
                 pid,
                 self.addresses.clone(),
                 inquiry,

@@ -5,9 +5,9 @@ use std::path::Path;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::{LockHandover, ProcessRef};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::WantedLock;
+use holdfast_sys::process::files::ContendedLock;
 use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
+use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState};
 
 use super::records::{Record, RecordEntry};
 use super::residents::ProcessInfo;
@@ -52,7 +52,7 @@ pub(super) fn postcopy_pids(entries: &[RecordEntry]) -> Option<Vec<Option<i32>>>
 pub(super) fn adopt_restorer(
     entries: &[RecordEntry],
     adoption_socket: &Path,
-) -> Result<Option<(Restorer, Vec<WantedLock>)>, String> {
+) -> Result<Option<(Restorer, Vec<ContendedLock>)>, String> {
     let Some(restorer_ref) = restorer_of(entries) else {
         return Err("the move's record does not name a restorer".to_owned());
     };
@@ -99,7 +99,7 @@ pub(super) fn resume_adopted(
     Ok((restorer, fault_handler))
 }
 
-fn unfinished_connections(entries: &[RecordEntry]) -> Vec<(TcpStatic, TcpDynamic)> {
+fn unfinished_connections(entries: &[RecordEntry]) -> Vec<(TcpStaticState, TcpDynamicState)> {
     let lists = entries.iter().filter_map(|entry| match entry {
         RecordEntry::UnfinishedConnections(list) => Some(list.clone()),
         _ => None,

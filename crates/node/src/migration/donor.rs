@@ -11,22 +11,24 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_proto::migration::{Completion, ProcessTree, Results, RoundReport, Token};
-use holdfast_sys::process::donor::{PageSource, Tracker};
+use holdfast_proto::migration::{CommandToken, Completion, ProcessTree, Results, RoundReport};
+use holdfast_sys::process::donor::{PageSource, TreeTracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Descriptors, MissingPages, Process, Tree, encode};
-use holdfast_wire::migration::PageRequest;
+use holdfast_sys::process::image::{
+    DescriptorUpdate, MissingPages, ProcessLayout, TreeLayout, encode,
+};
+use holdfast_wire::move_frames::PageRequest;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use self::postcopy_sender::{LoopEnded, PostcopySender};
-use super::check;
-use super::connections::{self, MoveOptions, TrackedConnections};
 use super::crash_recovery;
+use super::donor_sockets::{self, MoveOptions, TrackedConnections};
 use super::donor_state::DonorState;
-use super::image_messages::{ImageSender, MessageKind, Window};
+use super::image_messages::{ImageSender, MessageKind, SendWindow};
 use super::lingering_listeners::LingeringListeners;
+use super::process_check;
 use super::records::Record;
-use super::socket_endpoints::{Addresses, TreeSockets};
+use super::socket_endpoints::{MovableAddresses, TreeSockets};
 use super::step_timer::StepTimer;
 use super::worker_events::EventSender;
 
@@ -42,13 +44,13 @@ const FEW_DIRTY_BYTES: u64 = 128 << 10;
 
 /// Job of a donor's thread.
 #[derive(Debug)]
-pub(super) enum Job {
-    Round(Token),
+pub(super) enum DonorJob {
+    Round(CommandToken),
     /// Freeze: packets of these flows are held at the acceptor. If the flag is set, remaining pages may be sent later
     /// (post-copy).
-    Freeze(Token, Vec<Flow>, bool),
-    Thaw(Token),
-    Release(Token),
+    Freeze(CommandToken, Vec<Flow>, bool),
+    Thaw(CommandToken),
+    Release(CommandToken),
     /// The acceptor asks for remaining pages.
     PagesRequested(PageRequest),
     /// The acceptor has taken some of the remaining pages.
@@ -58,24 +60,24 @@ pub(super) enum Job {
 }
 
 /// A move from this node, with its running thread.
-pub(super) struct Donor {
-    job_sender: Sender<Job>,
-    window: Arc<Window>,
+pub(super) struct DonorThread {
+    job_sender: Sender<DonorJob>,
+    window: Arc<SendWindow>,
     /// True if post-copy is in progress and the thread must be told of taken bytes.
     is_postcopy: Arc<AtomicBool>,
     pub(super) acceptor: NodeId,
 }
 
-impl Donor {
+impl DonorThread {
     /// Starts the thread of a move.
     pub(super) fn start(
         id: MoveId,
         root: i32,
         to: NodeId,
-        (record, addresses): (Record, Addresses),
+        (record, addresses): (Record, MovableAddresses),
         options: MoveOptions,
         events: EventSender,
-    ) -> std::io::Result<Donor> {
+    ) -> std::io::Result<DonorThread> {
         let (jobs, inbox) = mpsc::channel();
         let (outgoing, window) = ImageSender::new(id, to, events.clone());
         let is_postcopy = Arc::new(AtomicBool::new(false));
@@ -99,7 +101,7 @@ impl Donor {
         std::thread::Builder::new()
             .name("move-donor".to_owned())
             .spawn(move || worker.run(&inbox))?;
-        Ok(Donor {
+        Ok(DonorThread {
             job_sender: jobs,
             window,
             is_postcopy,
@@ -113,9 +115,9 @@ impl Donor {
         (id, to): (MoveId, NodeId),
         pids: Vec<Option<i32>>,
         record: Record,
-        token: Token,
+        token: CommandToken,
         events: EventSender,
-    ) -> std::io::Result<Donor> {
+    ) -> std::io::Result<DonorThread> {
         let (jobs, inbox) = mpsc::channel();
         let (mut outgoing, window) = ImageSender::new(id, to, events.clone());
         let run = move || {
@@ -133,7 +135,7 @@ impl Donor {
             .name("move-donor".to_owned())
             .spawn(run)?;
         let is_postcopy = Arc::new(AtomicBool::new(true));
-        Ok(Donor {
+        Ok(DonorThread {
             job_sender: jobs,
             window,
             is_postcopy,
@@ -142,8 +144,8 @@ impl Donor {
     }
 
     /// Passes a job to the thread. Returns false if the thread has ended.
-    pub(super) fn send_job(&self, job: Job) -> bool {
-        if let Job::Thaw(_) = job {
+    pub(super) fn send_job(&self, job: DonorJob) -> bool {
+        if let DonorJob::Thaw(_) = job {
             self.window.close("the move was given up");
         }
         self.job_sender.send(job).is_ok()
@@ -154,7 +156,7 @@ impl Donor {
     pub(super) fn on_taken(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
         self.window.on_taken(bytes, Duration::from_micros(busy_us));
         if self.is_postcopy.load(Ordering::Relaxed) {
-            let _ = self.job_sender.send(Job::PagesTaken);
+            let _ = self.job_sender.send(DonorJob::PagesTaken);
         }
         if let Some(problem) = problem {
             self.window.close(problem);
@@ -179,7 +181,7 @@ struct DonorWorker {
     to: NodeId,
     sender: ImageSender,
     record: Record,
-    addresses: Addresses,
+    addresses: MovableAddresses,
     sockets: TreeSockets,
     /// Options of the move.
     options: MoveOptions,
@@ -200,42 +202,42 @@ struct DonorWorker {
 impl DonorWorker {
     /// Runs until the move or the event loop has ended. If the loop ends first, the kernel resumes a stopped tree when
     /// its tracer exits, unless the tree is held.
-    fn run(mut self, inbox: &Receiver<Job>) {
+    fn run(mut self, inbox: &Receiver<DonorJob>) {
         let mut state = DonorState::New;
         while let Ok(job) = inbox.recv() {
             let mut effective_at = None;
             let (next_state, token, results) = match job {
-                Job::Round(token) => {
+                DonorJob::Round(token) => {
                     let (next_state, result) = self.copy_round(state);
                     (next_state, token, Results::Copied(result))
                 }
-                Job::Freeze(token, flows, may_follow) => {
+                DonorJob::Freeze(token, flows, may_follow) => {
                     self.held_flows.extend(flows);
                     self.may_postcopy = may_follow;
                     let (next_state, result) = self.freeze(state);
                     effective_at = Some(self.steps.started_at());
                     (next_state, token, Results::Frozen(result))
                 }
-                Job::Thaw(token) => (
+                DonorJob::Thaw(token) => (
                     DonorState::Ended,
                     token,
                     Results::Thawed(state.thaw(self.id)),
                 ),
-                Job::Release(token) => {
+                DonorJob::Release(token) => {
                     let Ok(released) = self.release(state, inbox) else {
                         return;
                     };
                     (DonorState::Ended, token, Results::Released(released))
                 }
                 // The process may already run at the acceptor before this node knows of the commit.
-                Job::PagesRequested(request) => {
+                DonorJob::PagesRequested(request) => {
                     if let Some(serving) = &mut self.postcopy_sender {
                         serving.handle_early_request(request, &mut self.sender);
                     }
                     continue;
                 }
-                Job::PagesTaken => continue,
-                Job::Locks(bytes) => {
+                DonorJob::PagesTaken => continue,
+                DonorJob::Locks(bytes) => {
                     if let DonorState::Stopped(stopped) = &mut state {
                         self.on_lock_request(stopped, &bytes);
                     }
@@ -258,7 +260,7 @@ impl DonorWorker {
     fn release(
         &mut self,
         state: DonorState,
-        inbox: &Receiver<Job>,
+        inbox: &Receiver<DonorJob>,
     ) -> Result<Result<(), String>, LoopEnded> {
         let mut listeners = state.lingering_listeners();
         if let Some(serving) = self.postcopy_sender.take() {
@@ -289,7 +291,9 @@ impl DonorWorker {
 
     fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, String>) {
         let tracker = match state {
-            DonorState::New => Tracker::start(self.root).map(Box::new).map_err(error_text),
+            DonorState::New => TreeTracker::start(self.root)
+                .map(Box::new)
+                .map_err(error_text),
             DonorState::Tracked(tracker) => Ok(tracker),
             other => return (other, Err("the process is already stopped".to_owned())),
         };
@@ -301,7 +305,7 @@ impl DonorWorker {
         (DonorState::Tracked(tracker), result)
     }
 
-    fn copy_and_report(&mut self, tracker: &mut Tracker) -> Result<RoundReport, String> {
+    fn copy_and_report(&mut self, tracker: &mut TreeTracker) -> Result<RoundReport, String> {
         let (started_at, counts_before) = (Instant::now(), self.sender.byte_counts());
         let is_first = self.connections.is_none();
         let mut connections = match self.connections.take() {
@@ -331,7 +335,7 @@ impl DonorWorker {
         {
             self.sender.send_pages(pages)?;
         }
-        check::refuse_hidden_state(self.root)?;
+        process_check::refuse_hidden_state(self.root)?;
         let descriptors = match first_descriptors {
             Some(found) => found,
             None => self.send_descriptors(tracker, &mut connections)?,
@@ -339,7 +343,7 @@ impl DonorWorker {
         let states = connections.snapshot_round(tracker, &descriptors);
         if let Some(states) = states.map_err(|error| error.to_string())? {
             self.sender
-                .send(MessageKind::Snapshots, connections::encode(&states)?)?;
+                .send(MessageKind::Snapshots, donor_sockets::encode(&states)?)?;
         }
         connections.prepare_listing(tracker);
         self.connections = Some(connections);
@@ -353,7 +357,7 @@ impl DonorWorker {
             dirty_bytes: dirty,
             dirty_interval: dirtied_in,
             duration,
-            tree: freeze_shape(&round.tree, tracker),
+            tree: freeze_counts(&round.tree, tracker),
             sockets: u32::try_from(self.sockets.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
@@ -362,9 +366,9 @@ impl DonorWorker {
     /// Sends the changed descriptors, or in the first round all of them.
     fn send_descriptors(
         &mut self,
-        tracker: &mut Tracker,
+        tracker: &mut TreeTracker,
         connections: &mut TrackedConnections,
-    ) -> Result<Descriptors, String> {
+    ) -> Result<DescriptorUpdate, String> {
         connections.before_options_read();
         let descriptors =
             connections.descriptors_at_acceptor(tracker.read_descriptors().map_err(error_text)?);
@@ -382,7 +386,7 @@ impl DonorWorker {
     /// time since then.
     fn touch_up(
         &mut self,
-        tracker: &mut Tracker,
+        tracker: &mut TreeTracker,
         round_started_at: Instant,
     ) -> Result<(u64, Duration), String> {
         let (mut previous_at, mut previous_bytes) = (round_started_at, u64::MAX);
@@ -408,16 +412,17 @@ impl DonorWorker {
         Ok((previous_bytes, previous_at.elapsed()))
     }
 
-    fn send_tree(&mut self, tree: &Tree) -> Result<(), String> {
+    fn send_tree(&mut self, tree: &TreeLayout) -> Result<(), String> {
         self.sender
             .send(MessageKind::Tree, encode(tree).map_err(error_text)?)
     }
 }
 
 /// Returns the counts that determine the duration of a freeze.
-fn freeze_shape(tree: &Tree, tracker: &Tracker) -> ProcessTree {
+fn freeze_counts(tree: &TreeLayout, tracker: &TreeTracker) -> ProcessTree {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let sum = |length_of: fn(&Process) -> usize| count(tree.processes.iter().map(length_of).sum());
+    let sum =
+        |length_of: fn(&ProcessLayout) -> usize| count(tree.processes.iter().map(length_of).sum());
     ProcessTree {
         processes: count(tree.processes.len()),
         threads: sum(|process| process.threads.len()),

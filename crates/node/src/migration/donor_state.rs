@@ -1,8 +1,8 @@
 //! State of a process that moves away, with its two possible ends: resumed here, or ended after the move.
 
-use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::donor::{StoppedTree, TreeTracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Descriptors, FrozenTree};
+use holdfast_sys::process::image::{DescriptorUpdate, ProcessTreeState};
 use holdfast_wire::MoveId;
 
 use super::lingering_listeners::LingeringListeners;
@@ -11,7 +11,7 @@ use super::locks;
 /// State of the departing process.
 pub(super) enum DonorState {
     New,
-    Tracked(Box<Tracker>),
+    Tracked(Box<TreeTracker>),
     /// Stopped, while some flows must be diverted before the rest is sent.
     AwaitingDivert(Box<StoppedTree>, Box<FinalState>),
     Stopped(Box<StoppedTree>),
@@ -23,9 +23,9 @@ pub(super) enum DonorState {
 /// State that is sent last from a stopped tree.
 pub(super) struct FinalState {
     /// Changed descriptors.
-    pub(super) descriptors: Descriptors,
+    pub(super) descriptors: DescriptorUpdate,
     /// State of its threads.
-    pub(super) state: FrozenTree,
+    pub(super) state: ProcessTreeState,
 }
 
 impl DonorState {

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use holdfast_proto::migration::{Completion, Results};
 use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_wire::migration::{MoveFrame, PageRequest};
+use holdfast_wire::move_frames::{MoveFrame, PageRequest};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
-use super::acceptor::Acceptor;
-use super::donor::Job;
+use super::acceptor::AcceptorThread;
+use super::donor::DonorJob;
 use super::donor::postcopy_sender::missing_pages_question;
 use super::image_messages::MessageKind;
 use super::postcopy_receiver::PostcopyReceiver;
-use super::records::{RecordEntry, Role};
+use super::records::{MoveRole, RecordEntry};
 use super::worker_events::WorkerEvent;
 use super::{Migrations, crash_recovery};
 
@@ -127,7 +127,7 @@ impl Migrations {
     pub(super) fn on_pages_requested(&mut self, from: NodeId, id: MoveId, request: PageRequest) {
         if let Some(donor) = self.donors.get(&id) {
             if donor.acceptor == from {
-                donor.send_job(Job::PagesRequested(request));
+                donor.send_job(DonorJob::PagesRequested(request));
             }
             return;
         }
@@ -135,7 +135,11 @@ impl Migrations {
             return;
         }
         // After a restart, the daemon may not know yet that it has to send the pages.
-        let is_known = !self.records.record_of(id, Role::Donor).read().is_empty();
+        let is_known = !self
+            .records
+            .record_of(id, MoveRole::Donor)
+            .read()
+            .is_empty();
         let lost =
             "the original process is gone: the donor's host restarted, or gave up the process";
         let (kind, bytes) = match is_known {
@@ -155,7 +159,7 @@ impl Migrations {
     /// needed.
     pub(super) fn on_unknown_piece(&self, id: MoveId, kind: u8) {
         tracing::debug!(%id, kind, "received part of an unknown move");
-        let entries = self.records.record_of(id, Role::Acceptor).read();
+        let entries = self.records.record_of(id, MoveRole::Acceptor).read();
         let is_running = entries
             .iter()
             .any(|entry| matches!(entry, RecordEntry::Running));
@@ -180,7 +184,7 @@ impl Migrations {
         following: LazyPages,
     ) -> Result<(), String> {
         let receiver = PostcopyReceiver::new(id, following, self.events.clone());
-        let acceptor = Acceptor::start_postcopy_receiver(receiver);
+        let acceptor = AcceptorThread::start_postcopy_receiver(receiver);
         let acceptor = acceptor.map_err(|error| format!("cannot start a thread: {error}"))?;
         self.in_postcopy.insert(id);
         self.acceptors.insert(id, acceptor);

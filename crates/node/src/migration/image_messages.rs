@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_sys::process::image::{MESSAGE_MAX, Pages};
-use holdfast_sys::process::judge as conversation;
+use holdfast_sys::process::image::{MESSAGE_MAX, PagesMessage};
+use holdfast_sys::process::image_judge as conversation;
 use holdfast_wire::{MoveId, NodeId};
 
 use super::compression::{Compressor, LinkRate};
@@ -25,15 +25,15 @@ pub(super) const WINDOW_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum MessageKind {
-    /// `sys::process::image::Tree`.
+    /// `sys::process::image::TreeLayout`.
     Tree = 1,
-    /// `Pages`.
+    /// `PagesMessage`.
     Pages = 2,
-    /// `Frozen`.
+    /// `sys::process::image::ProcessTreeState`.
     Frozen = 3,
-    /// `Descriptors`.
+    /// `DescriptorUpdate`.
     Descriptors = 4,
-    /// `Descriptors` of the stopped tree.
+    /// `DescriptorUpdate` of the stopped tree.
     LastDescriptors = 5,
     /// Socket states of the stopped tree; more follow.
     Sockets = 6,
@@ -41,7 +41,7 @@ pub(super) enum MessageKind {
     LastSockets = 7,
     /// Snapshots of connections, taken while the tree ran.
     Snapshots = 8,
-    /// `Pages`, compressed.
+    /// `PagesMessage`, compressed.
     CompressedPages = 9,
     /// Checksums of the stopped tree.
     Digest = 10,
@@ -49,11 +49,11 @@ pub(super) enum MessageKind {
     FreezeNotice = 11,
     /// `MissingPages`: pages that are absent when the tree resumes and are sent afterwards (post-copy).
     MissingPages = 12,
-    /// Missing `Pages`. Without any pages, a question for the pages still missing.
+    /// Missing `PagesMessage`. Without any pages, a question for the pages still missing.
     PostcopyPages = 13,
     /// Reason, as text, why no more missing pages are sent.
     PostcopyFailed = 14,
-    /// Preview of `Frozen` from the running tree: the question whether the acceptor takes the process.
+    /// Preview of `ProcessTreeState` from the running tree: the question whether the acceptor takes the process.
     StatePreview = 15,
     /// A [`LockAnswer`](super::locks::LockAnswer).
     Locks = 16,
@@ -84,24 +84,24 @@ impl MessageKind {
     }
 
     /// Returns the message type by which the order of messages is checked.
-    pub(super) fn conversation_message(self) -> conversation::Message {
-        use conversation::Message;
+    pub(super) fn conversation_message(self) -> conversation::DonorMessageKind {
+        use conversation::DonorMessageKind;
         match self {
-            MessageKind::Tree => Message::Tree,
-            MessageKind::Pages | MessageKind::CompressedPages => Message::Pages,
-            MessageKind::Frozen => Message::State,
-            MessageKind::Descriptors => Message::Descriptors,
-            MessageKind::LastDescriptors => Message::LastDescriptors,
-            MessageKind::Sockets => Message::Sockets,
-            MessageKind::LastSockets => Message::LastSockets,
-            MessageKind::Snapshots => Message::TcpSnapshots,
-            MessageKind::Digest => Message::Digest,
-            MessageKind::FreezeNotice => Message::FreezeStart,
-            MessageKind::MissingPages => Message::MissingPages,
-            MessageKind::PostcopyPages => Message::PostcopyPages,
-            MessageKind::PostcopyFailed => Message::PostcopyLost,
-            MessageKind::StatePreview => Message::StatePreview,
-            MessageKind::Locks => Message::Locks,
+            MessageKind::Tree => DonorMessageKind::Tree,
+            MessageKind::Pages | MessageKind::CompressedPages => DonorMessageKind::Pages,
+            MessageKind::Frozen => DonorMessageKind::State,
+            MessageKind::Descriptors => DonorMessageKind::Descriptors,
+            MessageKind::LastDescriptors => DonorMessageKind::LastDescriptors,
+            MessageKind::Sockets => DonorMessageKind::Sockets,
+            MessageKind::LastSockets => DonorMessageKind::LastSockets,
+            MessageKind::Snapshots => DonorMessageKind::TcpSnapshots,
+            MessageKind::Digest => DonorMessageKind::Digest,
+            MessageKind::FreezeNotice => DonorMessageKind::FreezeStart,
+            MessageKind::MissingPages => DonorMessageKind::MissingPages,
+            MessageKind::PostcopyPages => DonorMessageKind::PostcopyPages,
+            MessageKind::PostcopyFailed => DonorMessageKind::PostcopyLost,
+            MessageKind::StatePreview => DonorMessageKind::StatePreview,
+            MessageKind::Locks => DonorMessageKind::Locks,
         }
     }
 
@@ -125,13 +125,13 @@ impl MessageKind {
 
 /// Number of bytes that may still be sent; shared by a donor's thread and the event loop.
 #[derive(Debug)]
-pub(super) struct Window {
-    state: Mutex<WindowState>,
+pub(super) struct SendWindow {
+    state: Mutex<SendWindowState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct WindowState {
+struct SendWindowState {
     free_bytes: usize,
     /// Reason why nothing more may be sent.
     closed: Option<String>,
@@ -140,21 +140,21 @@ struct WindowState {
     link_rate: LinkRate,
 }
 
-impl Window {
-    fn new() -> Window {
-        let state = WindowState {
+impl SendWindow {
+    fn new() -> SendWindow {
+        let state = SendWindowState {
             free_bytes: WINDOW_BYTES,
             closed: None,
             verdict: None,
             link_rate: LinkRate::default(),
         };
-        Window {
+        SendWindow {
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, WindowState> {
+    fn lock(&self) -> MutexGuard<'_, SendWindowState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +194,7 @@ impl Window {
     }
 
     /// Waits until `bytes` bytes are free.
-    fn wait_for_bytes(&self, bytes: usize) -> Result<MutexGuard<'_, WindowState>, String> {
+    fn wait_for_bytes(&self, bytes: usize) -> Result<MutexGuard<'_, SendWindowState>, String> {
         let mut state = self.lock();
         loop {
             if let Some(why) = &state.closed {
@@ -213,7 +213,7 @@ impl Window {
 pub(super) struct ImageSender {
     id: MoveId,
     to: NodeId,
-    window: Arc<Window>,
+    window: Arc<SendWindow>,
     events: EventSender,
     compressor: Compressor,
     /// Bytes sent.
@@ -223,8 +223,12 @@ pub(super) struct ImageSender {
 }
 
 impl ImageSender {
-    pub(super) fn new(id: MoveId, to: NodeId, events: EventSender) -> (ImageSender, Arc<Window>) {
-        let window = Arc::new(Window::new());
+    pub(super) fn new(
+        id: MoveId,
+        to: NodeId,
+        events: EventSender,
+    ) -> (ImageSender, Arc<SendWindow>) {
+        let window = Arc::new(SendWindow::new());
         let sender = ImageSender {
             id,
             to,
@@ -243,7 +247,7 @@ impl ImageSender {
     }
 
     /// Sends memory, compressed if that is faster.
-    pub(super) fn send_pages(&mut self, pages: Pages) -> Result<(), String> {
+    pub(super) fn send_pages(&mut self, pages: PagesMessage) -> Result<(), String> {
         let (header, content) = pages.into_message().map_err(|error| error.to_string())?;
         match self
             .compressor
@@ -354,12 +358,12 @@ pub(super) struct MessageAssembler {
 
 /// A received message, as a list of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Message(pub(super) Vec<Bytes>);
+pub(super) struct ImageMessage(pub(super) Vec<Bytes>);
 
-impl Message {
+impl ImageMessage {
     /// Returns the message in one piece.
     pub(super) fn into_bytes(self) -> Bytes {
-        let Message(mut pieces) = self;
+        let ImageMessage(mut pieces) = self;
         match pieces.len() {
             1 => pieces.swap_remove(0),
             _ => pieces.concat().into(),
@@ -374,7 +378,7 @@ impl MessageAssembler {
         number: u8,
         more: bool,
         bytes: Bytes,
-    ) -> Result<Option<(MessageKind, Message)>, String> {
+    ) -> Result<Option<(MessageKind, ImageMessage)>, String> {
         let kind = MessageKind::from_number(number)
             .ok_or("received a message of an unknown kind: run the same release on both nodes")?;
         if *self.kind.get_or_insert(kind) != kind {
@@ -389,7 +393,7 @@ impl MessageAssembler {
             return Ok(None);
         }
         (self.kind, self.bytes) = (None, 0);
-        Ok(Some((kind, Message(std::mem::take(&mut self.pieces)))))
+        Ok(Some((kind, ImageMessage(std::mem::take(&mut self.pieces)))))
     }
 }
 
@@ -409,7 +413,7 @@ mod tests {
     /// The sender waits until the receiver has taken its bytes, and the reassembled message equals the original.
     #[test]
     fn sender_keeps_at_most_one_window_in_transit() {
-        let (events, mut listener) = worker_events::channel();
+        let (events, mut listener) = worker_events::event_channel();
         let (mut image_sender, window) = ImageSender::new(move_id(), NodeId(2), events);
         let message: Vec<u8> = (0..3 * WINDOW_BYTES).map(|at| (at % 251) as u8).collect();
         let expected = message.clone();
@@ -443,7 +447,7 @@ mod tests {
 
     #[test]
     fn closed_window_fails_waiting_sender_with_first_reason() {
-        let (events, _listener) = worker_events::channel();
+        let (events, _listener) = worker_events::event_channel();
         let (mut image_sender, window) = ImageSender::new(move_id(), NodeId(2), events);
         let thread = std::thread::spawn(move || {
             image_sender.send(MessageKind::Tree, vec![0; 2 * WINDOW_BYTES])

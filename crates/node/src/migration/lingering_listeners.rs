@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use holdfast_sys::process::donor::StoppedTree;
-use holdfast_sys::process::sockets::SocketStatic;
+use holdfast_sys::process::sockets::SocketStaticState;
 use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 
-use super::socket_endpoints::{Addresses, SocketEndpoint, endpoint_of};
+use super::socket_endpoints::{MovableAddresses, SocketEndpoint, endpoint_of};
 use super::worker_events::{EventSender, WorkerEvent};
 
 /// Time limit for handshakes, polling interval, and pause before a refused connection is tried again.
@@ -30,7 +30,7 @@ pub(super) struct LingeringListeners {
 }
 
 /// A connection being handed off.
-struct PendingHandoff {
+struct PendingConnectionHandoff {
     flow: Flow,
     socket: OwnedFd,
     answer: oneshot::Receiver<Result<(), String>>,
@@ -42,8 +42,8 @@ type RefusedHandoff = (Instant, Flow, OwnedFd);
 impl LingeringListeners {
     /// Returns the listeners of a stopped tree.
     pub(super) fn of_tree(stopped: &StoppedTree) -> LingeringListeners {
-        let to_listener = |(_, fd, socket): (_, _, &SocketStatic)| match socket {
-            SocketStatic::Unconnected(static_state) if static_state.listen.is_some() => {
+        let to_listener = |(_, fd, socket): (_, _, &SocketStaticState)| match socket {
+            SocketStaticState::Unconnected(static_state) if static_state.listen.is_some() => {
                 let listener: std::os::fd::BorrowedFd<'_> = fd;
                 let listener = listener.try_clone_to_owned().ok().map(TcpListener::from)?;
                 Some((listener, endpoint_of(socket)?))
@@ -65,7 +65,7 @@ impl LingeringListeners {
         self,
         id: MoveId,
         to: NodeId,
-        (addresses, events): (Addresses, EventSender),
+        (addresses, events): (MovableAddresses, EventSender),
     ) {
         if self.listeners.is_empty() {
             return;
@@ -99,7 +99,7 @@ impl LingeringListeners {
     fn hand_off_until_quiet(
         &self,
         to: NodeId,
-        addresses: &Addresses,
+        addresses: &MovableAddresses,
         events: &EventSender,
     ) -> usize {
         let started_at = Instant::now();
@@ -145,7 +145,7 @@ impl LingeringListeners {
         }
     }
 
-    fn accept_all(&self, addresses: &Addresses) -> Vec<(Flow, OwnedFd)> {
+    fn accept_all(&self, addresses: &MovableAddresses) -> Vec<(Flow, OwnedFd)> {
         let mut found = Vec::new();
         for listener in &self.listeners {
             while let Ok((socket, remote)) = listener.accept() {
@@ -183,7 +183,7 @@ fn start_handoff(
     socket: OwnedFd,
     to: NodeId,
     events: &EventSender,
-) -> Option<PendingHandoff> {
+) -> Option<PendingConnectionHandoff> {
     let (reply, answer) = oneshot::channel();
     let copy = socket.as_fd().try_clone_to_owned().ok()?;
     events.send(WorkerEvent::HandOffUnaccepted {
@@ -191,7 +191,7 @@ fn start_handoff(
         socket: copy,
         reply,
     });
-    Some(PendingHandoff {
+    Some(PendingConnectionHandoff {
         flow,
         socket,
         answer,

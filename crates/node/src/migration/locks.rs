@@ -1,16 +1,16 @@
 //! Messages about exclusive locks on files that both nodes see, and the waiting for such locks.
 //!
 //! The acceptor takes all locks before it reports the process as restored. If another process has an exclusive lock, it
-//! asks the donor, and both perform the steps of [`LockStep`]: the first before the commit, the others after it, before
+//! asks the donor, and both perform the steps of [`LockHandoverStep`]: the first before the commit, the others after it, before
 //! the process runs. At every instant the donor or the acceptor has enough of each lock to exclude all other processes.
 
 use std::time::{Duration, Instant};
 
-use holdfast_proto::migration::{Completion, Results, Token};
+use holdfast_proto::migration::{CommandToken, Completion, Results};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::LockHandover;
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::{LockStep, WantedLock};
+use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
 use holdfast_wire::MoveId;
 use serde::{Deserialize, Serialize};
 
@@ -24,24 +24,24 @@ const WARN_AFTER: Duration = Duration::from_secs(2);
 const ERRORS_TOLERATED_FOR: Duration = Duration::from_secs(30);
 
 /// Steps after the commit.
-pub(super) const AFTER_COMMIT: [LockStep; 3] = [
-    LockStep::MoveRemainder,
-    LockStep::ShareFirstByte,
-    LockStep::MoveFirstByte,
+pub(super) const AFTER_COMMIT: [LockHandoverStep; 3] = [
+    LockHandoverStep::MoveRemainder,
+    LockHandoverStep::ShareFirstByte,
+    LockHandoverStep::MoveFirstByte,
 ];
 
 /// The acceptor's request for the next step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LockRequest {
-    pub(super) step: LockStep,
+    pub(super) step: LockHandoverStep,
     /// Contended locks; only in the first step.
-    pub(super) locks: Vec<WantedLock>,
+    pub(super) locks: Vec<ContendedLock>,
 }
 
 /// The donor's answer after its part of a step, with the problem if it failed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LockAnswer {
-    pub(super) step: LockStep,
+    pub(super) step: LockHandoverStep,
     pub(super) problem: Option<String>,
 }
 
@@ -68,11 +68,11 @@ impl LockAnswer {
 }
 
 /// Returns true if a step concerns any of these locks.
-pub(super) fn concerns(step: LockStep, locks: &[WantedLock]) -> bool {
+pub(super) fn concerns(step: LockHandoverStep, locks: &[ContendedLock]) -> bool {
     match step {
-        LockStep::ShareRemainder | LockStep::MoveRemainder => !locks.is_empty(),
-        LockStep::ShareFirstByte | LockStep::MoveFirstByte => {
-            locks.iter().any(WantedLock::has_two_parts)
+        LockHandoverStep::ShareRemainder | LockHandoverStep::MoveRemainder => !locks.is_empty(),
+        LockHandoverStep::ShareFirstByte | LockHandoverStep::MoveFirstByte => {
+            locks.iter().any(ContendedLock::has_two_parts)
         }
     }
 }
@@ -130,7 +130,7 @@ pub(super) fn retry_regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>)
 
 /// Resumes processes that an earlier daemon stopped, by `thaw`, once they have their locks again.
 pub(super) fn regain_then_thaw(
-    (id, token): (MoveId, Token),
+    (id, token): (MoveId, CommandToken),
     given_locks: Vec<LockHandover>,
     thaw: impl FnOnce() -> Result<(), String> + Send + 'static,
     events: EventSender,
@@ -146,9 +146,9 @@ pub(super) fn regain_then_thaw(
 
 /// Acquires the missing locks of a process that an earlier daemon restored.
 pub(super) fn acquire_then_report(
-    (id, token): (MoveId, Token),
+    (id, token): (MoveId, CommandToken),
     mut restorer: Restorer,
-    locks: Vec<WantedLock>,
+    locks: Vec<ContendedLock>,
     events: EventSender,
 ) -> std::io::Result<()> {
     let run = move || {

@@ -6,14 +6,14 @@
 //! send and completed commands. State that must outlive the daemon is first written to a record (`records`).
 
 mod acceptor;
-mod check;
+mod admission_policy;
 mod command_names;
 mod commands;
 mod compression;
-mod connections;
 mod control_requests;
 mod crash_recovery;
 mod donor;
+mod donor_sockets;
 mod donor_state;
 mod event_handlers;
 mod image_messages;
@@ -21,9 +21,9 @@ mod keyrings;
 mod landlock_domains;
 mod lingering_listeners;
 mod locks;
-mod operations;
-mod policy;
+mod migration_operations;
 mod postcopy_receiver;
+mod process_check;
 mod records;
 mod rehearsals;
 mod residents;
@@ -39,40 +39,40 @@ use std::time::Duration;
 
 use holdfast_api::control::ResidentProcess;
 use holdfast_proto::migration::{
-    Completion, Config as MachineConfig, Event, Migration, Output, RecoveredRole,
+    Completion, Event, Migration, MigrationMachineConfig as MachineConfig, Output, RecoveredRole,
 };
-use holdfast_sys::cgroup::Groups;
-use holdfast_wire::migration::{DonorFlow, MoveFrame};
+use holdfast_sys::cgroup::ControlGroups;
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
 pub use acceptor::RESTORER_ARG;
 pub(crate) use command_names::{name_of_command, name_of_results, token_of};
 pub(crate) use worker_events::{EventReceiver, WorkerEvent};
 
-use crate::config::{Config, Reach};
-use acceptor::Acceptor;
-use donor::Donor;
+use crate::config::{Config, PacketRouting};
+use acceptor::AcceptorThread;
+use admission_policy::AdmissionPolicy;
+use donor::DonorThread;
 use image_messages::WINDOW_BYTES;
-use operations::Operations;
-use policy::Policy;
+use migration_operations::MigrationOperations;
 use records::Records;
-pub(crate) use rehearsals::Inquiry;
+pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
 use residents::Residents;
-pub(crate) use socket_endpoints::{Addresses, SocketEndpoint};
+pub(crate) use socket_endpoints::{MovableAddresses, SocketEndpoint};
 use worker_events::EventSender;
 
 /// State of all moves. The owner carries out the results of [`Migrations::next_output`] and passes in frames and events.
 pub(crate) struct Migrations {
     machine: Migration,
     enabled: bool,
-    policy: Policy,
+    policy: AdmissionPolicy,
     records: Records,
     residents: Residents,
-    operations: Operations,
+    operations: MigrationOperations,
     rehearsals: Rehearsals,
-    donors: BTreeMap<MoveId, Donor>,
-    acceptors: BTreeMap<MoveId, Acceptor>,
+    donors: BTreeMap<MoveId, DonorThread>,
+    acceptors: BTreeMap<MoveId, AcceptorThread>,
     /// Flows whose packets are held for processes being moved here, sorted.
     armed_flows: BTreeMap<MoveId, Vec<DonorFlow>>,
     /// Processes that run here while their remaining pages are still being sent (post-copy).
@@ -83,9 +83,9 @@ pub(crate) struct Migrations {
     endpoints: BTreeMap<MoveId, Vec<SocketEndpoint>>,
     /// Packets to give to this node's stack before the sockets of a restored process become active.
     packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
-    addresses: Addresses,
+    addresses: MovableAddresses,
     /// Control groups of this node.
-    cgroups: Groups,
+    cgroups: ControlGroups,
     /// True if every node receives every packet.
     is_broadcast: bool,
     /// True if freezes run at real-time priority.
@@ -102,7 +102,7 @@ pub(crate) enum MachineOutput {
     /// Carry out the command (see [`Migrations::execute`]).
     Execute(Box<holdfast_proto::migration::Command>),
     /// Report the changes to the holder by way of the handoff machine.
-    Report(Vec<holdfast_wire::Change>),
+    Report(Vec<holdfast_wire::OwnershipChange>),
 }
 
 impl Migrations {
@@ -115,28 +115,28 @@ impl Migrations {
         config: &Config,
     ) -> std::io::Result<(Migrations, EventReceiver)> {
         let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
-        let cgroups = Groups::new(cgroup_path);
+        let cgroups = ControlGroups::new(cgroup_path);
         let records = Records::open(&config.node.run_dir)?;
-        let (events, listener) = worker_events::channel();
+        let (events, listener) = worker_events::event_channel();
         let nodes = config
             .nodes()
             .map(|(id, name)| (id, name.to_owned()))
             .collect();
-        let addresses = Addresses::new(
+        let addresses = MovableAddresses::new(
             config.services.iter().map(|service| service.address.ip()),
             config.addresses(),
         );
         let moves = Migrations {
             machine: Migration::new(machine),
             enabled: config.migration.enabled,
-            policy: Policy::new(
+            policy: AdmissionPolicy::new(
                 &config.migration,
                 addresses.clone(),
                 (config.services.iter()).map(|service| service.address.port()),
             ),
             residents: Residents::open(records.residents_file(), cgroups.clone()),
             records,
-            operations: Operations::default(),
+            operations: MigrationOperations::default(),
             rehearsals: Rehearsals::default(),
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
@@ -148,7 +148,7 @@ impl Migrations {
             addresses,
             cgroups,
             realtime: config.node.realtime,
-            is_broadcast: matches!(config.group.reach, Reach::Broadcast { .. }),
+            is_broadcast: matches!(config.group.reach, PacketRouting::Broadcast { .. }),
             node_names: nodes,
             events,
         };
@@ -276,7 +276,7 @@ impl Migrations {
             } => {
                 let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
                 if let Some(donor) = donor {
-                    donor.send_job(donor::Job::Locks(bytes));
+                    donor.send_job(donor::DonorJob::Locks(bytes));
                 }
             }
             frame => self.machine.handle_frame(now, from, frame),
@@ -295,11 +295,11 @@ impl Migrations {
             // The problem is reported once; further pieces are ignored.
             if before <= 2 * WINDOW_BYTES {
                 let why = "the donor sends more than the window allows";
-                acceptor.send_job(acceptor::Job::Refuse(why.to_owned()));
+                acceptor.send_job(acceptor::AcceptorJob::Refuse(why.to_owned()));
             }
             return;
         }
-        acceptor.send_job(acceptor::Job::Piece { kind, more, bytes });
+        acceptor.send_job(acceptor::AcceptorJob::Piece { kind, more, bytes });
     }
 
     /// Handles the loss of a peer.
@@ -316,7 +316,7 @@ impl Migrations {
     }
 
     /// Returns the service and node addresses.
-    pub(crate) fn addresses(&self) -> &Addresses {
+    pub(crate) fn addresses(&self) -> &MovableAddresses {
         &self.addresses
     }
 

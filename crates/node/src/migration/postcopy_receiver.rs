@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use holdfast_sys::process::image::{MemorySpace, PAGE, PageRun};
 use holdfast_sys::process::postcopy::{LazyPages, PageFault};
 use holdfast_wire::MoveId;
-use holdfast_wire::migration::{PageRange, PageRequest};
+use holdfast_wire::move_frames::{PageRange, PageRequest};
 
-use super::acceptor::Job;
+use super::acceptor::AcceptorJob;
 use super::image_messages::{MessageAssembler, MessageKind};
 use super::worker_events::{EventSender, WorkerEvent};
 
@@ -26,26 +26,30 @@ pub(super) struct PostcopyReceiver {
     assembler: MessageAssembler,
     events: EventSender,
     /// Times of the last message from the donor and of the last request.
-    heard_at: Instant,
-    asked_at: Instant,
+    last_message_at: Instant,
+    last_request_at: Instant,
 }
 
 impl PostcopyReceiver {
-    pub(super) fn new(id: MoveId, following: LazyPages, teller: EventSender) -> PostcopyReceiver {
+    pub(super) fn new(
+        id: MoveId,
+        fault_handler: LazyPages,
+        events: EventSender,
+    ) -> PostcopyReceiver {
         let now = Instant::now();
-        let incoming = MessageAssembler::default();
+        let assembler = MessageAssembler::default();
         PostcopyReceiver {
             id,
-            fault_handler: following,
-            assembler: incoming,
-            events: teller,
-            heard_at: now,
-            asked_at: now,
+            fault_handler,
+            assembler,
+            events,
+            last_message_at: now,
+            last_request_at: now,
         }
     }
 
     /// Runs until all pages are there or the process has ended. `wake` is readable if there is a job.
-    pub(super) fn run(mut self, inbox: &Receiver<Job>, wake: &Arc<OwnedFd>) {
+    pub(super) fn run(mut self, inbox: &Receiver<AcceptorJob>, wake: &Arc<OwnedFd>) {
         let (id, events) = (self.id, self.events.clone());
         let started_at = Instant::now();
         let problem = loop {
@@ -81,10 +85,10 @@ impl PostcopyReceiver {
     }
 
     /// Handles the pending jobs and page faults. Returns true if pages are still missing.
-    fn handle_pending(&mut self, inbox: &Receiver<Job>) -> Result<bool, String> {
+    fn handle_pending(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<bool, String> {
         loop {
             match inbox.try_recv() {
-                Ok(Job::Piece { kind, more, bytes }) => self.on_piece(kind, more, bytes)?,
+                Ok(AcceptorJob::Piece { kind, more, bytes }) => self.on_piece(kind, more, bytes)?,
                 Ok(_) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err("the daemon is stopping".to_owned()),
@@ -96,11 +100,13 @@ impl PostcopyReceiver {
         if self.fault_handler.is_complete() || self.fault_handler.has_ended() {
             return Ok(false);
         }
-        if self.heard_at.elapsed() > SILENCE_MAX {
+        if self.last_message_at.elapsed() > SILENCE_MAX {
             let limit = SILENCE_MAX.as_secs();
             return Err(format!("received nothing from the donor for {limit} s"));
         }
-        if self.heard_at.elapsed() > ASK_INTERVAL && self.asked_at.elapsed() > ASK_INTERVAL {
+        if self.last_message_at.elapsed() > ASK_INTERVAL
+            && self.last_request_at.elapsed() > ASK_INTERVAL
+        {
             self.request_all_missing();
         }
         Ok(true)
@@ -124,7 +130,7 @@ impl PostcopyReceiver {
 
     /// Requests all missing pages, and then the pages with waiting faults.
     fn request_all_missing(&mut self) {
-        self.asked_at = Instant::now();
+        self.last_request_at = Instant::now();
         let missing = self.fault_handler.missing_runs();
         self.send_request(true, missing.iter().filter_map(process_range).collect());
         self.request_pages(self.fault_handler.requested_pages());
@@ -142,7 +148,7 @@ impl PostcopyReceiver {
 
     fn on_piece(&mut self, kind: u8, more: bool, bytes: bytes::Bytes) -> Result<(), String> {
         let (started_at, count) = (Instant::now(), bytes.len() as u64);
-        self.heard_at = started_at;
+        self.last_message_at = started_at;
         let message = self.assembler.add_piece(kind, more, bytes)?;
         match message {
             Some((MessageKind::PostcopyPages, message)) => {
@@ -150,7 +156,7 @@ impl PostcopyReceiver {
                 let filled = self.fault_handler.place_pages(&message);
                 let is_question = filled.map_err(|error| error.to_string())?;
                 // Not repeated at once, because the asking donor may not be able to send yet.
-                if is_question && self.asked_at.elapsed() > ASK_INTERVAL {
+                if is_question && self.last_request_at.elapsed() > ASK_INTERVAL {
                     self.request_all_missing();
                 }
             }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
 use holdfast_sys::process::donor::{LockHandover, ProcessRef};
-use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
-use holdfast_wire::migration::{DonorFlow, PeerConnections};
+use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +51,7 @@ pub(super) enum RecordEntry {
     /// The restorer of the process.
     Restorer(ProcessRef),
     /// State that the process's connections need before they resume.
-    UnfinishedConnections(Vec<(TcpStatic, TcpDynamic)>),
+    UnfinishedConnections(Vec<(TcpStaticState, TcpDynamicState)>),
     /// Packets of these flows are held for the process.
     ArmedFlows(Vec<DonorFlow>),
     /// The process is complete; the commit may have been requested.
@@ -66,7 +66,7 @@ pub(super) enum RecordEntry {
 
 /// Role of this node in a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum MoveRole {
     Donor,
     Acceptor,
 }
@@ -91,10 +91,10 @@ impl Records {
     }
 
     /// Returns the record of a move and role, whether it exists or not.
-    pub(super) fn record_of(&self, id: MoveId, role: Role) -> Record {
+    pub(super) fn record_of(&self, id: MoveId, role: MoveRole) -> Record {
         let role = match role {
-            Role::Donor => "gives",
-            Role::Acceptor => "takes",
+            MoveRole::Donor => "gives",
+            MoveRole::Acceptor => "takes",
         };
         Record {
             path: self.directory.join(format!("{id}.{role}")),
@@ -125,8 +125,8 @@ impl Records {
         let (id, role) = name.rsplit_once('.')?;
         let id: MoveId = id.parse().ok()?;
         let role = match role {
-            "gives" => Role::Donor,
-            "takes" => Role::Acceptor,
+            "gives" => MoveRole::Donor,
+            "takes" => MoveRole::Acceptor,
             _ => return None,
         };
         let record = self.record_of(id, role);
@@ -279,7 +279,7 @@ mod tests {
             boot: 2,
             seq,
         };
-        let donor_record = records.record_of(id(1), Role::Donor);
+        let donor_record = records.record_of(id(1), MoveRole::Donor);
         let flow = "udp:10.0.0.1:7-10.0.1.2:4242".parse().expect("a flow");
         let flows = vec![DonorFlow { flow, epoch: 5 }];
         let donor_entry = RecordEntry::Donor {
@@ -296,9 +296,9 @@ mod tests {
         for entry in [donor_entry, may_divert, RecordEntry::MayFreeze] {
             donor_record.write(&entry).expect("written");
         }
-        let acceptor_record = records.record_of(id(2), Role::Acceptor);
+        let acceptor_record = records.record_of(id(2), MoveRole::Acceptor);
         acceptor_record.write(&acceptor_entry()).expect("written");
-        let restored_record = records.record_of(id(4), Role::Acceptor);
+        let restored_record = records.record_of(id(4), MoveRole::Acceptor);
         let restored = RecordEntry::Restored {
             flows: None,
             peers: Vec::new(),
@@ -311,7 +311,7 @@ mod tests {
             restored_record.write(&entry).expect("written");
         }
         // A daemon that died while writing its first line had begun nothing.
-        let truncated_record = records.record_of(id(3), Role::Acceptor);
+        let truncated_record = records.record_of(id(3), MoveRole::Acceptor);
         std::fs::write(&truncated_record.path, "{\"Takes\":{\"na").expect("written");
 
         let found = Records::open(directory.path())

@@ -9,20 +9,20 @@ use holdfast_proto::migration::{KeepReason, Options, Outcome, ProcessId, Request
 use holdfast_wire::{MoveId, NodeId};
 
 use super::Migrations;
-use crate::control::Reply;
+use crate::control::ReplySender;
 
 /// An operator's inquiry whether a process can move.
 #[derive(Debug)]
-pub(crate) struct Inquiry {
+pub(crate) struct MoveInquiry {
     /// Name and id of the node to ask, if any.
     pub(crate) to: Option<(String, NodeId)>,
     /// Channel for the answer; a disconnected operator gets none.
-    pub(crate) reply: Reply<ProcessCheck>,
+    pub(crate) reply: ReplySender<ProcessCheck>,
 }
 
 /// Rehearsals in progress, each with this node's check of the process.
 #[derive(Debug, Default)]
-pub(super) struct Rehearsals(BTreeMap<MoveId, (ProcessCheck, Reply<ProcessCheck>)>);
+pub(super) struct Rehearsals(BTreeMap<MoveId, (ProcessCheck, ReplySender<ProcessCheck>)>);
 
 impl Rehearsals {
     /// Answers the inquiry if the move was a rehearsal. Returns true in that case.
@@ -47,9 +47,9 @@ impl Migrations {
         &mut self,
         now: Duration,
         check: Result<ProcessCheck, ErrorBody>,
-        inquiry: Inquiry,
+        inquiry: MoveInquiry,
     ) {
-        let Inquiry { to, reply } = inquiry;
+        let MoveInquiry { to, reply } = inquiry;
         let mut check = match (self.with_prediction(check), to) {
             (Ok(check), Some((name, id))) if check.movable => {
                 let to = Some(name);

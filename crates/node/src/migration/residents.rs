@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_api::control::ResidentProcess;
-use holdfast_sys::cgroup::Groups;
+use holdfast_sys::cgroup::ControlGroups;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::ProcessRef;
 use holdfast_sys::process::procfs;
@@ -53,7 +53,7 @@ impl Resident {
 /// All residents, also written to a file for the next daemon.
 pub(super) struct Residents {
     file: PathBuf,
-    cgroups: Groups,
+    cgroups: ControlGroups,
     /// Control groups made for processes that are ending.
     ending_groups: Vec<String>,
     residents: Vec<Resident>,
@@ -61,7 +61,7 @@ pub(super) struct Residents {
 
 impl Residents {
     /// Loads an earlier daemon's residents that still run.
-    pub(super) fn open(file: PathBuf, groups: Groups) -> Residents {
+    pub(super) fn open(file: PathBuf, groups: ControlGroups) -> Residents {
         let text = std::fs::read(&file).unwrap_or_default();
         let list = serde_json::from_slice(&text).unwrap_or_default();
         let mut residents = Residents {

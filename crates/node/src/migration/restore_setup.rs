@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use holdfast_sys::process::acceptor::ClockOffsets;
-use holdfast_sys::process::image::Clocks;
+use holdfast_sys::process::image::ClockReadings;
 use rustix::time::ClockId;
 
 /// Binds the socket at which a later daemon finds the restorer.
@@ -14,7 +14,7 @@ pub(super) fn bind_adoption_socket(path: &Path) -> std::io::Result<UnixListener>
 }
 
 /// Returns clock offsets for a process whose clocks were ahead of this host's, so that its time never runs backwards.
-pub(super) fn clock_offsets(donor_clocks: Clocks) -> ClockOffsets {
+pub(super) fn clock_offsets(donor_clocks: ClockReadings) -> ClockOffsets {
     let ahead = |donor_ns: u64, clock: ClockId| {
         let now = rustix::time::clock_gettime(clock);
         let own_ns = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);

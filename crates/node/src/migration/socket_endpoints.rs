@@ -9,8 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use holdfast_sys::process::files::image::FileId;
-use holdfast_sys::process::image::Descriptors;
-use holdfast_sys::process::sockets::{SocketAddresses, SocketStatic, Sockets, split_connections};
+use holdfast_sys::process::image::DescriptorUpdate;
+use holdfast_sys::process::sockets::{
+    RestoredSockets, SocketAddresses, SocketStaticState, split_connections,
+};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 /// Endpoints of a process's socket.
@@ -78,7 +80,7 @@ pub(super) struct TreeSockets {
 
 impl TreeSockets {
     /// Returns the TCP connections that were closed since the previous round.
-    pub(super) fn closed_connections(&self, found: &Descriptors) -> Vec<Flow> {
+    pub(super) fn closed_connections(&self, found: &DescriptorUpdate) -> Vec<Flow> {
         let tcp_flow = |endpoint: Option<&SocketEndpoint>| {
             let connection = endpoint.filter(|endpoint| endpoint.protocol == Protocol::Tcp);
             connection.and_then(SocketEndpoint::flow)
@@ -94,7 +96,7 @@ impl TreeSockets {
     }
 
     /// Records the sockets found in a round. Returns true if any changed socket is not a connection.
-    pub(super) fn update(&mut self, found: &Descriptors) -> bool {
+    pub(super) fn update(&mut self, found: &DescriptorUpdate) -> bool {
         let mut is_any_listening = false;
         let is_listening =
             |endpoint: Option<SocketEndpoint>| endpoint.is_some_and(|place| place.remote.is_none());
@@ -149,8 +151,8 @@ impl TreeSockets {
 }
 
 /// Returns the endpoints of the sockets that are not connections.
-pub(super) fn listening_endpoints(sockets: Option<&Sockets>) -> Vec<SocketEndpoint> {
-    let sockets = sockets.into_iter().flat_map(Sockets::iter);
+pub(super) fn listening_endpoints(sockets: Option<&RestoredSockets>) -> Vec<SocketEndpoint> {
+    let sockets = sockets.into_iter().flat_map(RestoredSockets::iter);
     let endpoints = sockets.filter_map(|(.., static_state)| endpoint_of(static_state));
     endpoints
         .filter(|endpoint| endpoint.remote.is_none())
@@ -158,47 +160,47 @@ pub(super) fn listening_endpoints(sockets: Option<&Sockets>) -> Vec<SocketEndpoi
 }
 
 /// Returns the flows of the connections among sockets.
-pub(super) fn connection_flows(sockets: &[Arc<SocketStatic>]) -> Vec<Flow> {
+pub(super) fn connection_flows(sockets: &[Arc<SocketStaticState>]) -> Vec<Flow> {
     let endpoints = sockets.iter().filter_map(|socket| endpoint_of(socket));
     endpoints.filter_map(|endpoint| endpoint.flow()).collect()
 }
 
 /// Returns a socket's endpoints; `None` if it is not bound or its connection was reset.
-pub(super) fn endpoint_of(socket: &SocketStatic) -> Option<SocketEndpoint> {
+pub(super) fn endpoint_of(socket: &SocketStaticState) -> Option<SocketEndpoint> {
     let endpoint = match socket {
-        SocketStatic::Connection(static_state) => SocketEndpoint {
+        SocketStaticState::Connection(static_state) => SocketEndpoint {
             protocol: Protocol::Tcp,
             local: static_state.local,
             remote: Some(static_state.remote),
         },
-        SocketStatic::Unconnected(static_state) => SocketEndpoint {
+        SocketStaticState::Unconnected(static_state) => SocketEndpoint {
             protocol: Protocol::Tcp,
             local: static_state.local?,
             remote: None,
         },
-        SocketStatic::Datagrams(static_state) => SocketEndpoint {
+        SocketStaticState::Datagrams(static_state) => SocketEndpoint {
             protocol: Protocol::Udp,
             local: static_state.local,
             remote: static_state.remote,
         },
-        SocketStatic::Ended { .. } | SocketStatic::Closed(_) => return None,
+        SocketStaticState::Ended { .. } | SocketStaticState::Closed(_) => return None,
     };
     Some(endpoint)
 }
 
 /// Addresses that movable sockets may have: service addresses, and for connections also node addresses.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Addresses {
+pub(crate) struct MovableAddresses {
     services: BTreeSet<IpAddr>,
     nodes: BTreeMap<IpAddr, NodeId>,
 }
 
-impl Addresses {
+impl MovableAddresses {
     pub(crate) fn new(
         services: impl IntoIterator<Item = IpAddr>,
         nodes: impl IntoIterator<Item = (IpAddr, NodeId)>,
-    ) -> Addresses {
-        Addresses {
+    ) -> MovableAddresses {
+        MovableAddresses {
             services: services.into_iter().collect(),
             nodes: nodes.into_iter().collect(),
         }
@@ -237,12 +239,12 @@ impl Addresses {
     }
 
     /// Checks that this socket can exist at another node.
-    pub(super) fn check_socket(&self, socket: &SocketStatic) -> Result<(), String> {
+    pub(super) fn check_socket(&self, socket: &SocketStaticState) -> Result<(), String> {
         endpoint_of(socket).map_or(Ok(()), |endpoint| self.check_endpoint(&endpoint))
     }
 
     /// Checks all sockets among these descriptors.
-    pub(super) fn check_descriptors(&self, found: &Descriptors) -> Result<(), String> {
+    pub(super) fn check_descriptors(&self, found: &DescriptorUpdate) -> Result<(), String> {
         let mut sockets = found.sockets.values();
         sockets.try_for_each(|socket| self.check_socket(socket))
     }
@@ -271,7 +273,7 @@ impl Addresses {
     }
 
     /// Returns the TCP connections among new sockets, without connections inside the tree.
-    pub(super) fn connections(&self, found: &Descriptors) -> Vec<Flow> {
+    pub(super) fn connections(&self, found: &DescriptorUpdate) -> Vec<Flow> {
         let endpoints = found.sockets.values().filter_map(endpoint_of);
         let flows = endpoints.filter_map(|endpoint| endpoint.flow());
         let is_outside_tree = |flow: &Flow| {
@@ -325,8 +327,8 @@ mod tests {
         let descriptors_of = |sockets: &[(FileId, &TcpStream)]| {
             let mut reader = holdfast_sys::process::sockets::SocketReader::new().expect("a reader");
             let mut read = |stream: &TcpStream| reader.read(stream.as_fd()).expect("read");
-            Descriptors {
-                files: holdfast_sys::process::image::Files::Changes(Default::default()),
+            DescriptorUpdate {
+                files: holdfast_sys::process::image::OpenFilesUpdate::Changes(Default::default()),
                 sockets: sockets.iter().map(|(id, one)| (*id, read(one))).collect(),
                 removed: BTreeSet::new(),
             }
@@ -344,7 +346,7 @@ mod tests {
             assert!(why.contains("another process has the other end"), "{why}");
             tree_sockets.update(&descriptors_of(&[(2, &other_end)]));
             assert_eq!(tree_sockets.check_loopback_ends(), Ok(()));
-            tree_sockets.update(&Descriptors {
+            tree_sockets.update(&DescriptorUpdate {
                 removed: [1, 2].into(),
                 ..descriptors_of(&[])
             });
@@ -374,7 +376,7 @@ mod tests {
     #[test]
     fn connection_at_node_address_may_move() {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
-        let addresses = Addresses::new([ip("10.0.0.100")], [(ip("10.0.0.2"), NodeId(2))]);
+        let addresses = MovableAddresses::new([ip("10.0.0.100")], [(ip("10.0.0.2"), NodeId(2))]);
         let check = |local: &str, remote: Option<&str>| {
             addresses.check_endpoint(&SocketEndpoint {
                 protocol: Protocol::Tcp,

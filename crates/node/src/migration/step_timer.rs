@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use holdfast_wire::migration::StepTime;
+use holdfast_wire::move_frames::StepTime;
 
 /// Steps with their durations, each measured from the end of the previous one.
 #[derive(Debug)]

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use holdfast_api::control::{ErrorBody, UnitEntry};
-use holdfast_sys::cgroup::{Group, Groups};
+use holdfast_sys::cgroup::{ControlGroup, ControlGroups};
 
 /// Suffix of the control groups of units that can move.
 const SERVICE_SUFFIX: &str = ".service";
 
 /// Returns the reasons why a process's control group cannot be made here; empty if it can.
-pub(super) fn group_refusals(groups: &Groups, group: &Group) -> Vec<String> {
+pub(super) fn group_refusals(groups: &ControlGroups, group: &ControlGroup) -> Vec<String> {
     match group.path().ends_with(SERVICE_SUFFIX) {
-        true => groups.refusals(group),
+        true => groups.creation_obstacles(group),
         false => vec![format!(
             "control group {} does not belong to a service",
             group.path()
@@ -21,13 +21,13 @@ pub(super) fn group_refusals(groups: &Groups, group: &Group) -> Vec<String> {
 
 /// Control groups of this node, and processes in them that do not belong to their units.
 #[derive(Debug, Clone)]
-pub(super) struct Units {
-    pub(super) cgroups: Groups,
+pub(super) struct SystemdUnits {
+    pub(super) cgroups: ControlGroups,
     /// Parents of processes that were moved here.
     pub(super) restorer_pids: BTreeSet<i32>,
 }
 
-impl Units {
+impl SystemdUnits {
     /// Returns the root process of a unit.
     pub(super) fn find(&self, unit: &str) -> Result<UnitEntry, ErrorBody> {
         let refusal = |error: String, what_to_do: &str| ErrorBody {
@@ -54,7 +54,7 @@ impl Units {
                 "name the process by its PID",
             ));
         }
-        match Groups::roots(&processes)[..] {
+        match ControlGroups::tree_roots(&processes)[..] {
             [pid] => Ok(UnitEntry {
                 unit: unit.to_owned(),
                 group,
@@ -73,7 +73,7 @@ impl Units {
     }
 
     /// Returns the group that moves with a tree: a unit's group, if the tree contains all its processes.
-    pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<Group>, String> {
+    pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<ControlGroup>, String> {
         let failed =
             |error: std::io::Error| format!("cannot read the process's control group: {error}");
         let Some(root) = tree.first() else {

@@ -6,9 +6,9 @@ use std::os::fd::BorrowedFd;
 use holdfast_bpf::Error;
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::sockets::{SentStates, SocketState};
-use holdfast_sys::tcp_repair::TcpDynamic;
+use holdfast_sys::tcp_repair::TcpDynamicState;
 
-use crate::dataplane::{Observation, Snapshot, TcpObserver};
+use crate::dataplane::{ConnectionSnapshot, Observation, TcpObserver};
 
 /// Snapshots of followed connections.
 pub(super) struct TcpSnapshots {
@@ -28,14 +28,14 @@ pub(super) struct TcpSnapshots {
 
 struct UnsentSnapshot {
     at_us: u64,
-    state: TcpDynamic,
+    state: TcpDynamicState,
     /// Bytes that the program has not read.
     unread_bytes: u32,
 }
 
 impl UnsentSnapshot {
     /// Returns the state with its timestamp clock advanced to another time.
-    fn advanced_to(mut self, at_us: u64) -> TcpDynamic {
+    fn advanced_to(mut self, at_us: u64) -> TcpDynamicState {
         self.state.advance_clock(at_us.saturating_sub(self.at_us));
         self.state
     }
@@ -84,9 +84,9 @@ impl TcpSnapshots {
         for (id, snapshot) in changed {
             self.insufficient.remove(&id);
             let (state, unread_bytes) = match snapshot {
-                Snapshot::Complete(state) => (state, 0),
-                Snapshot::WithUnread(state, unread) => (state, unread),
-                Snapshot::Partial => {
+                ConnectionSnapshot::Complete(state) => (state, 0),
+                ConnectionSnapshot::WithUnread(state, unread) => (state, unread),
+                ConnectionSnapshot::Partial => {
                     self.unsent.remove(&id);
                     self.insufficient.insert(id);
                     continue;
@@ -121,7 +121,7 @@ impl TcpSnapshots {
     }
 
     /// Returns the connections with known options whose snapshots lack only unread data, with its length in bytes.
-    pub(super) fn take_with_unread_data(&mut self) -> Vec<(FileId, TcpDynamic, u32)> {
+    pub(super) fn take_with_unread_data(&mut self) -> Vec<(FileId, TcpDynamicState, u32)> {
         self.take_selected(|id, untold, sure| untold.unread_bytes > 0 && sure.contains(id))
     }
 
@@ -129,7 +129,7 @@ impl TcpSnapshots {
     fn take_selected(
         &mut self,
         is_selected: impl Fn(&FileId, &UnsentSnapshot, &BTreeSet<FileId>) -> bool,
-    ) -> Vec<(FileId, TcpDynamic, u32)> {
+    ) -> Vec<(FileId, TcpDynamicState, u32)> {
         let (mut selected, mut remaining) = (Vec::new(), BTreeMap::new());
         for (id, entry) in std::mem::take(&mut self.unsent) {
             if is_selected(&id, &entry, &self.known_options) {

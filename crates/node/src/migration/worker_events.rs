@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, PostCopyMemory, ProcessCheck};
-use holdfast_proto::migration::{Completion, Token};
+use holdfast_proto::migration::{CommandToken, Completion};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::ProcessRef;
-use holdfast_wire::migration::{DonorFlow, PageRequest};
+use holdfast_wire::move_frames::{DonorFlow, PageRequest};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::rehearsals::Inquiry;
+use super::rehearsals::MoveInquiry;
 use super::residents::ProcessInfo;
 use super::socket_endpoints::SocketEndpoint;
 use crate::engine::Redirect;
@@ -43,7 +43,7 @@ pub(crate) enum WorkerEvent {
     /// A process that an earlier daemon restored has its locks.
     LocksAcquired {
         id: MoveId,
-        token: Token,
+        token: CommandToken,
         restorer: Restorer,
     },
     /// The remaining pages of a process that runs here, or will in a moment, are being sent; its thread continues.
@@ -109,7 +109,7 @@ pub(crate) enum WorkerEvent {
         check: Box<Result<ProcessCheck, ErrorBody>>,
         /// Connections of the process.
         flows: Vec<Flow>,
-        inquiry: Inquiry,
+        inquiry: MoveInquiry,
     },
 }
 
@@ -144,7 +144,7 @@ impl EventSender {
 /// The event loop's end of the channel. Its length is bounded by the windows of the moves.
 pub(crate) type EventReceiver = mpsc::UnboundedReceiver<WorkerEvent>;
 
-pub(super) fn channel() -> (EventSender, EventReceiver) {
+pub(super) fn event_channel() -> (EventSender, EventReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (EventSender(sender), receiver)
 }

@@ -9,11 +9,11 @@ use axum::routing::{get, post};
 use holdfast_api::control::{POOL_ROUTES, ResolveQuery, UnreachableReport, openapi};
 use serde::Serialize;
 
-use super::requests::Request;
-use crate::control::answer::{bad_request, method_not_allowed, not_found, response};
-use crate::mailbox::{Mailbox, Reply};
+use super::requests::PoolRequest;
+use crate::control::http_responses::{bad_request, method_not_allowed, not_found, response};
+use crate::mailbox::{Mailbox, ReplySender};
 
-type RequestMailbox = Mailbox<Request>;
+type RequestMailbox = Mailbox<PoolRequest>;
 
 /// Returns the router for all of [`POOL_ROUTES`].
 pub(super) fn router(mailbox: RequestMailbox) -> Router {
@@ -32,18 +32,18 @@ pub(super) fn router(mailbox: RequestMailbox) -> Router {
 
 async fn ask_event_loop<T: Serialize>(
     mailbox: &RequestMailbox,
-    request: impl FnOnce(Reply<T>) -> Request,
+    request: impl FnOnce(ReplySender<T>) -> PoolRequest,
     refused: StatusCode,
 ) -> Response {
     response(mailbox.ask(request).await, refused)
 }
 
 async fn status(State(to): State<RequestMailbox>) -> Response {
-    ask_event_loop(&to, Request::Status, StatusCode::CONFLICT).await
+    ask_event_loop(&to, PoolRequest::Status, StatusCode::CONFLICT).await
 }
 
 async fn elements(State(to): State<RequestMailbox>) -> Response {
-    ask_event_loop(&to, Request::Elements, StatusCode::CONFLICT).await
+    ask_event_loop(&to, PoolRequest::Elements, StatusCode::CONFLICT).await
 }
 
 async fn resolve(
@@ -55,12 +55,12 @@ async fn resolve(
         Ok(query) => query,
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
-    let request = |reply| Request::Resolve(handle, query, reply);
+    let request = |reply| PoolRequest::Resolve(handle, query, reply);
     ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
 async fn select(State(to): State<RequestMailbox>, Path(handle): Path<String>) -> Response {
-    let request = |reply| Request::Select(handle, reply);
+    let request = |reply| PoolRequest::Select(handle, reply);
     ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
@@ -72,6 +72,6 @@ async fn unreachable(
         Ok(report) => report,
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
-    let request = |reply| Request::Unreachable(report, reply);
+    let request = |reply| PoolRequest::Unreachable(report, reply);
     ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
 
-use super::elements::Element;
-use super::event_loop::Daemon;
+use super::elements::HostedElement;
+use super::event_loop::PoolEventLoop;
 
 /// Numbers of elements, by pool handle and identifier.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl ElementIndex {
     }
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Lists an element under its current identifier.
     pub(super) fn index_element(&mut self, number: u64) {
         let Some(element) = self.elements.get_mut(&number) else {
@@ -55,7 +55,7 @@ impl Daemon {
     }
 
     /// Removes an element.
-    pub(super) fn unindex_element(&mut self, number: u64, element: &Element) {
+    pub(super) fn unindex_element(&mut self, number: u64, element: &HostedElement) {
         if let Some(id) = element.indexed_id {
             self.element_index
                 .remove(number, (element.handle.clone(), id));

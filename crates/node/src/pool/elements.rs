@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
-    DeregistrationResult, ElementEvent, FromPool, Registration, Service as Wanted,
+    DeregistrationResult, ElementEvent, ElementService as Wanted, FromPool, Registration,
 };
 use holdfast_proto::pool_element::{
-    self, Config, Event, HuntConfig, Link, PoolElement, SessionEvent, Sessions, SessionsConfig,
+    self, Event, LinkId, PoolElement, PoolElementConfig, ServerHuntConfig, UserSessionEvent,
+    UserSessions, UserSessionsConfig,
 };
-use holdfast_sys::transport::{self, Config as EndpointConfig, Endpoint};
+use holdfast_sys::transport::{self, TransportConfig as EndpointConfig, TransportEndpoint};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
     Cause, ElementId, Policy, PoolHandle, SctpTransport, Transport, TransportUse,
 };
 
-use super::event_loop::Daemon;
-use super::links::{AssociationKey, Owner};
-use super::policy;
+use super::event_loop::PoolEventLoop;
+use super::links::{AssociationKey, LinkOwner};
+use super::policy_conversion;
 use crate::api_conversion::parse_handle;
 use crate::config::pool::{PoolConfig, RegistrarAddress, cookie_keys};
 use crate::sctp::{data_transport, reachable_addresses, source_towards};
@@ -27,10 +28,11 @@ use crate::sctp::{data_transport, reachable_addresses, source_towards};
 const USERS_MAX: usize = 20_000;
 
 /// An element.
-pub(super) struct Element {
+pub(super) struct HostedElement {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
-    /// Identifier under which [`Names`](super::names::Names) lists the element; the machine may take another one.
+    /// Identifier under which [`ElementIndex`](super::element_index::ElementIndex) lists the element; the machine may
+    /// take another one.
     pub(super) indexed_id: Option<ElementId>,
     /// Transport address for its users.
     pub(super) transport: Transport,
@@ -40,14 +42,14 @@ pub(super) struct Element {
 
 /// Sessions of an element with its users.
 pub(super) struct Service {
-    pub(super) endpoint: Box<dyn Endpoint>,
+    pub(super) endpoint: Box<dyn TransportEndpoint>,
     pub(super) addresses: Vec<SocketAddr>,
-    pub(super) sessions: Sessions,
+    pub(super) sessions: UserSessions,
     /// Links of the users.
-    pub(super) users: std::collections::BTreeSet<Link>,
+    pub(super) users: std::collections::BTreeSet<LinkId>,
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Registers a program as an element.
     pub(super) fn register(
         &mut self,
@@ -55,7 +57,7 @@ impl Daemon {
         registration: Registration,
     ) -> Result<(), String> {
         let handle = parse_handle(&registration.handle).map_err(|error| error.to_string())?;
-        let policy = policy::policy_from_detail(&registration.policy)?;
+        let policy = policy_conversion::policy_from_detail(&registration.policy)?;
         let life = registration
             .life_ms
             .map_or(self.config.life, Duration::from_millis);
@@ -65,11 +67,12 @@ impl Daemon {
         let (transport, service) = self.open_service(&registration, &handle, policy)?;
         let hunt = hunt_config(&self.config);
         let seed = rand::random();
-        let mut config = Config::new(handle.clone(), transport.clone(), policy, hunt, seed);
+        let mut config =
+            PoolElementConfig::new(handle.clone(), transport.clone(), policy, hunt, seed);
         config.life = Some(life);
         config.life_unit = self.config.life_unit;
         config.update_interval = self.config.update_interval;
-        let element = Element {
+        let element = HostedElement {
             handle,
             machine: PoolElement::new(config),
             indexed_id: None,
@@ -82,7 +85,7 @@ impl Daemon {
         self.elements.insert(number, element);
         let now = self.now();
         self.with_element(number, |machine| machine.handle_register(now));
-        self.carry_out(Owner::Element(number));
+        self.carry_out(LinkOwner::Element(number));
         Ok(())
     }
 
@@ -196,7 +199,7 @@ impl Daemon {
         };
         let (endpoint, addresses) =
             open().map_err(|error| format!("SCTP at {:?}: {error}", config.local))?;
-        let sessions = Sessions::new(SessionsConfig {
+        let sessions = UserSessions::new(UserSessionsConfig {
             handle: handle.clone(),
             policy,
             keys: cookie_keys(registration.cookie_keys.clone()),
@@ -211,13 +214,13 @@ impl Daemon {
 
     /// Updates an element's policy information.
     pub(super) fn set_policy(&mut self, number: u64, detail: &PolicyDetail) -> Result<(), String> {
-        let policy = policy::policy_from_detail(detail)?;
+        let policy = policy_conversion::policy_from_detail(detail)?;
         let now = self.now();
         let Some(element) = self.elements.get_mut(&number) else {
             return Ok(());
         };
         let updated = element.machine.handle_policy(now, policy);
-        self.carry_out(Owner::Element(number));
+        self.carry_out(LinkOwner::Element(number));
         updated.map_err(|error| error.to_string())
     }
 
@@ -235,7 +238,7 @@ impl Daemon {
         for link in links.into_iter().flatten() {
             self.end_user(number, link);
         }
-        self.carry_out(Owner::Element(number));
+        self.carry_out(LinkOwner::Element(number));
     }
 
     /// Calls `action` with an element's machine, if the element exists.
@@ -325,7 +328,7 @@ impl Daemon {
     /// Handles a new association of a user with an element.
     pub(super) fn on_user_association(&mut self, assoc_key: AssociationKey, from: Vec<SocketAddr>) {
         let number = assoc_key.endpoint;
-        let owner = Owner::Service(number);
+        let owner = LinkOwner::Service(number);
         let Some(link) = self.links.link_for(owner, assoc_key) else {
             return;
         };
@@ -350,14 +353,14 @@ impl Daemon {
     }
 
     /// Handles a message on a user's control channel.
-    pub(super) fn on_session_message(&mut self, number: u64, link: Link, message: Message) {
+    pub(super) fn on_session_message(&mut self, number: u64, link: LinkId, message: Message) {
         if let Some(service) = self.service_of(number) {
             service.sessions.handle_message(link, message);
         }
     }
 
     /// Handles the end of a user's association.
-    pub(super) fn on_session_lost(&mut self, number: u64, link: Link) {
+    pub(super) fn on_session_lost(&mut self, number: u64, link: LinkId) {
         let Some(service) = self.service_of(number) else {
             return;
         };
@@ -370,31 +373,31 @@ impl Daemon {
     }
 
     /// Handles an event of a control channel.
-    pub(super) fn on_service_event(&mut self, number: u64, event: SessionEvent) {
+    pub(super) fn on_service_event(&mut self, number: u64, event: UserSessionEvent) {
         match event {
-            SessionEvent::Resumed { link, state } => {
+            UserSessionEvent::Resumed { link, state } => {
                 let event = ElementEvent::Resumed {
                     session: session_number(link),
                     state: state.to_vec(),
                 };
                 self.programs.send(number, &FromPool::Element(event));
             }
-            SessionEvent::CookieRejected { link, error } => {
+            UserSessionEvent::CookieRejected { link, error } => {
                 tracing::warn!(session = session_number(link), %error, "rejected a user's cookie");
             }
-            SessionEvent::UnexpectedCookie { link } => {
+            UserSessionEvent::UnexpectedCookie { link } => {
                 tracing::debug!(
                     session = session_number(link),
                     "ignored an unexpected cookie"
                 );
             }
-            SessionEvent::BusinessCard { .. } => {}
+            UserSessionEvent::BusinessCard { .. } => {}
         }
     }
 }
 
 /// Returns a machine's configuration for finding registrars.
-pub(super) fn hunt_config(config: &PoolConfig) -> HuntConfig {
+pub(super) fn hunt_config(config: &PoolConfig) -> ServerHuntConfig {
     let registrars = config.known_registrars();
     let transport = |at: &RegistrarAddress| match at.transport {
         None => Transport::Sctp(data_transport(&[at.address])),
@@ -405,14 +408,14 @@ pub(super) fn hunt_config(config: &PoolConfig) -> HuntConfig {
             address: at.address.ip(),
         },
     };
-    let mut hunt = HuntConfig::new(registrars.iter().map(transport).collect());
+    let mut hunt = ServerHuntConfig::new(registrars.iter().map(transport).collect());
     hunt.trust_announces = config.announces.trusted;
     hunt
 }
 
 /// Returns the number of a user's session for the element's program.
-pub(super) fn session_number(link: Link) -> u64 {
+pub(super) fn session_number(link: LinkId) -> u64 {
     match link {
-        Link::Initiated(number) | Link::Accepted(number) => number,
+        LinkId::Initiated(number) | LinkId::Accepted(number) => number,
     }
 }

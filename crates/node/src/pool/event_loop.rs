@@ -5,25 +5,27 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::PoolUser;
-use holdfast_sys::transport::{DownReason, Endpoint, Event, PathState, Provider, provider};
+use holdfast_sys::transport::{
+    DownReason, PathState, SctpProvider, TransportEndpoint, TransportEvent, provider,
+};
 use holdfast_wire::rserpool::asap::{self, Message};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tokio::runtime::Handle;
 
 use super::element_index::ElementIndex;
-use super::elements::Element;
-use super::links::{AssociationKey, Links, Owner};
-use super::machine_io::Input;
+use super::elements::HostedElement;
+use super::links::{AssociationKey, LinkOwner, LinkTable};
+use super::machine_io::MachineInput;
 use super::pending_callers::PendingCallers;
 use super::probes::Probes;
-use super::requests::Request;
-use super::roles::Programs;
-use super::streams::StreamHandle;
-use super::users::Users;
-use crate::asap::Refusals;
+use super::program_roles::PoolPrograms;
+use super::requests::PoolRequest;
+use super::session_streams::StreamHandle;
+use super::user_sessions::UserSessions;
+use crate::asap_over_tcp::Refusals;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::{Inbox, Mailbox};
 use crate::multicast::MulticastGroups;
@@ -34,24 +36,24 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A pool daemon with its sockets.
-pub(super) struct Daemon {
+pub(super) struct PoolEventLoop {
     pub(super) config: PoolConfig,
     pub(super) started: Instant,
     /// Endpoint towards registrars and elements.
-    pub(super) own_endpoint: Box<dyn Endpoint>,
+    pub(super) own_endpoint: Box<dyn TransportEndpoint>,
     pub(super) groups: MulticastGroups<()>,
-    pub(super) requests: Inbox<Request>,
+    pub(super) requests: Inbox<PoolRequest>,
     /// Mailbox for tasks of the other thread.
-    pub(super) to_self: Mailbox<Request>,
+    pub(super) to_self: Mailbox<PoolRequest>,
     pub(super) runtime: Handle,
     pub(super) user: PoolUser,
-    pub(super) users: Users,
-    pub(super) elements: BTreeMap<u64, Element>,
+    pub(super) users: UserSessions,
+    pub(super) elements: BTreeMap<u64, HostedElement>,
     pub(super) element_index: ElementIndex,
     /// Addresses of elements whose sessions this daemon accepts.
     pub(super) services: HashSet<SocketAddr>,
-    pub(super) programs: Programs,
-    pub(super) links: Links,
+    pub(super) programs: PoolPrograms,
+    pub(super) links: LinkTable,
     pub(super) pending_callers: PendingCallers,
     pub(super) probes: Probes,
     pub(super) streams: HashMap<u64, StreamHandle>,
@@ -59,15 +61,15 @@ pub(super) struct Daemon {
     /// Hosts that could not be reached, and whether the next attempt is inside UDP.
     pub(super) next_inside_udp: HashMap<SocketAddr, bool>,
     /// Inputs for the machines.
-    pub(super) inputs: VecDeque<Input>,
+    pub(super) inputs: VecDeque<MachineInput>,
     /// Wake-up times of the machines.
-    pub(super) wakes: BTreeSet<(Duration, Owner)>,
-    pub(super) wake_time_of: HashMap<Owner, Duration>,
+    pub(super) wakes: BTreeSet<(Duration, LinkOwner)>,
+    pub(super) wake_time_of: HashMap<LinkOwner, Duration>,
     /// Associations with messages for which the buffer had no room.
     pub(super) stalled: BTreeSet<AssociationKey>,
     /// Time at which the daemon ends even if elements are left.
     pub(super) stop_deadline: Option<Duration>,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<TransportEvent>,
     /// Registrars over TCP that were not reached.
     pub(super) refusals: Refusals,
 }
@@ -80,7 +82,7 @@ struct ReadyDescriptors {
     services: Vec<u64>,
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Runs until a stop request.
     ///
     /// # Errors
@@ -122,7 +124,7 @@ impl Daemon {
         let mut deadline = self.wakes.first().map(|(due, _)| *due);
         let mut wake_by =
             |at: Duration| deadline = Some(deadline.map_or(at, |until| until.min(at)));
-        if !self.stalled.is_empty() && provider() == Provider::Kernel {
+        if !self.stalled.is_empty() && provider() == SctpProvider::Kernel {
             wake_by(self.now() + RETRY_INTERVAL);
         }
         self.stop_deadline.into_iter().for_each(&mut wake_by);
@@ -132,7 +134,7 @@ impl Daemon {
         ];
         check_times.into_iter().flatten().for_each(wake_by);
         let timeout = deadline.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
-        let services: Vec<(u64, &dyn Endpoint)> = self
+        let services: Vec<(u64, &dyn TransportEndpoint)> = self
             .elements
             .iter()
             .filter_map(|(number, element)| {
@@ -178,7 +180,7 @@ impl Daemon {
     }
 
     /// Returns the endpoint with this number; 0 is the daemon's own.
-    pub(super) fn endpoint(&mut self, number: u64) -> Option<&mut dyn Endpoint> {
+    pub(super) fn endpoint(&mut self, number: u64) -> Option<&mut dyn TransportEndpoint> {
         if number == 0 {
             return Some(self.own_endpoint.as_mut());
         }
@@ -186,27 +188,29 @@ impl Daemon {
         Some(service.endpoint.as_mut())
     }
 
-    pub(super) fn on_endpoint_event(&mut self, endpoint: u64, event: Event) {
+    pub(super) fn on_endpoint_event(&mut self, endpoint: u64, event: TransportEvent) {
         let key_of = |assoc| AssociationKey { endpoint, assoc };
         match event {
-            Event::Message { assoc, message } if message.ppid == asap::PPID => {
+            TransportEvent::Message { assoc, message } if message.ppid == asap::PPID => {
                 let assoc_key = key_of(assoc);
                 if !self.pending_callers.hold_message(assoc_key, &message.data) {
                     self.on_asap_message(assoc_key, &message.data);
                 }
             }
             // A guest must not send data.
-            Event::Message { assoc, .. } if self.probes.is_guest(key_of(assoc)) => {
+            TransportEvent::Message { assoc, .. } if self.probes.is_guest(key_of(assoc)) => {
                 self.abort(key_of(assoc))
             }
-            Event::Message { assoc, message } => self.on_data(key_of(assoc), &message.data),
-            Event::Up { assoc, .. } => self.on_association_up(key_of(assoc)),
-            Event::Restarted { assoc } => {
+            TransportEvent::Message { assoc, message } => {
+                self.on_data(key_of(assoc), &message.data)
+            }
+            TransportEvent::Up { assoc, .. } => self.on_association_up(key_of(assoc)),
+            TransportEvent::Restarted { assoc } => {
                 let owners = self.links.end_links(key_of(assoc));
                 self.push_lost(owners);
                 self.on_association_up(key_of(assoc));
             }
-            Event::Down { assoc, reason } => {
+            TransportEvent::Down { assoc, reason } => {
                 let assoc_key = key_of(assoc);
                 self.toggle_encapsulation(assoc_key);
                 self.stalled.remove(&assoc_key);
@@ -218,15 +222,15 @@ impl Daemon {
                     DownReason::Lost | DownReason::NotStarted => self.push_lost(owners),
                 }
             }
-            Event::Path { assoc, state, .. } => {
+            TransportEvent::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {
                     self.on_addresses_changed(key_of(assoc));
                 }
             }
             // Needs no action: either the association ends, or its registrar does not answer, and both are noticed.
-            Event::SendFailed { .. } => {}
-            Event::Refused {
+            TransportEvent::SendFailed { .. } => {}
+            TransportEvent::Refused {
                 remote,
                 reason: why,
             } => self.refusals.record(remote, &why),
@@ -243,7 +247,7 @@ impl Daemon {
         };
         match self.links.mark_up(assoc_key, &addresses) {
             Some(owners) => {
-                let connected = |(owner, link)| Input::Connected(owner, link);
+                let connected = |(owner, link)| MachineInput::Connected(owner, link);
                 self.inputs.extend(owners.into_iter().map(connected));
             }
             None if assoc_key.endpoint != 0 => self.on_user_association(assoc_key, addresses),
@@ -251,13 +255,13 @@ impl Daemon {
         }
     }
 
-    fn push_lost(&mut self, owners: Vec<(Owner, Link)>) {
-        let lost = |(owner, link)| Input::Lost(owner, link);
+    fn push_lost(&mut self, owners: Vec<(LinkOwner, LinkId)>) {
+        let lost = |(owner, link)| MachineInput::Lost(owner, link);
         self.inputs.extend(owners.into_iter().map(lost));
     }
 
-    fn push_ended(&mut self, owners: Vec<(Owner, Link)>) {
-        let ended = |(owner, link)| Input::Ended(owner, link);
+    fn push_ended(&mut self, owners: Vec<(LinkOwner, LinkId)>) {
+        let ended = |(owner, link)| MachineInput::Ended(owner, link);
         self.inputs.extend(owners.into_iter().map(ended));
     }
 
@@ -291,14 +295,14 @@ impl Daemon {
         self.requests.clear_wakeup();
         while let Some(request) = self.requests.pop() {
             match request {
-                Request::Stop => {
+                PoolRequest::Stop => {
                     let numbers: Vec<u64> = self.elements.keys().copied().collect();
                     for number in numbers {
                         self.deregister(number);
                     }
                     self.stop_deadline = Some(self.now() + LEAVE_TIMEOUT);
                 }
-                Request::ReloadTls(security) => self.own_endpoint.replace_security(security),
+                PoolRequest::ReloadTls(security) => self.own_endpoint.replace_security(security),
                 request => self.handle_request(request),
             }
             self.process_inputs();

@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
-use holdfast_proto::pool_element::Link;
-use holdfast_sys::transport::{AssocId, Message};
+use holdfast_proto::pool_element::LinkId;
+use holdfast_sys::transport::{AssocId, MessageToSend};
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Owner of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Owner {
+pub(super) enum LinkOwner {
     /// The pool user.
     User,
     /// An element by number, on its side towards registrars.
@@ -32,7 +32,7 @@ pub(super) struct AssociationKey {
 
 /// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
+pub(super) enum LinkTarget {
     /// An association.
     Sctp(AssociationKey),
     /// A stream or a UDP socket, by number.
@@ -42,14 +42,14 @@ pub(super) enum Target {
 }
 
 /// A message that waits for room in an association's buffer, with the permit for its program's unsent bytes.
-pub(super) type QueuedMessage = (Message, Option<OwnedSemaphorePermit>);
+pub(super) type QueuedMessage = (MessageToSend, Option<OwnedSemaphorePermit>);
 
 #[derive(Debug)]
-struct Association {
+struct PoolAssociation {
     serial: u64,
     /// Addresses of the remote end: before the association is up, those dialled; afterwards, the confirmed ones.
     addresses: Vec<SocketAddr>,
-    owners: Vec<(Owner, Link)>,
+    owners: Vec<(LinkOwner, LinkId)>,
     /// True if other owners may find the association by its addresses.
     is_shared: bool,
     is_up: bool,
@@ -58,7 +58,7 @@ struct Association {
 
 /// Result of giving up a link.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Detached {
+pub(super) enum DetachedLink {
     /// No other owner has the association, so it must be ended. The flag says whether it is up.
     LastOwner(AssociationKey, bool),
     /// Other owners have the association.
@@ -69,16 +69,16 @@ pub(super) enum Detached {
 
 /// All links.
 #[derive(Debug, Default)]
-pub(super) struct Links {
-    associations: BTreeMap<AssociationKey, Association>,
+pub(super) struct LinkTable {
+    associations: BTreeMap<AssociationKey, PoolAssociation>,
     /// Shared associations, by kind (true: TCP) and remote address.
     by_address: HashMap<(bool, SocketAddr), AssociationKey>,
-    targets: HashMap<(Owner, Link), Target>,
-    streams: HashMap<u64, (Owner, Link)>,
+    targets: HashMap<(LinkOwner, LinkId), LinkTarget>,
+    streams: HashMap<u64, (LinkOwner, LinkId)>,
     last_serial: u64,
 }
 
-impl Links {
+impl LinkTable {
     /// Adds an association begun here. Only a `shared` one can be found by its addresses.
     pub(super) fn add(
         &mut self,
@@ -87,7 +87,7 @@ impl Links {
         shared: bool,
     ) {
         self.last_serial += 1;
-        let association = Association {
+        let association = PoolAssociation {
             serial: self.last_serial,
             addresses,
             owners: Vec::new(),
@@ -123,22 +123,24 @@ impl Links {
     }
 
     /// Binds a link to this association.
-    pub(super) fn attach(&mut self, owner: Owner, link: Link, assoc_key: AssociationKey) {
+    pub(super) fn attach(&mut self, owner: LinkOwner, link: LinkId, assoc_key: AssociationKey) {
         if let Some(association) = self.associations.get_mut(&assoc_key) {
             association.owners.push((owner, link));
-            self.targets.insert((owner, link), Target::Sctp(assoc_key));
+            self.targets
+                .insert((owner, link), LinkTarget::Sctp(assoc_key));
         }
     }
 
     /// Binds a link to this stream.
-    pub(super) fn attach_stream(&mut self, owner: Owner, link: Link, stream: u64) {
-        self.targets.insert((owner, link), Target::Stream(stream));
+    pub(super) fn attach_stream(&mut self, owner: LinkOwner, link: LinkId, stream: u64) {
+        self.targets
+            .insert((owner, link), LinkTarget::Stream(stream));
         self.streams.insert(stream, (owner, link));
     }
 
     /// Binds a link to this daemon itself.
-    pub(super) fn attach_local(&mut self, owner: Owner, link: Link) {
-        self.targets.insert((owner, link), Target::Local);
+    pub(super) fn attach_local(&mut self, owner: LinkOwner, link: LinkId) {
+        self.targets.insert((owner, link), LinkTarget::Local);
     }
 
     /// Returns a shared association with one of these addresses, and whether it is up.
@@ -161,7 +163,7 @@ impl Links {
         &mut self,
         assoc_key: AssociationKey,
         addresses: &[SocketAddr],
-    ) -> Option<Vec<(Owner, Link)>> {
+    ) -> Option<Vec<(LinkOwner, LinkId)>> {
         let was_begun_here = self.associations.contains_key(&assoc_key);
         if !was_begun_here {
             self.add(assoc_key, Vec::new(), assoc_key.endpoint == 0);
@@ -182,7 +184,7 @@ impl Links {
     }
 
     /// Removes an association. Returns the links that ended.
-    pub(super) fn remove(&mut self, assoc_key: AssociationKey) -> Vec<(Owner, Link)> {
+    pub(super) fn remove(&mut self, assoc_key: AssociationKey) -> Vec<(LinkOwner, LinkId)> {
         self.unindex_addresses(assoc_key);
         let owners = self.end_links(assoc_key);
         self.associations.remove(&assoc_key);
@@ -190,7 +192,7 @@ impl Links {
     }
 
     /// Ends all links of an association that itself continues: data in transit is lost. Returns the links.
-    pub(super) fn end_links(&mut self, assoc_key: AssociationKey) -> Vec<(Owner, Link)> {
+    pub(super) fn end_links(&mut self, assoc_key: AssociationKey) -> Vec<(LinkOwner, LinkId)> {
         let Some(association) = self.associations.get_mut(&assoc_key) else {
             return Vec::new();
         };
@@ -203,48 +205,52 @@ impl Links {
     }
 
     /// Removes a stream. Returns the link that ended.
-    pub(super) fn remove_stream(&mut self, stream: u64) -> Option<(Owner, Link)> {
+    pub(super) fn remove_stream(&mut self, stream: u64) -> Option<(LinkOwner, LinkId)> {
         let owner = self.streams.remove(&stream)?;
         self.targets.remove(&owner);
         Some(owner)
     }
 
     /// Returns the owner of the stream.
-    pub(super) fn stream_owner(&self, stream: u64) -> Option<(Owner, Link)> {
+    pub(super) fn stream_owner(&self, stream: u64) -> Option<(LinkOwner, LinkId)> {
         self.streams.get(&stream).copied()
     }
 
     /// Removes a link that a machine gives up.
-    pub(super) fn detach(&mut self, owner: Owner, link: Link) -> Option<Detached> {
+    pub(super) fn detach(&mut self, owner: LinkOwner, link: LinkId) -> Option<DetachedLink> {
         let assoc_key = match self.targets.remove(&(owner, link))? {
-            Target::Stream(stream) => {
+            LinkTarget::Stream(stream) => {
                 self.streams.remove(&stream);
-                return Some(Detached::Stream(stream));
+                return Some(DetachedLink::Stream(stream));
             }
-            Target::Local => return None,
-            Target::Sctp(assoc_key) => assoc_key,
+            LinkTarget::Local => return None,
+            LinkTarget::Sctp(assoc_key) => assoc_key,
         };
         let association = self.associations.get_mut(&assoc_key)?;
         association.owners.retain(|own| *own != (owner, link));
         Some(match association.owners.is_empty() {
-            true => Detached::LastOwner(assoc_key, association.is_up),
-            false => Detached::Shared,
+            true => DetachedLink::LastOwner(assoc_key, association.is_up),
+            false => DetachedLink::Shared,
         })
     }
 
     /// Returns the transport of a link.
-    pub(super) fn target(&self, owner: Owner, link: Link) -> Option<Target> {
+    pub(super) fn target(&self, owner: LinkOwner, link: LinkId) -> Option<LinkTarget> {
         self.targets.get(&(owner, link)).copied()
     }
 
     /// Returns the link of `owner` for the association; creates one if necessary.
-    pub(super) fn link_for(&mut self, owner: Owner, assoc_key: AssociationKey) -> Option<Link> {
+    pub(super) fn link_for(
+        &mut self,
+        owner: LinkOwner,
+        assoc_key: AssociationKey,
+    ) -> Option<LinkId> {
         let association = self.associations.get(&assoc_key)?;
-        let is_of_owner = |(by, _): &&(Owner, Link)| *by == owner;
+        let is_of_owner = |(by, _): &&(LinkOwner, LinkId)| *by == owner;
         if let Some((_, link)) = association.owners.iter().find(is_of_owner) {
             return Some(*link);
         }
-        let link = Link::Accepted(association.serial);
+        let link = LinkId::Accepted(association.serial);
         self.attach(owner, link, assoc_key);
         Some(link)
     }
@@ -256,7 +262,7 @@ impl Links {
     }
 
     /// Returns the links that the association serves.
-    pub(super) fn owners(&self, assoc_key: AssociationKey) -> &[(Owner, Link)] {
+    pub(super) fn owners(&self, assoc_key: AssociationKey) -> &[(LinkOwner, LinkId)] {
         let association = self.associations.get(&assoc_key);
         association.map_or(&[], |association| &association.owners)
     }
@@ -312,56 +318,56 @@ mod tests {
 
     #[test]
     fn machines_share_an_association_that_ends_with_the_last() {
-        let mut links = Links::default();
+        let mut links = LinkTable::default();
         let (one, registrar) = (assoc_key(0, 7), address("10.0.0.1:3863"));
         links.add(one, vec![registrar], true);
-        links.attach(Owner::User, Link::Initiated(1), one);
+        links.attach(LinkOwner::User, LinkId::Initiated(1), one);
         assert_eq!(links.find(&[registrar]), Some((one, false)));
         let other = address("10.1.0.1:3863");
         let up = links.mark_up(one, &[registrar, other]);
-        assert_eq!(up, Some(vec![(Owner::User, Link::Initiated(1))]));
+        assert_eq!(up, Some(vec![(LinkOwner::User, LinkId::Initiated(1))]));
         assert_eq!(links.find(&[other]), Some((one, true)));
-        links.attach(Owner::Element(4), Link::Initiated(1), one);
-        let shared = links.detach(Owner::User, Link::Initiated(1));
-        assert_eq!(shared, Some(Detached::Shared));
-        let last = links.detach(Owner::Element(4), Link::Initiated(1));
-        assert_eq!(last, Some(Detached::LastOwner(one, true)));
+        links.attach(LinkOwner::Element(4), LinkId::Initiated(1), one);
+        let shared = links.detach(LinkOwner::User, LinkId::Initiated(1));
+        assert_eq!(shared, Some(DetachedLink::Shared));
+        let last = links.detach(LinkOwner::Element(4), LinkId::Initiated(1));
+        assert_eq!(last, Some(DetachedLink::LastOwner(one, true)));
         links.remove(one);
         assert_eq!((links.find(&[other]), links.len()), (None, 0));
     }
 
     #[test]
     fn incoming_association_has_one_link_per_machine() {
-        let mut links = Links::default();
+        let mut links = LinkTable::default();
         let assoc_key = assoc_key(0, 7);
         assert_eq!(links.mark_up(assoc_key, &[address("10.0.0.1:3863")]), None);
         let name = links
-            .link_for(Owner::Element(1), assoc_key)
+            .link_for(LinkOwner::Element(1), assoc_key)
             .expect("a name");
-        assert_eq!(links.link_for(Owner::Element(1), assoc_key), Some(name));
-        let target = links.target(Owner::Element(1), name);
-        assert_eq!(target, Some(Target::Sctp(assoc_key)));
-        assert_eq!(links.remove(assoc_key), [(Owner::Element(1), name)]);
+        assert_eq!(links.link_for(LinkOwner::Element(1), assoc_key), Some(name));
+        let target = links.target(LinkOwner::Element(1), name);
+        assert_eq!(target, Some(LinkTarget::Sctp(assoc_key)));
+        assert_eq!(links.remove(assoc_key), [(LinkOwner::Element(1), name)]);
         // The stack reuses the number; the name must differ.
         links.mark_up(assoc_key, &[address("10.0.0.2:3863")]);
-        assert_ne!(links.link_for(Owner::Element(1), assoc_key), Some(name));
+        assert_ne!(links.link_for(LinkOwner::Element(1), assoc_key), Some(name));
     }
 
     #[test]
     fn session_association_is_not_shared() {
-        let mut links = Links::default();
+        let mut links = LinkTable::default();
         let (apart, element) = (assoc_key(0, 1 << 32), address("10.0.0.1:7"));
         links.add(apart, vec![element], false);
-        links.attach(Owner::User, Link::Initiated(3), apart);
+        links.attach(LinkOwner::User, LinkId::Initiated(3), apart);
         links.mark_up(apart, &[element]);
         assert_eq!(links.find(&[element]), None);
         links.add(assoc_key(1, 0), Vec::new(), false);
         assert_eq!(links.of_endpoint(0), [apart]);
         assert_eq!(links.of_endpoint(1), [assoc_key(1, 0)]);
-        links.attach_stream(Owner::User, Link::Initiated(4), 9);
+        links.attach_stream(LinkOwner::User, LinkId::Initiated(4), 9);
         assert_eq!(
-            links.detach(Owner::User, Link::Initiated(4)),
-            Some(Detached::Stream(9))
+            links.detach(LinkOwner::User, LinkId::Initiated(4)),
+            Some(DetachedLink::Stream(9))
         );
     }
 }

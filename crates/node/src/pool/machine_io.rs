@@ -4,75 +4,77 @@ use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::pool_element::{Link, LinkOutput};
-use holdfast_sys::transport::{ENCAPSULATION_PORT, Message as Packet};
+use holdfast_proto::pool_element::{LinkId, LinkOutput};
+use holdfast_sys::transport::{ENCAPSULATION_PORT, MessageToSend as Packet};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 
-use super::event_loop::Daemon;
-use super::links::{AssociationKey, Detached, Owner, Target};
-use super::streams::StreamKind;
+use super::event_loop::PoolEventLoop;
+use super::links::{AssociationKey, DetachedLink, LinkOwner, LinkTarget};
+use super::session_streams::StreamKind;
 use crate::api_conversion::sctp_addresses;
 use crate::sctp::data_transport;
 
 /// An input for a machine.
 #[derive(Debug)]
-pub(super) enum Input {
-    Connected(Owner, Link),
-    Lost(Owner, Link),
+pub(super) enum MachineInput {
+    Connected(LinkOwner, LinkId),
+    Lost(LinkOwner, LinkId),
     /// The other side ended the link in order.
-    Ended(Owner, Link),
-    Message(Owner, Link, Message),
+    Ended(LinkOwner, LinkId),
+    Message(LinkOwner, LinkId, Message),
 }
 
 /// Maximum number of hosts with a remembered encapsulation.
 const INSIDE_UDP_HOSTS_MAX: usize = 1024;
 
-impl Daemon {
+impl PoolEventLoop {
     /// Feeds all pending inputs to the machines and carries out their outputs.
     pub(super) fn process_inputs(&mut self) {
         while let Some(input) = self.inputs.pop_front() {
             let owner = match &input {
-                Input::Connected(owner, _) | Input::Lost(owner, _) => *owner,
-                Input::Ended(owner, _) | Input::Message(owner, ..) => *owner,
+                MachineInput::Connected(owner, _) | MachineInput::Lost(owner, _) => *owner,
+                MachineInput::Ended(owner, _) | MachineInput::Message(owner, ..) => *owner,
             };
             self.handle_input(input);
             self.carry_out(owner);
         }
     }
 
-    fn handle_input(&mut self, input: Input) {
+    fn handle_input(&mut self, input: MachineInput) {
         let now = self.now();
         match input {
-            Input::Connected(Owner::User, link) => self.user.handle_connected(now, link),
-            Input::Lost(Owner::User, link) => self.on_user_link_ended(link, false),
-            Input::Ended(Owner::User, link) => self.on_user_link_ended(link, true),
-            Input::Message(Owner::User, link, message) => {
+            MachineInput::Connected(LinkOwner::User, link) => self.user.handle_connected(now, link),
+            MachineInput::Lost(LinkOwner::User, link) => self.on_user_link_ended(link, false),
+            MachineInput::Ended(LinkOwner::User, link) => self.on_user_link_ended(link, true),
+            MachineInput::Message(LinkOwner::User, link, message) => {
                 self.user.handle_message(now, link, message);
             }
-            Input::Connected(Owner::Element(number), link) => {
+            MachineInput::Connected(LinkOwner::Element(number), link) => {
                 self.with_element(number, |machine| machine.handle_connected(now, link));
             }
-            Input::Lost(Owner::Element(number), link)
-            | Input::Ended(Owner::Element(number), link) => {
+            MachineInput::Lost(LinkOwner::Element(number), link)
+            | MachineInput::Ended(LinkOwner::Element(number), link) => {
                 self.with_element(number, |machine| machine.handle_lost(now, link));
             }
-            Input::Message(Owner::Element(number), link, message) => {
+            MachineInput::Message(LinkOwner::Element(number), link, message) => {
                 self.with_element(number, |machine| machine.handle_message(now, link, message));
             }
-            Input::Connected(Owner::Service(_), _) => {}
-            Input::Lost(Owner::Service(number), link)
-            | Input::Ended(Owner::Service(number), link) => self.on_session_lost(number, link),
-            Input::Message(Owner::Service(number), link, message) => {
+            MachineInput::Connected(LinkOwner::Service(_), _) => {}
+            MachineInput::Lost(LinkOwner::Service(number), link)
+            | MachineInput::Ended(LinkOwner::Service(number), link) => {
+                self.on_session_lost(number, link)
+            }
+            MachineInput::Message(LinkOwner::Service(number), link, message) => {
                 self.on_session_message(number, link, message);
             }
         }
     }
 
     /// Carries out the outputs of a machine.
-    pub(super) fn carry_out(&mut self, owner: Owner) {
+    pub(super) fn carry_out(&mut self, owner: LinkOwner) {
         match owner {
-            Owner::User => {
+            LinkOwner::User => {
                 while let Some(output) = self.user.poll_output() {
                     if let Some(event) = self.carry_out_link_output(owner, output) {
                         self.on_user_event(event);
@@ -80,7 +82,7 @@ impl Daemon {
                 }
                 self.set_wake(owner, self.user.poll_timeout());
             }
-            Owner::Element(number) => {
+            LinkOwner::Element(number) => {
                 while let Some(element) = self.elements.get_mut(&number)
                     && let Some(output) = element.machine.poll_output()
                 {
@@ -93,7 +95,7 @@ impl Daemon {
                 let due = element.and_then(|element| element.machine.poll_timeout());
                 self.set_wake(owner, due);
             }
-            Owner::Service(number) => {
+            LinkOwner::Service(number) => {
                 while let Some(element) = self.elements.get_mut(&number)
                     && let Some(service) = &mut element.service
                     && let Some(output) = service.sessions.poll_output()
@@ -106,7 +108,7 @@ impl Daemon {
         }
     }
 
-    fn carry_out_link_output<E>(&mut self, owner: Owner, output: LinkOutput<E>) -> Option<E> {
+    fn carry_out_link_output<E>(&mut self, owner: LinkOwner, output: LinkOutput<E>) -> Option<E> {
         match output {
             LinkOutput::Connect { link, to } => self.connect(owner, link, &to),
             LinkOutput::Close { link } => self.close(owner, link),
@@ -116,7 +118,7 @@ impl Daemon {
         None
     }
 
-    fn set_wake(&mut self, owner: Owner, due: Option<std::time::Duration>) {
+    fn set_wake(&mut self, owner: LinkOwner, due: Option<std::time::Duration>) {
         let before = match due {
             Some(due) => self.wake_time_of.insert(owner, due),
             None => self.wake_time_of.remove(&owner),
@@ -138,11 +140,11 @@ impl Daemon {
             self.wakes.pop_first();
             self.wake_time_of.remove(&owner);
             match owner {
-                Owner::User => self.user.handle_timeout(now),
-                Owner::Element(number) => {
+                LinkOwner::User => self.user.handle_timeout(now),
+                LinkOwner::Element(number) => {
                     self.with_element(number, |machine| machine.handle_timeout(now));
                 }
-                Owner::Service(_) => {}
+                LinkOwner::Service(_) => {}
             }
             self.carry_out(owner);
             self.process_inputs();
@@ -161,19 +163,19 @@ impl Daemon {
         let source = Some(Transport::Sctp(data_transport(&[at])));
         self.user
             .handle_announce(now, registrar, transports.clone(), source.clone());
-        self.carry_out(Owner::User);
+        self.carry_out(LinkOwner::User);
         let numbers: Vec<u64> = self.elements.keys().copied().collect();
         for number in numbers {
             self.with_element(number, |machine| {
                 machine.handle_announce(now, registrar, transports.clone(), source.clone());
             });
-            self.carry_out(Owner::Element(number));
+            self.carry_out(LinkOwner::Element(number));
         }
         self.process_inputs();
     }
 
-    fn connect(&mut self, owner: Owner, link: Link, to: &Transport) {
-        let session = owner == Owner::User && self.user.session_of(link).is_some();
+    fn connect(&mut self, owner: LinkOwner, link: LinkId, to: &Transport) {
+        let session = owner == LinkOwner::User && self.user.session_of(link).is_some();
         if session {
             self.users.set_transport(link, to.clone());
         }
@@ -202,21 +204,21 @@ impl Daemon {
             }
             other => {
                 tracing::debug!(?other, "unsupported transport");
-                self.inputs.push_back(Input::Lost(owner, link));
+                self.inputs.push_back(MachineInput::Lost(owner, link));
             }
         }
     }
 
     fn connect_sctp(
         &mut self,
-        owner: Owner,
-        link: Link,
+        owner: LinkOwner,
+        link: LinkId,
         addresses: Vec<SocketAddr>,
         session: bool,
     ) {
-        if owner == Owner::User && !session && self.is_own_endpoint(&addresses) {
+        if owner == LinkOwner::User && !session && self.is_own_endpoint(&addresses) {
             self.links.attach_local(owner, link);
-            return self.inputs.push_back(Input::Connected(owner, link));
+            return self.inputs.push_back(MachineInput::Connected(owner, link));
         }
         // Two sessions need two associations; requests to a registrar, and probes, may share one.
         let existing = match session {
@@ -226,7 +228,7 @@ impl Daemon {
         if let Some((assoc_key, is_up)) = existing {
             self.links.attach(owner, link, assoc_key);
             if is_up {
-                self.inputs.push_back(Input::Connected(owner, link));
+                self.inputs.push_back(MachineInput::Connected(owner, link));
             }
             return;
         }
@@ -245,17 +247,17 @@ impl Daemon {
             }
             Err(error) => {
                 tracing::debug!(%error, ?addresses, "cannot connect");
-                self.inputs.push_back(Input::Lost(owner, link));
+                self.inputs.push_back(MachineInput::Lost(owner, link));
             }
         }
     }
 
     /// Connects to a registrar over TCP or TLS, only if configured and only with the configured transport.
-    fn connect_registrar(&mut self, owner: Owner, link: Link, address: SocketAddr) {
+    fn connect_registrar(&mut self, owner: LinkOwner, link: LinkId, address: SocketAddr) {
         if let Some((assoc_key, is_up)) = self.links.find_stream(address) {
             self.links.attach(owner, link, assoc_key);
             if is_up {
-                self.inputs.push_back(Input::Connected(owner, link));
+                self.inputs.push_back(MachineInput::Connected(owner, link));
             }
             return;
         }
@@ -272,7 +274,7 @@ impl Daemon {
             }
             Err(error) => {
                 tracing::debug!(%error, %address, "cannot connect");
-                self.inputs.push_back(Input::Lost(owner, link));
+                self.inputs.push_back(MachineInput::Lost(owner, link));
             }
         }
     }
@@ -318,33 +320,33 @@ impl Daemon {
         }
     }
 
-    fn close(&mut self, owner: Owner, link: Link) {
-        if owner == Owner::User {
+    fn close(&mut self, owner: LinkOwner, link: LinkId) {
+        if owner == LinkOwner::User {
             self.users.remove_link(link);
         }
         match self.links.detach(owner, link) {
-            Some(Detached::Stream(number)) => drop(self.streams.remove(&number)),
-            Some(Detached::LastOwner(assoc_key, true)) => {
+            Some(DetachedLink::Stream(number)) => drop(self.streams.remove(&number)),
+            Some(DetachedLink::LastOwner(assoc_key, true)) => {
                 if let Some(endpoint) = self.endpoint(assoc_key.endpoint) {
                     let _ = endpoint.shutdown(assoc_key.assoc);
                 }
             }
-            Some(Detached::LastOwner(assoc_key, false)) => {
+            Some(DetachedLink::LastOwner(assoc_key, false)) => {
                 self.toggle_encapsulation(assoc_key);
                 self.abort(assoc_key);
                 // Not every stack reports an event for this.
                 self.links.remove(assoc_key);
             }
-            Some(Detached::Shared) | None => {}
+            Some(DetachedLink::Shared) | None => {}
         }
     }
 
-    fn send_control(&mut self, owner: Owner, link: Link, message: &Message) {
+    fn send_control(&mut self, owner: LinkOwner, link: LinkId, message: &Message) {
         match (self.links.target(owner, link), message) {
-            (Some(Target::Sctp(assoc_key)), _) => self.send_asap(assoc_key, message),
-            (Some(Target::Local), Message::Probe { handle, id }) => {
+            (Some(LinkTarget::Sctp(assoc_key)), _) => self.send_asap(assoc_key, message),
+            (Some(LinkTarget::Local), Message::Probe { handle, id }) => {
                 let answer = self.answer_to_probe(handle, *id);
-                let input = answer.map(|answer| Input::Message(owner, link, answer));
+                let input = answer.map(|answer| MachineInput::Message(owner, link, answer));
                 self.inputs.extend(input);
             }
             _ => {}
@@ -373,7 +375,7 @@ impl Daemon {
             }
         };
         if assoc_key.endpoint != 0 {
-            let owner = Owner::Service(assoc_key.endpoint);
+            let owner = LinkOwner::Service(assoc_key.endpoint);
             return self.deliver_to_owner(owner, assoc_key, message);
         }
         let is_guest = self.probes.is_guest(assoc_key);
@@ -391,7 +393,7 @@ impl Daemon {
             }
             _ => {
                 for (owner, link) in self.links.owners(assoc_key).to_vec() {
-                    let input = Input::Message(owner, link, message.clone());
+                    let input = MachineInput::Message(owner, link, message.clone());
                     self.inputs.push_back(input);
                 }
             }
@@ -407,13 +409,14 @@ impl Daemon {
     ) {
         let numbers = self.element_index.find(handle, id);
         for number in numbers {
-            self.deliver_to_owner(Owner::Element(number), assoc_key, message.clone());
+            self.deliver_to_owner(LinkOwner::Element(number), assoc_key, message.clone());
         }
     }
 
-    fn deliver_to_owner(&mut self, owner: Owner, assoc_key: AssociationKey, message: Message) {
+    fn deliver_to_owner(&mut self, owner: LinkOwner, assoc_key: AssociationKey, message: Message) {
         if let Some(link) = self.links.link_for(owner, assoc_key) {
-            self.inputs.push_back(Input::Message(owner, link, message));
+            self.inputs
+                .push_back(MachineInput::Message(owner, link, message));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::event_loop::Daemon;
+use super::event_loop::PoolEventLoop;
 use super::links::AssociationKey;
 
 /// Time limit for the confirmation of an address; the same as at a registrar.
@@ -50,7 +50,7 @@ impl PendingCallers {
     }
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Handles a new association with the daemon's own endpoint.
     pub(super) fn on_incoming_association(&mut self, assoc_key: AssociationKey) {
         let deadline = self.now() + CONFIRMATION_TIMEOUT;

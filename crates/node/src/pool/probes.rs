@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use holdfast_proto::choice::{ProbeAllowance, ProbeVerdict};
+use holdfast_proto::element_choice::{ProbeAllowance, ProbeVerdict};
 use holdfast_sys::sock_diag;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, Transport};
 
-use super::event_loop::Daemon;
+use super::event_loop::PoolEventLoop;
 use super::links::AssociationKey;
 
 /// Maximum number of guests, in total and from one address.
@@ -78,7 +78,7 @@ impl Probes {
     }
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Admits a guest. Returns false if a limit is reached or its address may not probe.
     pub(super) fn admit_guest(&mut self, assoc_key: AssociationKey) -> bool {
         let addresses = self.links.addresses(assoc_key);

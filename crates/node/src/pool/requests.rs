@@ -8,16 +8,16 @@ use holdfast_api::control::{
     OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
-use holdfast_sys::transport::Security;
+use holdfast_sys::transport::TlsSecurity;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
-use crate::mailbox::Reply;
+use crate::mailbox::ReplySender;
 
 /// Maximum number of bytes queued for a program, beyond which its channel is closed. Streams stop far below this limit.
 const QUEUED_BYTES_MAX: usize = 16 << 20;
 
 /// A request or event for the event loop.
-pub(super) enum Request {
+pub(super) enum PoolRequest {
     /// A program opened a channel, identified by this number.
     ProgramConnected(u64, ProgramHandle),
     /// A program sent a message, with the permit for its data.
@@ -27,17 +27,17 @@ pub(super) enum Request {
     /// Event of a session's stream, by number.
     Stream(u64, StreamEvent),
     /// Return the daemon's status.
-    Status(Reply<PoolDaemonStatus>),
+    Status(ReplySender<PoolDaemonStatus>),
     /// List the elements of this host's programs.
-    Elements(Reply<OwnElementList>),
+    Elements(ReplySender<OwnElementList>),
     /// Return the elements of a pool.
-    Resolve(String, ResolveQuery, Reply<Resolution>),
+    Resolve(String, ResolveQuery, ReplySender<Resolution>),
     /// Select one element by the pool's policy.
-    Select(String, Reply<Resolution>),
+    Select(String, ReplySender<Resolution>),
     /// Report an unreachable element.
-    Unreachable(UnreachableReport, Reply<ReportAccepted>),
+    Unreachable(UnreachableReport, ReplySender<ReportAccepted>),
     /// Use reloaded certificates.
-    ReloadTls(Arc<dyn Security>),
+    ReloadTls(Arc<dyn TlsSecurity>),
     /// Stop in order.
     Stop,
 }

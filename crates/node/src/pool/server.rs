@@ -7,23 +7,23 @@ use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::requests::Request;
-use super::{control, programs};
-use crate::asap::security;
+use super::requests::PoolRequest;
+use super::{control, program_channels};
+use crate::asap_over_tcp::security;
 use crate::config::TlsConfig;
 use crate::config::pool::PoolConfig;
 use crate::control::serve;
 use crate::mailbox::{Mailbox, wait_stop_signal};
 use crate::polled_socket::PolledSocket;
-use crate::socket_path::{Access, SocketPath, acquire};
+use crate::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// Sockets of the thread, and the runtime that serves them.
-pub(super) struct Server {
+pub(super) struct PoolApiServer {
     runtime: Runtime,
     socket_paths: [SocketPath; 2],
 }
 
-impl Server {
+impl PoolApiServer {
     /// Binds the sockets of `config`, and serves them once it [runs](Server::run). `with_parent` ends the daemon with
     /// its standard input.
     ///
@@ -31,12 +31,12 @@ impl Server {
     /// Another daemon has a socket, or its directory cannot be written.
     pub(super) fn bind(
         config: &PoolConfig,
-        mailbox: &Mailbox<Request>,
+        mailbox: &Mailbox<PoolRequest>,
         with_parent: bool,
-    ) -> io::Result<Server> {
+    ) -> io::Result<PoolApiServer> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let runtime_guard = runtime.enter();
-        let access = Access {
+        let access = SocketPermissions {
             mode: 0o600,
             group: None,
         };
@@ -47,7 +47,7 @@ impl Server {
         programs.set_nonblocking(true)?;
         let programs = PolledSocket::new(programs)?;
         runtime.spawn(serve(listener, control::router(mailbox.clone())));
-        runtime.spawn(programs::accept_programs(programs, mailbox.clone()));
+        runtime.spawn(program_channels::accept_programs(programs, mailbox.clone()));
         runtime.spawn(stop_on_signal(mailbox.clone()));
         if let Some(tls) = config.tls.clone() {
             runtime.spawn(reload_tls_on_signal(mailbox.clone(), tls));
@@ -59,7 +59,7 @@ impl Server {
                 .spawn(move || stop_with_parent(&to))?;
         }
         drop(runtime_guard);
-        Ok(Server {
+        Ok(PoolApiServer {
             runtime,
             socket_paths: [control_path, program_path],
         })
@@ -71,7 +71,7 @@ impl Server {
     /// # Errors
     /// The system cannot create a thread.
     pub(super) fn run(self) -> io::Result<([SocketPath; 2], Handle)> {
-        let Server {
+        let PoolApiServer {
             runtime,
             socket_paths: paths,
         } = self;
@@ -83,13 +83,13 @@ impl Server {
     }
 }
 
-async fn stop_on_signal(mailbox: Mailbox<Request>) {
+async fn stop_on_signal(mailbox: Mailbox<PoolRequest>) {
     wait_stop_signal().await;
-    mailbox.send(Request::Stop).await;
+    mailbox.send(PoolRequest::Stop).await;
 }
 
 /// Reloads the certificates with each SIGHUP. An error in the files leaves the current certificates in use.
-async fn reload_tls_on_signal(mailbox: Mailbox<Request>, tls: TlsConfig) {
+async fn reload_tls_on_signal(mailbox: Mailbox<PoolRequest>, tls: TlsConfig) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
         Err(error) => {
@@ -101,7 +101,7 @@ async fn reload_tls_on_signal(mailbox: Mailbox<Request>, tls: TlsConfig) {
         match security(Some(&tls)) {
             Ok(Some(security)) => {
                 tracing::info!("reloaded the certificates");
-                mailbox.send(Request::ReloadTls(security)).await;
+                mailbox.send(PoolRequest::ReloadTls(security)).await;
             }
             Ok(None) => {}
             Err(error) => {
@@ -112,7 +112,7 @@ async fn reload_tls_on_signal(mailbox: Mailbox<Request>, tls: TlsConfig) {
 }
 
 /// Ends the daemon when the other end of its standard input is closed.
-fn stop_with_parent(mailbox: &Mailbox<Request>) {
+fn stop_with_parent(mailbox: &Mailbox<PoolRequest>) {
     let mut input = io::stdin().lock();
     let mut buffer = [0; 64];
     loop {
@@ -123,5 +123,5 @@ fn stop_with_parent(mailbox: &Mailbox<Request>) {
             Err(_) => break,
         }
     }
-    mailbox.send_blocking(Request::Stop);
+    mailbox.send_blocking(PoolRequest::Stop);
 }

@@ -4,17 +4,17 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
-use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::SessionId;
-use holdfast_sys::transport::Message as Packet;
+use holdfast_sys::transport::MessageToSend as Packet;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::elements::session_number;
-use super::event_loop::Daemon;
-use super::links::{AssociationKey, Owner, Target};
-use super::machine_io::Input;
+use super::event_loop::PoolEventLoop;
+use super::links::{AssociationKey, LinkOwner, LinkTarget};
+use super::machine_io::MachineInput;
 use super::requests::StreamEvent;
-use super::streams::{self, StreamKind, StreamOutput, StreamOwner};
+use super::session_streams::{self, StreamKind, StreamOutput, StreamOwner};
 
 /// Payload protocol identifier of programs' messages: unspecified.
 const DATA_PPID: u32 = 0;
@@ -22,7 +22,7 @@ const DATA_PPID: u32 = 0;
 /// user cannot block the element for the others.
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
-impl Daemon {
+impl PoolEventLoop {
     /// Sends a message, or queues it until the association's buffer has room.
     pub(super) fn send(
         &mut self,
@@ -90,23 +90,23 @@ impl Daemon {
             return;
         };
         self.user.handle_sent(self.now(), session);
-        match self.links.target(Owner::User, link) {
-            Some(Target::Sctp(assoc_key)) if !bytes.is_empty() => {
+        match self.links.target(LinkOwner::User, link) {
+            Some(LinkTarget::Sctp(assoc_key)) if !bytes.is_empty() => {
                 self.send(assoc_key, Packet::new(DATA_PPID, bytes.into()), permit);
             }
-            Some(Target::Stream(number)) => {
+            Some(LinkTarget::Stream(number)) => {
                 if let Some(stream) = self.streams.get(&number) {
                     // If the stream has ended, an event reports it.
                     let _ = stream.send(StreamOutput::Data(bytes.into(), permit));
                 }
             }
-            Some(Target::Sctp(_) | Target::Local) | None => {}
+            Some(LinkTarget::Sctp(_) | LinkTarget::Local) | None => {}
         }
     }
 
     /// Signals the end of the data on a link. Returns true if the link's transport can express it.
-    pub(super) fn finish_stream(&mut self, link: Link) -> bool {
-        let Some(Target::Stream(number)) = self.links.target(Owner::User, link) else {
+    pub(super) fn finish_stream(&mut self, link: LinkId) -> bool {
+        let Some(LinkTarget::Stream(number)) = self.links.target(LinkOwner::User, link) else {
             return false;
         };
         let stream = self.streams.get(&number);
@@ -121,9 +121,9 @@ impl Daemon {
         bytes: Vec<u8>,
         permit: Option<OwnedSemaphorePermit>,
     ) {
-        let link = Link::Accepted(session);
-        let target = self.links.target(Owner::Service(number), link);
-        if let Some(Target::Sctp(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
+        let link = LinkId::Accepted(session);
+        let target = self.links.target(LinkOwner::Service(number), link);
+        if let Some(LinkTarget::Sctp(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
             let now = self.now();
             if let Some(service) = self.service_of(number) {
                 service.sessions.handle_sent(now, link);
@@ -137,20 +137,20 @@ impl Daemon {
         if let Some(service) = self.service_of(number) {
             service
                 .sessions
-                .handle_state(Link::Accepted(session), state);
+                .handle_state(LinkId::Accepted(session), state);
         }
-        self.carry_out(Owner::Service(number));
+        self.carry_out(LinkOwner::Service(number));
     }
 
     /// Ends a user's session for a program.
     pub(super) fn close_user(&mut self, number: u64, session: u64) {
-        self.end_user(number, Link::Accepted(session));
+        self.end_user(number, LinkId::Accepted(session));
     }
 
     /// Ends a user's session after the data sent so far.
-    pub(super) fn end_user(&mut self, number: u64, link: Link) {
-        let target = self.links.target(Owner::Service(number), link);
-        if let Some(Target::Sctp(assoc_key)) = target
+    pub(super) fn end_user(&mut self, number: u64, link: LinkId) {
+        let target = self.links.target(LinkOwner::Service(number), link);
+        if let Some(LinkTarget::Sctp(assoc_key)) = target
             && let Some(endpoint) = self.endpoint(assoc_key.endpoint)
         {
             let _ = endpoint.shutdown(assoc_key.assoc);
@@ -172,15 +172,15 @@ impl Daemon {
         }
     }
 
-    fn deliver_data(&mut self, owner: Owner, link: Link, bytes: Vec<u8>) {
+    fn deliver_data(&mut self, owner: LinkOwner, link: LinkId, bytes: Vec<u8>) {
         match owner {
-            Owner::User => {
+            LinkOwner::User => {
                 if let Some(session) = self.user.session_of(link) {
                     self.user.handle_received(self.now(), session);
                     self.send_to_program(session, SessionEvent::Data { bytes });
                 }
             }
-            Owner::Service(number) => {
+            LinkOwner::Service(number) => {
                 let now = self.now();
                 if let Some(service) = self.service_of(number) {
                     service.sessions.handle_received(now, link);
@@ -189,15 +189,15 @@ impl Daemon {
                 let event = ElementEvent::Data { session, bytes };
                 self.programs.send(number, &FromPool::Element(event));
             }
-            Owner::Element(_) => {}
+            LinkOwner::Element(_) => {}
         }
     }
 
     /// Opens the TCP connection or UDP socket of a session.
     pub(super) fn connect_stream(
         &mut self,
-        owner: Owner,
-        link: Link,
+        owner: LinkOwner,
+        link: LinkId,
         kind: StreamKind,
         address: SocketAddr,
     ) {
@@ -207,7 +207,7 @@ impl Daemon {
             .and_then(|id| self.users.program(id));
         let Some(gauge) = program.and_then(|program| self.programs.gauge(program)) else {
             // The program has ended, and its session will end soon; the element is not at fault.
-            return self.inputs.push_back(Input::Ended(owner, link));
+            return self.inputs.push_back(MachineInput::Ended(owner, link));
         };
         self.streams_opened += 1;
         let number = self.streams_opened;
@@ -220,7 +220,7 @@ impl Daemon {
             unread: gauge,
         };
         self.runtime
-            .spawn(streams::run(stream_owner, kind, address, sent));
+            .spawn(session_streams::run(stream_owner, kind, address, sent));
     }
 
     /// Handles an event of a stream.
@@ -228,7 +228,7 @@ impl Daemon {
         match event {
             StreamEvent::Up => {
                 if let Some((owner, link)) = self.links.stream_owner(number) {
-                    self.inputs.push_back(Input::Connected(owner, link));
+                    self.inputs.push_back(MachineInput::Connected(owner, link));
                 }
             }
             StreamEvent::Data(bytes) => {
@@ -240,8 +240,8 @@ impl Daemon {
                 self.streams.remove(&number);
                 if let Some((owner, link)) = self.links.remove_stream(number) {
                     self.inputs.push_back(match in_order {
-                        true => Input::Ended(owner, link),
-                        false => Input::Lost(owner, link),
+                        true => MachineInput::Ended(owner, link),
+                        false => MachineInput::Lost(owner, link),
                     });
                 }
             }

@@ -4,28 +4,28 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use holdfast_proto::pool_user::{Config as UserConfig, PoolUser};
-use holdfast_sys::caps::keep_only;
-use holdfast_sys::confine::confine;
+use holdfast_proto::pool_user::{PoolUser, PoolUserConfig as UserConfig};
+use holdfast_sys::caps::keep_only_capabilities;
+use holdfast_sys::syscall_confinement::confine;
 use holdfast_sys::transport::{
-    self, CombinedEndpoint, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Provider,
-    StreamConfig, StreamEndpoint, StreamLimits, provider,
+    self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
+    StreamTransport, TransportConfig as EndpointConfig, TransportEndpoint, provider,
 };
 use holdfast_wire::rserpool::LENGTH_MAX;
 use tokio::runtime::Handle;
 
 use super::element_index::ElementIndex;
 use super::elements::hunt_config;
-use super::event_loop::Daemon;
-use super::links::Links;
+use super::event_loop::PoolEventLoop;
+use super::links::LinkTable;
 use super::pending_callers::PendingCallers;
 use super::probes::Probes;
-use super::requests::Request;
-use super::roles::Programs;
-use super::server::Server;
-use super::users::Users;
-use crate::asap::{Refusals, framing_rules, security};
-use crate::config::pool::{Encapsulation, PoolConfig};
+use super::program_roles::PoolPrograms;
+use super::requests::PoolRequest;
+use super::server::PoolApiServer;
+use super::user_sessions::UserSessions;
+use crate::asap_over_tcp::{Refusals, framing_rules, security};
+use crate::config::pool::{PoolConfig, UdpEncapsulation};
 use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::MulticastGroups;
 use crate::start_error::{StartError, start_error};
@@ -41,9 +41,10 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let groups_to_join = &announce_groups[..usize::from(config.announces.trusted)];
     let groups = MulticastGroups::join(groups_to_join, &config.announces.interfaces)
         .map_err(start_error("[multicast]"))?;
-    let server = Server::bind(config, &to_self, with_parent).map_err(start_error("the sockets"))?;
+    let server =
+        PoolApiServer::bind(config, &to_self, with_parent).map_err(start_error("the sockets"))?;
     // Dropped before other threads start, so that these have no capabilities either.
-    keep_only(&[]).map_err(start_error("dropping capabilities"))?;
+    keep_only_capabilities(&[]).map_err(start_error("dropping capabilities"))?;
     if !confine().map_err(start_error("restricting system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
     }
@@ -56,21 +57,21 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
         encapsulation_port = endpoint.encapsulation_port(),
         "starting"
     );
-    let mut daemon = Daemon::new(config, endpoint, groups, (to_self, requests), tasks);
+    let mut daemon = PoolEventLoop::new(config, endpoint, groups, (to_self, requests), tasks);
     daemon.run().map_err(start_error("the transport"))
 }
 
-impl Daemon {
+impl PoolEventLoop {
     /// Creates a daemon without programs; `mail` is its mailbox.
     pub(super) fn new(
         config: &PoolConfig,
-        own_endpoint: Box<dyn Endpoint>,
+        own_endpoint: Box<dyn TransportEndpoint>,
         groups: MulticastGroups<()>,
-        (to_self, requests): (Mailbox<Request>, Inbox<Request>),
+        (to_self, requests): (Mailbox<PoolRequest>, Inbox<PoolRequest>),
         tasks: Handle,
-    ) -> Daemon {
+    ) -> PoolEventLoop {
         let user = UserConfig::new(hunt_config(config), rand::random());
-        Daemon {
+        PoolEventLoop {
             config: config.clone(),
             started: Instant::now(),
             own_endpoint,
@@ -79,12 +80,12 @@ impl Daemon {
             to_self,
             runtime: tasks,
             user: PoolUser::new(user),
-            users: Users::default(),
+            users: UserSessions::default(),
             elements: BTreeMap::new(),
             element_index: ElementIndex::default(),
             services: HashSet::new(),
-            programs: Programs::default(),
-            links: Links::default(),
+            programs: PoolPrograms::default(),
+            links: LinkTable::default(),
             pending_callers: PendingCallers::default(),
             probes: Probes::default(),
             streams: HashMap::new(),
@@ -101,7 +102,7 @@ impl Daemon {
     }
 }
 
-fn open_endpoint(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
+fn open_endpoint(config: &PoolConfig) -> Result<Box<dyn TransportEndpoint>, StartError> {
     let local = config
         .listen
         .iter()
@@ -120,8 +121,8 @@ fn open_endpoint(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
 /// Adds registrars over TCP and TLS to the endpoint, if configured.
 fn add_streams(
     config: &PoolConfig,
-    sctp: Box<dyn Endpoint>,
-) -> Result<Box<dyn Endpoint>, StartError> {
+    sctp: Box<dyn TransportEndpoint>,
+) -> Result<Box<dyn TransportEndpoint>, StartError> {
     if config.registrars.iter().all(|at| at.transport.is_none()) {
         return Ok(sctp);
     }
@@ -138,7 +139,7 @@ fn add_streams(
         },
         failure: config.failure,
     };
-    let streams = StreamEndpoint::open(endpoint).map_err(start_error("TCP"))?;
+    let streams = StreamTransport::open(endpoint).map_err(start_error("TCP"))?;
     let joined =
         CombinedEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
     Ok(Box::new(joined))
@@ -146,10 +147,10 @@ fn add_streams(
 
 fn local_encapsulation(config: &PoolConfig) -> Option<u16> {
     match config.encapsulation {
-        Encapsulation::Off => None,
-        Encapsulation::Port(port) => Some(port),
-        Encapsulation::Standard if provider() == Provider::Kernel => None,
-        Encapsulation::Standard => {
+        UdpEncapsulation::Off => None,
+        UdpEncapsulation::Port(port) => Some(port),
+        UdpEncapsulation::Standard if provider() == SctpProvider::Kernel => None,
+        UdpEncapsulation::Standard => {
             let any: IpAddr = match config.listen.first() {
                 Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
                 _ => Ipv4Addr::UNSPECIFIED.into(),

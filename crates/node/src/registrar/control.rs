@@ -12,30 +12,32 @@ use axum::routing::get;
 use holdfast_api::control::{
     PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
-use holdfast_proto::registrar::Settings;
-use holdfast_sys::transport::Security;
+use holdfast_proto::registrar::RegistrarSettings;
+use holdfast_sys::transport::TlsSecurity;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::metrics;
-use crate::asap::security;
+use crate::asap_over_tcp::security;
 use crate::config::registrar::RegistrarConfig;
-use crate::control::answer::{METRICS_TYPE, bad_request, method_not_allowed, not_found, response};
+use crate::control::http_responses::{
+    METRICS_TYPE, bad_request, method_not_allowed, not_found, response,
+};
 use crate::control::{listen, serve};
-use crate::mailbox::{Mailbox, Reply, wait_stop_signal};
-use crate::socket_path::{Access, SocketPath, acquire};
+use crate::mailbox::{Mailbox, ReplySender, wait_stop_signal};
+use crate::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// A request to the event loop.
-pub(super) enum ControlRequest {
+pub(super) enum RegistrarRequest {
     /// Return the registrar's status and counters.
-    Status(Reply<RegistrarStatus>),
+    Status(ReplySender<RegistrarStatus>),
     /// List pools.
-    Pools(PoolQuery, Reply<PoolList>),
+    Pools(PoolQuery, ReplySender<PoolList>),
     /// Show one pool.
-    Pool(String, Reply<PoolDetail>),
+    Pool(String, ReplySender<PoolDetail>),
     /// List the other registrars.
-    Peers(Reply<PeerList>),
+    Peers(ReplySender<PeerList>),
     /// Use reloaded settings, and certificates if there are any.
     Reload(Box<ReloadedConfig>),
     /// Stop.
@@ -43,25 +45,28 @@ pub(super) enum ControlRequest {
 }
 
 /// Mailbox of the event loop.
-pub(super) type RequestMailbox = Mailbox<ControlRequest>;
+pub(super) type RequestMailbox = Mailbox<RegistrarRequest>;
 
 /// Sockets of the API, and the runtime that serves them.
-pub(super) struct Server {
+pub(super) struct RegistrarApiServer {
     runtime: tokio::runtime::Runtime,
     path: SocketPath,
 }
 
-impl Server {
+impl RegistrarApiServer {
     /// Binds the sockets of `config`, and serves them once it [runs](Server::run).
     ///
     /// # Errors
     /// Another daemon has the socket, or an address cannot be listened on.
-    pub(super) fn bind(config: &RegistrarConfig, mailbox: &RequestMailbox) -> io::Result<Server> {
+    pub(super) fn bind(
+        config: &RegistrarConfig,
+        mailbox: &RequestMailbox,
+    ) -> io::Result<RegistrarApiServer> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let inside = runtime.enter();
-        let access = Access {
+        let access = SocketPermissions {
             mode: 0o600,
             group: None,
         };
@@ -75,7 +80,7 @@ impl Server {
         runtime.spawn(stop_on_signal(mailbox.clone()));
         runtime.spawn(reload_on_signal(mailbox.clone(), config.clone()));
         drop(inside);
-        Ok(Server { runtime, path })
+        Ok(RegistrarApiServer { runtime, path })
     }
 
     /// Serves until the process ends, in a separate thread.
@@ -83,7 +88,7 @@ impl Server {
     /// # Errors
     /// The system cannot create a thread.
     pub(super) fn run(self) -> io::Result<SocketPath> {
-        let Server { runtime, path } = self;
+        let RegistrarApiServer { runtime, path } = self;
         std::thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
@@ -93,7 +98,7 @@ impl Server {
 
 async fn stop_on_signal(mailbox: RequestMailbox) {
     wait_stop_signal().await;
-    mailbox.send(ControlRequest::Stop).await;
+    mailbox.send(RegistrarRequest::Stop).await;
 }
 
 /// Reloads the configuration file with each SIGHUP. An error in the file leaves the current settings in use.
@@ -109,7 +114,9 @@ async fn reload_on_signal(mailbox: RequestMailbox, mut current: RegistrarConfig)
         match reload(&current) {
             Ok(Some(reread)) => {
                 current.settings = reread.0.clone();
-                mailbox.send(ControlRequest::Reload(Box::new(reread))).await;
+                mailbox
+                    .send(RegistrarRequest::Reload(Box::new(reread)))
+                    .await;
             }
             Ok(None) => tracing::info!("no configuration file to reload"),
             Err(error) => {
@@ -120,7 +127,7 @@ async fn reload_on_signal(mailbox: RequestMailbox, mut current: RegistrarConfig)
 }
 
 /// Settings, and certificates if there are any.
-pub(super) type ReloadedConfig = (Settings, Option<Arc<dyn Security>>);
+pub(super) type ReloadedConfig = (RegistrarSettings, Option<Arc<dyn TlsSecurity>>);
 
 /// Returns the file's current settings; `None` if there is no file. TLS can only be enabled or disabled at the start.
 fn reload(current: &RegistrarConfig) -> Result<Option<ReloadedConfig>, String> {
@@ -156,14 +163,14 @@ fn metrics_only(mailbox: RequestMailbox) -> Router {
 
 async fn ask_event_loop<T: Serialize>(
     mailbox: &RequestMailbox,
-    request: impl FnOnce(Reply<T>) -> ControlRequest,
+    request: impl FnOnce(ReplySender<T>) -> RegistrarRequest,
     refused: StatusCode,
 ) -> Response {
     response(mailbox.ask(request).await, refused)
 }
 
 async fn status(State(to): State<RequestMailbox>) -> Response {
-    ask_event_loop(&to, ControlRequest::Status, StatusCode::CONFLICT).await
+    ask_event_loop(&to, RegistrarRequest::Status, StatusCode::CONFLICT).await
 }
 
 async fn pools(
@@ -174,22 +181,22 @@ async fn pools(
         Ok(query) => query,
         Err(rejection) => return bad_request(rejection.body_text()).into_response(),
     };
-    let request = |reply| ControlRequest::Pools(query, reply);
+    let request = |reply| RegistrarRequest::Pools(query, reply);
     ask_event_loop(&to, request, StatusCode::BAD_REQUEST).await
 }
 
 async fn pool(State(to): State<RequestMailbox>, Path(handle): Path<String>) -> Response {
-    let request = |reply| ControlRequest::Pool(handle, reply);
+    let request = |reply| RegistrarRequest::Pool(handle, reply);
     ask_event_loop(&to, request, StatusCode::NOT_FOUND).await
 }
 
 async fn peers(State(to): State<RequestMailbox>) -> Response {
-    ask_event_loop(&to, ControlRequest::Peers, StatusCode::CONFLICT).await
+    ask_event_loop(&to, RegistrarRequest::Peers, StatusCode::CONFLICT).await
 }
 
 async fn get_metrics(State(to): State<RequestMailbox>) -> Response {
-    let status = to.ask(ControlRequest::Status).await;
-    let peers = to.ask(ControlRequest::Peers).await;
+    let status = to.ask(RegistrarRequest::Status).await;
+    let peers = to.ask(RegistrarRequest::Peers).await;
     match (status, peers) {
         (Some(Ok(status)), Some(Ok(peers))) => {
             let text = metrics::encode(&status, &peers);

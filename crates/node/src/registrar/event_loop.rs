@@ -6,43 +6,45 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
-use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
+use holdfast_proto::registrar::{AssociationId, DialId, Output, PoolProtocol, Registrar};
+use holdfast_sys::transport::{
+    AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent,
+};
 
+use super::asap_tcp_streams::StreamsStatus;
+use super::associations::{AssociationLookup, AssociationTable, association_id, endpoint_of};
 use super::backlog::Backlog;
-use super::control::{ControlRequest, ReloadedConfig};
+use super::control::{RegistrarRequest, ReloadedConfig};
 use super::event_log::log_event;
-use super::links::{LinkState, Links, association_id, endpoint_of};
 use super::pacer::Pacer;
-use super::streams::StreamsStatus;
 use crate::mailbox::Inbox;
 use crate::multicast::MulticastGroups;
 
 /// A registrar with its sockets.
-pub(super) struct Daemon {
+pub(super) struct RegistrarEventLoop {
     pub(super) machine: Registrar,
     pub(super) started: Instant,
-    pub(super) asap: Box<dyn Endpoint>,
-    pub(super) enrp: Box<dyn Endpoint>,
-    pub(super) groups: MulticastGroups<Protocol>,
-    pub(super) links: Links,
+    pub(super) asap: Box<dyn TransportEndpoint>,
+    pub(super) enrp: Box<dyn TransportEndpoint>,
+    pub(super) groups: MulticastGroups<PoolProtocol>,
+    pub(super) links: AssociationTable,
     /// UDP ports of peers with their own, and of all other hosts.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
     /// Messages to peers.
     pub(super) backlog: Backlog,
     pub(super) pacer: Pacer,
-    pub(super) requests: Inbox<ControlRequest>,
+    pub(super) requests: Inbox<RegistrarRequest>,
     /// State of TCP and TLS of `asap`.
     pub(super) streams: StreamsStatus,
     /// Number of messages to elements and users for which an association's buffer had no room.
     pub(super) sends_refused: u64,
     pub(super) next_round_trip_check: Duration,
     /// Buffer that is reused.
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<TransportEvent>,
 }
 
-impl Daemon {
+impl RegistrarEventLoop {
     /// Runs until a stop request.
     ///
     /// # Errors
@@ -59,10 +61,10 @@ impl Daemon {
             };
             let now = self.now();
             if ready.asap {
-                self.receive(now, Protocol::Asap)?;
+                self.receive(now, PoolProtocol::Asap)?;
             }
             if ready.enrp {
-                self.receive(now, Protocol::Enrp)?;
+                self.receive(now, PoolProtocol::Enrp)?;
             }
             if ready.groups {
                 let machine = &mut self.machine;
@@ -92,7 +94,7 @@ impl Daemon {
         });
         while let Some(stuck) = self.backlog.pop_stuck_peer(now) {
             tracing::warn!("a registrar does not take its updates: aborting its association");
-            self.abort(association_id(Protocol::Enrp, stuck));
+            self.abort(association_id(PoolProtocol::Enrp, stuck));
         }
     }
 
@@ -100,14 +102,14 @@ impl Daemon {
         self.started.elapsed()
     }
 
-    pub(super) fn endpoint(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
+    pub(super) fn endpoint(&mut self, protocol: PoolProtocol) -> &mut dyn TransportEndpoint {
         match protocol {
-            Protocol::Asap => self.asap.as_mut(),
-            Protocol::Enrp => self.enrp.as_mut(),
+            PoolProtocol::Asap => self.asap.as_mut(),
+            PoolProtocol::Enrp => self.enrp.as_mut(),
         }
     }
 
-    fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
+    fn receive(&mut self, now: Duration, protocol: PoolProtocol) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.endpoint(protocol).recv_batch(&mut events)?;
         let mut remaining = events.drain(..);
@@ -126,35 +128,40 @@ impl Daemon {
         Ok(())
     }
 
-    fn prefetch(&mut self, protocol: Protocol, event: Option<&Event>) {
-        self.machine.expect(match event {
-            Some(Event::Message { message, .. }) => Some((protocol, &message.data)),
+    fn prefetch(&mut self, protocol: PoolProtocol, event: Option<&TransportEvent>) {
+        self.machine.announce_message(match event {
+            Some(TransportEvent::Message { message, .. }) => Some((protocol, &message.data)),
             _ => None,
         });
     }
 
-    fn handle_endpoint_event(&mut self, now: Duration, protocol: Protocol, event: Event) {
+    fn handle_endpoint_event(
+        &mut self,
+        now: Duration,
+        protocol: PoolProtocol,
+        event: TransportEvent,
+    ) {
         match event {
-            Event::Message { assoc, message } => {
+            TransportEvent::Message { assoc, message } => {
                 let from = association_id(protocol, assoc);
-                if protocol == Protocol::Asap {
+                if protocol == PoolProtocol::Asap {
                     self.pacer.count_request(from);
                 }
                 match protocol {
                     _ if message.ppid != protocol.ppid() && message.ppid != 0 => {
-                        self.machine.handle_stray(now, from);
+                        self.machine.handle_unknown_protocol(now, from);
                     }
-                    Protocol::Asap => self.machine.handle_asap(now, from, &message.data),
-                    Protocol::Enrp => self.machine.handle_enrp(now, from, &message.data),
+                    PoolProtocol::Asap => self.machine.handle_asap(now, from, &message.data),
+                    PoolProtocol::Enrp => self.machine.handle_enrp(now, from, &message.data),
                 }
             }
-            Event::Up { assoc, .. } => self.on_up(now, protocol, assoc),
-            Event::Restarted { assoc } => {
+            TransportEvent::Up { assoc, .. } => self.on_up(now, protocol, assoc),
+            TransportEvent::Restarted { assoc } => {
                 self.drop_backlog(protocol, assoc);
                 self.machine
                     .handle_restarted(now, association_id(protocol, assoc));
             }
-            Event::Down { assoc, .. } => {
+            TransportEvent::Down { assoc, .. } => {
                 self.drop_backlog(protocol, assoc);
                 let id = association_id(protocol, assoc);
                 let (dials, was_up) = self.links.remove(id);
@@ -165,15 +172,15 @@ impl Daemon {
                     self.machine.handle_dial_failed(now, dial);
                 }
             }
-            Event::SendFailed { assoc, message, .. } => {
+            TransportEvent::SendFailed { assoc, message, .. } => {
                 let to = association_id(protocol, assoc);
                 self.machine.handle_send_failed(to, protocol, &message.data);
             }
-            Event::Refused {
+            TransportEvent::Refused {
                 remote,
                 reason: why,
             } => self.streams.refusals.record(remote, &why),
-            Event::Path { assoc, state, .. } => {
+            TransportEvent::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {
                     self.on_addresses_changed(now, protocol, assoc);
@@ -183,13 +190,13 @@ impl Daemon {
     }
 
     /// Drops messages for an association that has ended, so that its number's next user does not get them.
-    fn drop_backlog(&mut self, protocol: Protocol, assoc: AssocId) {
-        if protocol == Protocol::Enrp {
+    fn drop_backlog(&mut self, protocol: PoolProtocol, assoc: AssocId) {
+        if protocol == PoolProtocol::Enrp {
             self.backlog.forget(assoc);
         }
     }
 
-    fn on_up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+    fn on_up(&mut self, now: Duration, protocol: PoolProtocol, assoc: AssocId) {
         // An association without addresses is already gone, and an event will report it.
         let Ok(addresses) = self.endpoint(protocol).confirmed_addresses(assoc) else {
             return;
@@ -216,7 +223,7 @@ impl Daemon {
     }
 
     /// Handles a change in an association's addresses.
-    fn on_addresses_changed(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+    fn on_addresses_changed(&mut self, now: Duration, protocol: PoolProtocol, assoc: AssocId) {
         let id = association_id(protocol, assoc);
         // An association that is not up yet reports its addresses when it is.
         if !self.links.is_up(id) {
@@ -232,7 +239,7 @@ impl Daemon {
     fn report_addresses(
         &mut self,
         now: Duration,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         assoc: AssocId,
         confirmed: &[SocketAddr],
     ) {
@@ -257,10 +264,10 @@ impl Daemon {
                 } => self.send(to, protocol, message),
                 Output::SendMany {
                     to,
-                    protocol: Protocol::Enrp,
+                    protocol: PoolProtocol::Enrp,
                     message,
                 } => {
-                    let message = Message::new(Protocol::Enrp.ppid(), message);
+                    let message = MessageToSend::new(PoolProtocol::Enrp.ppid(), message);
                     self.backlog.push_all(&to, message);
                 }
                 Output::SendMany {
@@ -283,29 +290,29 @@ impl Daemon {
         }
     }
 
-    fn send(&mut self, to: AssociationId, protocol: Protocol, message: Bytes) {
+    fn send(&mut self, to: AssociationId, protocol: PoolProtocol, message: Bytes) {
         let (_, assoc) = endpoint_of(to);
-        let message = Message::new(protocol.ppid(), message);
+        let message = MessageToSend::new(protocol.ppid(), message);
         match protocol {
-            Protocol::Asap => {
+            PoolProtocol::Asap => {
                 let refused = self.asap.send(assoc, &message).is_err();
                 self.sends_refused += u64::from(refused);
             }
-            Protocol::Enrp => self.backlog.push(assoc, message),
+            PoolProtocol::Enrp => self.backlog.push(assoc, message),
         }
     }
 
-    fn connect(&mut self, dial: DialId, protocol: Protocol, addresses: Vec<SocketAddr>) {
+    fn connect(&mut self, dial: DialId, protocol: PoolProtocol, addresses: Vec<SocketAddr>) {
         let now = self.now();
         match self.links.find(protocol, &addresses, dial) {
-            LinkState::Connecting => return,
-            LinkState::Up(id, addresses) => {
+            AssociationLookup::Connecting => return,
+            AssociationLookup::Up(id, addresses) => {
                 let dial = Some(dial);
                 return self
                     .machine
                     .handle_association_up(now, id, protocol, &addresses, dial);
             }
-            LinkState::Absent => {}
+            AssociationLookup::Absent => {}
         }
         let own_port = |address| self.encapsulations.get(address).copied();
         let port = addresses

@@ -3,17 +3,17 @@
 //! One thread has the machine and all its sockets ([`run`]). Another thread serves the control API, and sends its
 //! requests to the first.
 
+mod asap_tcp_streams;
+mod associations;
 mod backlog;
 mod control;
 mod event_log;
 mod event_loop;
-mod links;
 mod metrics;
+mod operator_view;
 mod pacer;
 mod round_trips;
 mod setup;
-mod streams;
-mod view;
 mod wait;
 
 pub use crate::start_error::StartError;

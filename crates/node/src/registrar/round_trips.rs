@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_sys::transport::AssocId;
 
-use super::event_loop::Daemon;
-use super::links::{association_id, endpoint_of};
+use super::associations::{association_id, endpoint_of};
+use super::event_loop::RegistrarEventLoop;
 
 /// Interval between measurements of some associations, and number of intervals in which each measured association has
 /// one turn.
 const MEASURE_INTERVAL: Duration = Duration::from_millis(250);
 const INTERVALS_PER_ROUND: usize = 20;
 
-impl Daemon {
+impl RegistrarEventLoop {
     /// Reports the measured round trips of some associations to the machine, and starts new measurements.
     pub(super) fn measure_round_trips(&mut self, now: Duration) {
         self.next_round_trip_check = now + MEASURE_INTERVAL;
@@ -29,7 +29,12 @@ impl Daemon {
         }
     }
 
-    pub(super) fn report_round_trip(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+    pub(super) fn report_round_trip(
+        &mut self,
+        now: Duration,
+        protocol: PoolProtocol,
+        assoc: AssocId,
+    ) {
         if let Ok(round_trip) = self.endpoint(protocol).round_trip(assoc)
             && !round_trip.is_zero()
         {

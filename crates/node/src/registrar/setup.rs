@@ -4,19 +4,21 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use holdfast_proto::registrar::{Config as MachineConfig, Protocol, Registrar};
-use holdfast_sys::caps::keep_only;
-use holdfast_sys::confine::confine;
-use holdfast_sys::transport::{self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint};
+use holdfast_proto::registrar::{Config as MachineConfig, PoolProtocol, Registrar};
+use holdfast_sys::caps::keep_only_capabilities;
+use holdfast_sys::syscall_confinement::confine;
+use holdfast_sys::transport::{
+    self, ENCAPSULATION_PORT, TransportConfig as EndpointConfig, TransportEndpoint,
+};
 use holdfast_wire::rserpool::{RegistrarId, Transport};
 
+use super::asap_tcp_streams;
+use super::associations::AssociationTable;
 use super::backlog::Backlog;
-use super::control::Server;
-use super::event_loop::Daemon;
-use super::links::Links;
+use super::control::RegistrarApiServer;
+use super::event_loop::RegistrarEventLoop;
 use super::pacer::Pacer;
-use super::streams;
-use crate::asap::security;
+use crate::asap_over_tcp::security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
 use crate::multicast::MulticastGroups;
@@ -29,18 +31,19 @@ use crate::start_error::{StartError, start_error};
 /// The registrar cannot start, or the transport's sockets became unusable.
 pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let (mailbox, requests) = mailbox().map_err(start_error("an event descriptor"))?;
-    let server = Server::bind(config, &mailbox).map_err(start_error("the control socket"))?;
+    let server =
+        RegistrarApiServer::bind(config, &mailbox).map_err(start_error("the control socket"))?;
     let groups = join_groups(config).map_err(start_error("[multicast]"))?;
     let security = security(config.streams.tls.as_ref()).map_err(start_error("[tls]"))?;
     let asap = open_endpoint(config, config.asap_port)?;
-    let (asap, streams) = streams::add_streams(config, asap, security)?;
+    let (asap, streams) = asap_tcp_streams::add_streams(config, asap, security)?;
     let enrp = open_endpoint(config, config.enrp_port)?;
     // All sockets are open. Dropped before other threads start, so that these have no capabilities either.
-    keep_only(&[]).map_err(start_error("dropping capabilities"))?;
+    keep_only_capabilities(&[]).map_err(start_error("dropping capabilities"))?;
     if !confine().map_err(start_error("restricting system calls"))? {
         tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
     }
-    let local_addresses = |endpoint: &dyn Endpoint| {
+    let local_addresses = |endpoint: &dyn TransportEndpoint| {
         reachable_addresses(endpoint)
             .map_err(start_error("the transport's addresses (registrar.listen)"))
     };
@@ -60,14 +63,14 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         encapsulation_port = asap.encapsulation_port(),
         "starting"
     );
-    let mut daemon = Daemon {
+    let mut daemon = RegistrarEventLoop {
         machine: Registrar::new(Duration::ZERO, machine),
         started: Instant::now(),
         remote_encapsulation: config.remote_encapsulation.or(default_port),
         asap,
         enrp,
         groups,
-        links: Links::default(),
+        links: AssociationTable::default(),
         encapsulations: config.encapsulations(),
         backlog: Backlog::new(config.update_delay, config.send_to_all_at_once),
         pacer: Pacer::new(config.batch_delay),
@@ -82,7 +85,10 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     daemon.run().map_err(start_error("the transport"))
 }
 
-fn open_endpoint(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
+fn open_endpoint(
+    config: &RegistrarConfig,
+    port: u16,
+) -> Result<Box<dyn TransportEndpoint>, StartError> {
     let at = |address: &IpAddr| SocketAddr::new(*address, port);
     let endpoint = EndpointConfig {
         raw: config.raw,
@@ -103,14 +109,14 @@ fn open_endpoint(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint
 }
 
 /// Joins the multicast groups that the configuration uses.
-fn join_groups(config: &RegistrarConfig) -> io::Result<MulticastGroups<Protocol>> {
+fn join_groups(config: &RegistrarConfig) -> io::Result<MulticastGroups<PoolProtocol>> {
     let (groups, settings) = (&config.multicast, &config.settings);
     let mut groups_wanted = Vec::new();
     if settings.announce_cycle.is_some() {
-        groups_wanted.push((Protocol::Asap, groups.asap_group));
+        groups_wanted.push((PoolProtocol::Asap, groups.asap_group));
     }
     if settings.enrp_multicast {
-        groups_wanted.push((Protocol::Enrp, groups.enrp_group));
+        groups_wanted.push((PoolProtocol::Enrp, groups.enrp_group));
     }
     MulticastGroups::join(&groups_wanted, &groups.interfaces)
 }

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::event_loop::Daemon;
+use super::event_loop::RegistrarEventLoop;
 
 /// Descriptors that are ready.
 pub(super) struct ReadyDescriptors {
@@ -20,7 +20,7 @@ pub(super) struct ReadyDescriptors {
 /// Poll set for the maximum of five descriptors, without an allocation.
 type Fds<'a> = smallvec::SmallVec<[PollFd<'a>; 5]>;
 
-impl Daemon {
+impl RegistrarEventLoop {
     /// Waits for the first event or deadline.
     pub(super) fn wait(&self) -> io::Result<ReadyDescriptors> {
         let now = self.now();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::app::{Channel, PROTOCOL_VERSION, decode, encode};
 use holdfast_api::control::{ErrorBody, POOL_ROUTES, PoolDaemonStatus, openapi};
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, FromPool, PoolSession, Registration, Service,
+    DATA_BYTES_MAX, Element, ElementEvent, ElementService, FromPool, PoolSession, Registration,
     SessionOptions, ToPool,
 };
 use nix::sys::signal::{Signal, kill};
@@ -123,7 +123,7 @@ fn wait_for<T>(condition: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 
 fn registration(port: u16) -> Registration {
     let address = format!("127.0.0.1:{port}").parse().expect("an address");
-    Registration::new("web", Service::Tcp(address))
+    Registration::new("web", ElementService::Tcp(address))
 }
 
 #[test]
@@ -257,13 +257,13 @@ fn invalid_message_is_refused_without_affecting_others() {
         (vec![register(&|wanted| wanted.life_ms = Some(1))], "life"),
         (
             vec![register(&|wanted| {
-                wanted.service = Service::Tcp("127.0.0.1:0".parse().expect("an address"));
+                wanted.service = ElementService::Tcp("127.0.0.1:0".parse().expect("an address"));
             })],
             "port",
         ),
         (
             vec![register(&|wanted| {
-                wanted.service = Service::Sctp(Vec::new())
+                wanted.service = ElementService::Sctp(Vec::new())
             })],
             "address",
         ),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use holdfast_api::control::BlockingClient;
+use holdfast_api::control::BlockingControlClient;
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, PoolSession, Registration, SelectionRule, Service,
-    SessionEvent, SessionOptions,
+    DATA_BYTES_MAX, Element, ElementEvent, ElementService, PoolSession, Registration,
+    SelectionRule, SessionEvent, SessionOptions,
 };
 
 use crate::{Daemon, TIMEOUT, wait_for};
@@ -48,7 +48,7 @@ run_dir = "{}"
         .args(["--role", "registrar", "--config"])
         .arg(config);
     let child = Registrar(command.spawn().expect("holdfastd"));
-    let client = BlockingClient::new(directory.join("registrar.sock")).expect("a client");
+    let client = BlockingControlClient::new(directory.join("registrar.sock")).expect("a client");
     let status = wait_for("a registrar that serves", || {
         let status = client.run(|client| client.registrar()).ok()?;
         status.ready.then_some(status)
@@ -80,7 +80,7 @@ fn wait_until_up(events: &Receiver<SessionEvent>) -> u64 {
     }
 }
 
-fn register_element(socket: &Path, service: Service) -> Element {
+fn register_element(socket: &Path, service: ElementService) -> Element {
     let element = Element::register(socket, Registration::new("echo", service));
     let element = element.expect("a channel");
     let registered = || {
@@ -101,7 +101,7 @@ fn user_that_overruns_element_loses_only_its_session() {
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     let addresses = Vec::new();
-    let element = register_element(&socket, Service::Sessions { addresses, port: 0 });
+    let element = register_element(&socket, ElementService::Sessions { addresses, port: 0 });
 
     let (session, events) = open_session(&socket);
     let connection = wait_until_up(&events);
@@ -159,7 +159,7 @@ fn slow_reader_slows_element_without_loss() {
     let socket = daemon.path("pool-app.sock");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let element_address = listener.local_addr().expect("an address");
-    let _element = register_element(&socket, Service::Tcp(element_address));
+    let _element = register_element(&socket, ElementService::Tcp(element_address));
     let session = PoolSession::open(&socket, "echo").expect("a channel");
     let (mut stream, _) = listener.accept().expect("a user");
     // The element sends until no data is accepted for a while; then the user begins to read.
@@ -204,7 +204,7 @@ fn start_answering_element(
     delay: Option<Duration>,
 ) -> (String, Receiver<()>) {
     let addresses = Vec::new();
-    let service = Service::Sessions { addresses, port: 0 };
+    let service = ElementService::Sessions { addresses, port: 0 };
     let element = Element::register(socket, Registration::new("two", service));
     let element = element.expect("a channel");
     let id = wait_for("the registration", || match element.next_event() {

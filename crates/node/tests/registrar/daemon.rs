@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use holdfast_api::control::{
-    BlockingClient, Client, ClientError, PeerEntry, PoolDetail, RegistrarStatus,
+    BlockingControlClient, ClientError, ControlClient, PeerEntry, PoolDetail, RegistrarStatus,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -26,7 +26,7 @@ pub struct Daemon {
     child: Child,
     config: PathBuf,
     socket: PathBuf,
-    client: BlockingClient,
+    client: BlockingControlClient,
 }
 
 impl Daemon {
@@ -70,7 +70,7 @@ format = "json"
         Self {
             child: command.spawn().expect("holdfastd"),
             config,
-            client: BlockingClient::new(&socket).expect("a client"),
+            client: BlockingControlClient::new(&socket).expect("a client"),
             socket,
         }
     }
@@ -148,7 +148,9 @@ format = "json"
 
     fn request<'a, T>(
         &'a self,
-        request: impl FnOnce(&'a Client) -> Pin<Box<dyn Future<Output = Result<T, ClientError>> + 'a>>,
+        request: impl FnOnce(
+            &'a ControlClient,
+        ) -> Pin<Box<dyn Future<Output = Result<T, ClientError>> + 'a>>,
     ) -> Option<T> {
         self.client.run(request).ok()
     }

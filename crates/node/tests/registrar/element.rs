@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::BytesMut;
 use holdfast_api::control::RegistrarStatus;
 use holdfast_sys::transport::{
-    AssocId, Config, Endpoint, Event, FailureDetection, Message as Packet, open,
+    AssocId, FailureDetection, MessageToSend as Packet, TransportConfig, TransportEndpoint,
+    TransportEvent, open,
 };
 use holdfast_wire::rserpool::asap::{Message, PPID};
 use holdfast_wire::rserpool::{
@@ -17,8 +18,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub struct TestHost {
     address: IpAddr,
-    endpoint: Box<dyn Endpoint>,
-    events: Vec<Event>,
+    endpoint: Box<dyn TransportEndpoint>,
+    events: Vec<TransportEvent>,
     associations: Vec<AssocId>,
     /// Received messages that no test has taken yet.
     received: Vec<(AssocId, Message)>,
@@ -30,7 +31,7 @@ pub struct TestHost {
 impl TestHost {
     pub fn open(address: &str) -> Self {
         let address = address.parse().expect("an address");
-        let config = Config {
+        let config = TransportConfig {
             encapsulation: Some(0),
             raw: false,
             failure: FailureDetection {
@@ -39,7 +40,7 @@ impl TestHost {
                 association_retransmissions: 1000,
                 ..FailureDetection::default()
             },
-            ..Config::new(vec![SocketAddr::new(address, 0)])
+            ..TransportConfig::new(vec![SocketAddr::new(address, 0)])
         };
         Self {
             address,
@@ -117,11 +118,11 @@ impl TestHost {
             .expect("a working transport");
         for event in events.drain(..) {
             match event {
-                Event::Up { assoc, .. } => self.associations.push(assoc),
-                Event::Down { assoc, .. } => self
+                TransportEvent::Up { assoc, .. } => self.associations.push(assoc),
+                TransportEvent::Down { assoc, .. } => self
                     .associations
                     .retain(|association| *association != assoc),
-                Event::Message { assoc, message } => self.handle_packet(assoc, &message),
+                TransportEvent::Message { assoc, message } => self.handle_packet(assoc, &message),
                 _ => {}
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_sys::net::Interface;
-use holdfast_sys::transport::Multicast;
+use holdfast_sys::transport::MulticastSocket;
 use holdfast_wire::rserpool::Transport;
 use holdfast_wire::rserpool::asap::Message;
 use nix::sched::{CloneFlags, unshare};
@@ -70,7 +70,7 @@ fn run_scenario() {
     });
     let index = Interface::find("a0").expect("an interface").index;
     let group = "239.0.0.50:3863".parse().expect("an address");
-    let mut elements = Multicast::join(group, &[index]).expect("joined");
+    let mut elements = MulticastSocket::join(group, &[index]).expect("joined");
     let announced = wait_for("an announce to elements", || {
         let datagram = elements.receive().expect("a socket")?;
         let bytes = Bytes::copy_from_slice(datagram.bytes);

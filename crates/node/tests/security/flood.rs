@@ -6,7 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use bytes::{Bytes, BytesMut};
 use holdfast_api::control::RegistrarStatus;
-use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Message as Packet, open};
+use holdfast_sys::transport::{
+    AssocId, MessageToSend as Packet, TransportConfig, TransportEndpoint, TransportEvent, open,
+};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::enrp::{self, Body};
 use holdfast_wire::rserpool::{
@@ -113,16 +115,16 @@ pub fn run_if_flooder() {
     }
 }
 
-fn open_endpoint(own_address: IpAddr) -> Box<dyn Endpoint> {
-    let config = Config {
+fn open_endpoint(own_address: IpAddr) -> Box<dyn TransportEndpoint> {
+    let config = TransportConfig {
         encapsulation: Some(0),
         raw: false,
-        ..Config::new(vec![SocketAddr::new(own_address, 0)])
+        ..TransportConfig::new(vec![SocketAddr::new(own_address, 0)])
     };
     open(&config).expect("an endpoint")
 }
 
-fn poll_events(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
+fn poll_events(endpoint: &mut dyn TransportEndpoint, events: &mut Vec<TransportEvent>) {
     // A transport error is ignored: a flooder may exhaust its own transport for a moment.
     let _ = endpoint.flush();
     let fd = PollFd::new(endpoint.fd(), PollFlags::POLLIN);
@@ -133,7 +135,7 @@ fn poll_events(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
 /// Associations with both ports of the registrar, opened again when they end.
 struct MessageFlooder<'a> {
     target: &'a Target,
-    endpoint: Box<dyn Endpoint>,
+    endpoint: Box<dyn TransportEndpoint>,
     associations: [Option<AssocId>; 2],
     random: SmallRng,
     count: u32,
@@ -165,8 +167,8 @@ impl<'a> MessageFlooder<'a> {
             poll_events(self.endpoint.as_mut(), &mut events);
             for event in events.drain(..) {
                 match event {
-                    Event::Up { assoc, .. } => self.on_association_up(assoc),
-                    Event::Down { assoc, .. } => {
+                    TransportEvent::Up { assoc, .. } => self.on_association_up(assoc),
+                    TransportEvent::Down { assoc, .. } => {
                         for up in self
                             .associations
                             .iter_mut()
@@ -305,7 +307,9 @@ fn flood_idle(target: &Target) -> ! {
         }
         poll_events(endpoint.as_mut(), &mut events);
         let ended = events.drain(..);
-        open -= ended.filter(|e| matches!(e, Event::Down { .. })).count();
+        open -= ended
+            .filter(|e| matches!(e, TransportEvent::Down { .. }))
+            .count();
     }
 }
 

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use holdfast_api::ca::{Authority, NODE_DAYS};
-use holdfast_api::control::{BlockingClient, ClientError, Resolution, ResolveQuery};
-use holdfast_api::pool::{Element, Registration, Service};
+use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_api::control::{BlockingControlClient, ClientError, Resolution, ResolveQuery};
+use holdfast_api::pool::{Element, ElementService, Registration};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -18,13 +18,13 @@ use crate::wait_for;
 /// A certificate authority, and the directory of all files.
 pub struct TestGroup {
     directory: TempDir,
-    authority: Authority,
+    authority: CertificateAuthority,
 }
 
 impl TestGroup {
     pub fn new() -> TestGroup {
         let directory = tempfile::tempdir().expect("a directory");
-        let authority = Authority::init(&directory.path().join("ca"), "pools");
+        let authority = CertificateAuthority::init(&directory.path().join("ca"), "pools");
         TestGroup {
             authority: authority.expect("an authority"),
             directory,
@@ -117,7 +117,7 @@ pub fn tcp_address(registrar: &Registrar) -> SocketAddr {
 pub struct PoolDaemon {
     child: Child,
     directory: PathBuf,
-    client: BlockingClient,
+    client: BlockingControlClient,
 }
 
 impl PoolDaemon {
@@ -144,7 +144,7 @@ impl PoolDaemon {
         let pool = PoolDaemon {
             child,
             directory: directory.to_owned(),
-            client: BlockingClient::new(directory.join("pool.sock")).expect("a client"),
+            client: BlockingControlClient::new(directory.join("pool.sock")).expect("a client"),
         };
         wait_for("a pool daemon", || {
             let exists = |name: &str| directory.join(name).exists();
@@ -154,7 +154,7 @@ impl PoolDaemon {
     }
 
     pub fn register(&self, address: &str) -> Element {
-        let service = Service::Tcp(address.parse().expect("an address"));
+        let service = ElementService::Tcp(address.parse().expect("an address"));
         let registration = Registration::new("web", service);
         Element::register(self.directory.join("pool-app.sock"), registration).expect("a channel")
     }

@@ -1,9 +1,9 @@
 //! The acceptor role: prepares sockets, restores state, commits the flows at the holder, and only then activates them.
 
-use super::core::{CommandPurpose, MovingFlow, Timer};
+use super::core::{CommandPurpose, HandoffTimer, MovingFlow};
 use super::{Command, Handoff, RestoreFlow};
 use core::time::Duration;
-use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, PrepareFlow, StateFlow};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ pub(super) struct Acceptor {
 
 /// Stage of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum InboundBatchStage {
     Preparing,
     /// Waiting for the state.
     Waiting,
@@ -29,14 +29,14 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct InboundBatch {
     pub donor: NodeId,
-    pub stage: Stage,
+    pub stage: InboundBatchStage,
     /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
     pub flows: Vec<InboundFlow>,
     /// Received state, by flow index.
     pub states: BTreeMap<usize, StateFlow>,
-    pub times: AcceptorTimes,
+    pub times: AcceptorPhaseTimes,
     /// Reason for giving the batch up once its command is complete.
     pub pending_failure: Option<String>,
 }
@@ -63,7 +63,7 @@ impl InboundBatch {
     }
 
     /// Enters `stage`; returns the duration of the previous one, in microseconds.
-    pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
+    pub(super) fn enter_stage(&mut self, now: Duration, stage: InboundBatchStage) -> u32 {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
         self.stage = stage;
@@ -82,7 +82,7 @@ impl Handoff {
     pub(super) fn inbound_in_stage(
         &mut self,
         batch: BatchId,
-        stage: Stage,
+        stage: InboundBatchStage,
     ) -> Option<&mut InboundBatch> {
         let inbound = self.acceptor.batches.get_mut(&batch)?;
         (inbound.stage == stage).then_some(inbound)
@@ -108,12 +108,12 @@ impl Handoff {
         }
         let mut inbound = InboundBatch {
             donor: from,
-            stage: Stage::Preparing,
+            stage: InboundBatchStage::Preparing,
             since: now,
             deadline: None,
             flows: Vec::with_capacity(flows.len()),
             states: BTreeMap::new(),
-            times: AcceptorTimes::default(),
+            times: AcceptorPhaseTimes::default(),
             pending_failure: None,
         };
         let mut accepted = Vec::with_capacity(flows.len());
@@ -158,10 +158,10 @@ impl Handoff {
         batch: BatchId,
         results: Vec<Result<(), String>>,
     ) {
-        let Some(inbound) = self.inbound_in_stage(batch, Stage::Preparing) else {
+        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Preparing) else {
             return;
         };
-        inbound.enter(now, Stage::Waiting);
+        inbound.enter_stage(now, InboundBatchStage::Waiting);
         let donor = inbound.donor;
         let doomed = inbound.pending_failure.take();
         let mut unprepared_flows = Vec::new();
@@ -193,7 +193,7 @@ impl Handoff {
         }
         self.core
             .timers
-            .insert((deadline, Timer::InboundBatch(batch)));
+            .insert((deadline, HandoffTimer::InboundBatch(batch)));
     }
 
     /// Handles a `State` frame. Flows without state in the last frame or before are given up.
@@ -215,7 +215,7 @@ impl Handoff {
             self.core.send(from, Frame::Abort { batch, reason });
             return self.core.report_ignored(from, "State", "unknown batch");
         }
-        let Some(inbound) = self.inbound_in_stage(batch, Stage::Waiting) else {
+        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Waiting) else {
             return self
                 .core
                 .report_ignored(from, "State", "the batch is not waiting for state");
@@ -239,11 +239,11 @@ impl Handoff {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
-        inbound.enter(now, Stage::Restoring);
+        inbound.enter_stage(now, InboundBatchStage::Restoring);
         if let Some(deadline) = inbound.deadline.take() {
             self.core
                 .timers
-                .remove(&(deadline, Timer::InboundBatch(batch)));
+                .remove(&(deadline, HandoffTimer::InboundBatch(batch)));
         }
         let mut missing = Vec::new();
         for index in inbound.active_indices() {

@@ -1,14 +1,14 @@
 //! The acceptor's second half: restored flows are committed at the holder and then activated; or they are given up.
 
-use super::acceptor::{InboundFlow, Stage};
+use super::acceptor::{InboundBatchStage, InboundFlow};
 use super::command_retry::Retryable;
-use super::core::{CommandPurpose, HolderRequestPurpose, Timer};
+use super::core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::event::Event;
-use super::holder_requests::HolderAnswers;
+use super::requests_to_holder::HolderAnswers;
 use super::{Command, FlowEpoch, Handoff};
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
-use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId};
+use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange};
 
 /// Number of ended batches to remember, to tell a repeated `Prepare` from a new one.
 const ENDED_BATCHES_MAX: usize = 256;
@@ -20,10 +20,10 @@ impl Handoff {
         batch: BatchId,
         results: Vec<Result<(), String>>,
     ) {
-        let Some(inbound) = self.inbound_in_stage(batch, Stage::Restoring) else {
+        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Restoring) else {
             return;
         };
-        inbound.times.restore_us = inbound.enter(now, Stage::Committing);
+        inbound.times.restore_us = inbound.enter_stage(now, InboundBatchStage::Committing);
         if let Some(reason) = inbound.pending_failure.take() {
             return self.discard_batch(batch, &reason);
         }
@@ -53,7 +53,7 @@ impl Handoff {
     /// Handles the holder's answer. A flow that the holder does not grant to this node is discarded.
     pub(super) fn on_committed(&mut self, now: Duration, batch: BatchId, answers: HolderAnswers) {
         let node = self.core.config.node;
-        let Some(inbound) = self.inbound_in_stage(batch, Stage::Committing) else {
+        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Committing) else {
             return;
         };
         let mut refused = Vec::new();
@@ -71,7 +71,7 @@ impl Handoff {
                 _ => refused.push(inbound.refuse(index, "the holder did not commit the flow")),
             }
         }
-        inbound.stage = Stage::Activating;
+        inbound.stage = InboundBatchStage::Activating;
         if activations.is_empty() {
             self.send_done(now, batch);
         } else {
@@ -126,7 +126,7 @@ impl Handoff {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
-        inbound.times.commit_us = inbound.enter(now, Stage::Activating);
+        inbound.times.commit_us = inbound.enter_stage(now, InboundBatchStage::Activating);
         let (donor, times) = (inbound.donor, inbound.times);
         let results = inbound
             .flows
@@ -154,7 +154,7 @@ impl Handoff {
         {
             self.core
                 .timers
-                .remove(&(deadline, Timer::InboundBatch(batch)));
+                .remove(&(deadline, HandoffTimer::InboundBatch(batch)));
         }
         self.acceptor.ended_batches.push_back(batch);
         if self.acceptor.ended_batches.len() > ENDED_BATCHES_MAX {
@@ -210,12 +210,14 @@ impl Handoff {
             return;
         };
         match inbound.stage {
-            Stage::Preparing => inbound.pending_failure = Some(reason.to_owned()),
-            Stage::Restoring if !complete_state_continues => {
+            InboundBatchStage::Preparing => inbound.pending_failure = Some(reason.to_owned()),
+            InboundBatchStage::Restoring if !complete_state_continues => {
                 inbound.pending_failure = Some(reason.to_owned())
             }
-            Stage::Waiting => self.discard_batch(batch, reason),
-            Stage::Restoring | Stage::Committing | Stage::Activating => {}
+            InboundBatchStage::Waiting => self.discard_batch(batch, reason),
+            InboundBatchStage::Restoring
+            | InboundBatchStage::Committing
+            | InboundBatchStage::Activating => {}
         }
     }
 
@@ -242,8 +244,8 @@ impl Handoff {
     }
 }
 
-fn commit_change(flow: &InboundFlow) -> Change {
-    Change {
+fn commit_change(flow: &InboundFlow) -> OwnershipChange {
+    OwnershipChange {
         flow: flow.flow,
         kind: ChangeKind::Commit,
         epoch: flow.epoch.saturating_add(1),

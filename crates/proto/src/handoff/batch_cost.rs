@@ -6,7 +6,7 @@
 //! small batches pay the fixed part more often: `fixed_wait` follows the median, and a sample of `work` counts for at most
 //! twice the prediction.
 
-use super::event::PhaseTimes;
+use super::event::BatchPhaseTimes;
 use core::time::Duration;
 
 /// Bytes of dynamic state besides the queues.
@@ -23,19 +23,19 @@ const BULK_BYTES_MIN: usize = 64 << 10;
 
 /// Cost model of a freeze. Times in microseconds.
 #[derive(Debug, Clone)]
-pub(super) struct CostModel {
+pub(super) struct BatchCostModel {
     fixed_wait: f64,
-    work_line: Line,
+    work_line: LinearFit,
     /// Bytes a microsecond, which is also MB/s.
     rate: f64,
 }
 
-impl CostModel {
+impl BatchCostModel {
     /// Returns a model with first guesses, on the careful side.
-    pub(super) fn new() -> CostModel {
-        CostModel {
+    pub(super) fn new() -> BatchCostModel {
+        BatchCostModel {
             fixed_wait: 300.0,
-            work_line: Line::new(100.0, 15.0),
+            work_line: LinearFit::new(100.0, 15.0),
             rate: 50.0,
         }
     }
@@ -85,7 +85,7 @@ impl CostModel {
     }
 
     /// Learns from a batch of `flows` connections with `bytes` of state.
-    pub(super) fn learn(&mut self, flows: usize, bytes: usize, phases: &PhaseTimes) {
+    pub(super) fn learn(&mut self, flows: usize, bytes: usize, phases: &BatchPhaseTimes) {
         if flows == 0 {
             return;
         }
@@ -110,7 +110,7 @@ impl CostModel {
 /// A line `fixed + slope * flows`, by least squares over about the last 30 samples and a permanent first guess. While
 /// all batches have one size, the guess alone says which part of their time is fixed.
 #[derive(Debug, Clone)]
-struct Line {
+struct LinearFit {
     fixed: f64,
     slope: f64,
     /// Sums over the samples: their weight, flows, flows squared, times, flows times times.
@@ -121,14 +121,14 @@ struct Line {
 /// Factor by which each new sample reduces the weight of the earlier ones.
 const FADE_FACTOR: f64 = 0.97;
 
-impl Line {
+impl LinearFit {
     /// Returns a line whose first guess counts like two samples.
-    fn new(fixed: f64, slope: f64) -> Line {
+    fn new(fixed: f64, slope: f64) -> LinearFit {
         let mut guess = [0.0; 5];
         for flows in [0.0, 32.0] {
             add(&mut guess, flows, fixed + slope * flows);
         }
-        Line {
+        LinearFit {
             fixed,
             slope,
             sums: [0.0; 5],
@@ -177,18 +177,18 @@ fn blend_rate(old: f64, sample: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn phases(micros: u64) -> PhaseTimes {
-        PhaseTimes {
+    fn phases(micros: u64) -> BatchPhaseTimes {
+        BatchPhaseTimes {
             extract: Duration::from_micros(micros),
             commit: Duration::from_micros(300),
-            ..PhaseTimes::default()
+            ..BatchPhaseTimes::default()
         }
     }
 
     #[test]
     fn batch_grows_with_cheap_flows_and_shrinks_with_costly_ones() {
         let bound = Duration::from_millis(2);
-        let mut model = CostModel::new();
+        let mut model = BatchCostModel::new();
         let first = model.flows_that_fit(bound, 10_000);
         for _ in 0..50 {
             let flows = model.flows_that_fit(bound, 10_000);
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn fixed_cost_does_not_shrink_batches() {
         let bound = Duration::from_micros(1_200);
-        let mut model = CostModel::new();
+        let mut model = BatchCostModel::new();
         for _ in 0..100 {
             let flows = model.flows_that_fit(bound, 10_000);
             model.learn(flows, 0, &phases(250 + 12 * flows as u64));
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn rare_slow_batches_do_not_shrink_others() {
         let bound = Duration::from_millis(2);
-        let mut model = CostModel::new();
+        let mut model = BatchCostModel::new();
         let before = model.flows_that_fit(bound, 10_000);
         for round in 0..100 {
             let slow = if round % 5 == 0 { 1_000_000 } else { 0 };
@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn slow_frames_do_not_reduce_batch_to_one_flow() {
         let bound = Duration::from_millis(2);
-        let mut model = CostModel::new();
-        let slow_phases = PhaseTimes {
+        let mut model = BatchCostModel::new();
+        let slow_phases = BatchPhaseTimes {
             commit: Duration::from_millis(50),
             ..phases(1_000)
         };
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn full_queue_gets_own_batch_and_small_queues_share_one() {
-        let model = CostModel::new();
+        let model = BatchCostModel::new();
         let bound = Duration::from_millis(2);
         let queues = [200_000, 0, 0, 0];
         assert_eq!(model.count_that_fit(queues.into_iter(), bound, 4 << 20), 1);
@@ -258,10 +258,10 @@ mod tests {
 
     #[test]
     fn bulk_transfers_set_rate_and_small_ones_only_raise_it() {
-        let mut model = CostModel::new();
-        let slow = PhaseTimes {
+        let mut model = BatchCostModel::new();
+        let slow = BatchPhaseTimes {
             transfer: Duration::from_millis(8),
-            ..PhaseTimes::default()
+            ..BatchPhaseTimes::default()
         };
         model.learn(1, 1_000, &slow);
         assert_eq!(model.predict_transfer(50_000_000), Duration::from_secs(1));

@@ -1,6 +1,6 @@
 //! Commands of the machine to the daemon, and the daemon's answers.
 //!
-//! Each [`Command`] carries a [`Token`] and is answered by exactly one [`Completion`] with that token, sooner or later;
+//! Each [`Command`] carries a [`CommandToken`] and is answered by exactly one [`Completion`] with that token, sooner or later;
 //! results are per flow in the order of the command. Effects are idempotent: a restarted daemon repeats them.
 //! Commands that name the same flow take effect in the order they were given, and so do all `Arbitrate`s. The epoch of
 //! an entry never decreases: a `Resume` below it changes nothing and succeeds. A command that undoes something succeeds
@@ -12,23 +12,23 @@
 //! | `Drain` | donor | waits until send queues are empty, at most until the deadline |
 //! | `Freeze` | donor | switches each flow to "transit out" **first**, then extracts its state; this order makes two speakers impossible |
 //! | `Resume` | donor | undoes `Freeze` and `ReadStatic`: repair off, flow owned at the given epoch, the program told "kept"; also for a flow that was only read |
-//! | `Close` | donor | flow becomes "moved" to its new owner, the program is told "gone", the socket closed silently |
+//! | `Close` | donor | flow becomes "moved" to its new owner, the program is told "moved", the socket closed silently |
 //! | `PrepareSockets` | acceptor | makes and binds sockets in repair mode, arms the hold ("transit in"), passes the sockets to the program |
 //! | `Restore` | acceptor | puts the state into the sockets; no packet may leave yet |
-//! | `Activate` | acceptor | repair off, hold flushed in order, flow owned at the given epoch, the program told "go" with its state |
+//! | `Activate` | acceptor | repair off, hold flushed in order, flow owned at the given epoch, the program told "activate" with its state |
 //! | `Discard` | acceptor | closes sockets silently, drops hold and slot, the program told "cancel" |
-//! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply`], stores the result, all as one step |
+//! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply_change`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
 use super::KeepReason;
 use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::frame::{BatchId, PrepareFlow};
-use holdfast_wire::{Change, Epoch, Flow, NodeId, Record, Refusal};
+use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 
 /// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(pub u64);
+pub struct CommandToken(pub u64);
 
 /// A flow and the epoch its entry gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,23 +55,23 @@ pub struct RestoreFlow {
 #[allow(missing_docs)] // the fields are what their types say
 pub enum Command {
     ReadStatic {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
     },
     Drain {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
         /// Time at which to stop waiting, by the machine's clock.
         deadline: Duration,
     },
     Freeze {
-        token: Token,
+        token: CommandToken,
         acceptor: NodeId,
         /// The flows, with the epochs of their transits.
         flows: Vec<FlowEpoch>,
     },
     Resume {
-        token: Token,
+        token: CommandToken,
         flows: Vec<FlowEpoch>,
         /// True while the holder has not said if these flows, which are not frozen, were diverted. Their programs
         /// continue, and their entries stay "prepared", so that a restarted daemon asks too. Another `Resume` or
@@ -79,38 +79,38 @@ pub enum Command {
         in_doubt: bool,
     },
     Close {
-        token: Token,
+        token: CommandToken,
         /// Node to which stragglers are forwarded.
         acceptor: NodeId,
         /// The flows, with the epochs at which they moved away.
         flows: Vec<FlowEpoch>,
     },
     PrepareSockets {
-        token: Token,
+        token: CommandToken,
         batch: BatchId,
         /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
         flows: Vec<PrepareFlow>,
     },
     Restore {
-        token: Token,
+        token: CommandToken,
         batch: BatchId,
         flows: Vec<RestoreFlow>,
     },
     Activate {
-        token: Token,
+        token: CommandToken,
         flows: Vec<FlowEpoch>,
     },
     Discard {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
     },
     Arbitrate {
-        token: Token,
+        token: CommandToken,
         asker: NodeId,
-        changes: Vec<Change>,
+        changes: Vec<OwnershipChange>,
     },
     Lookup {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
     },
 }
@@ -173,7 +173,7 @@ pub struct FrozenFlow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Completion {
     /// Token of the command.
-    pub token: Token,
+    pub token: CommandToken,
     /// Results of the command.
     pub results: Results,
 }
@@ -196,8 +196,8 @@ pub enum Results {
     Restored(Vec<Result<(), String>>),
     Activated(Vec<Result<(), String>>),
     Discarded,
-    Arbitrated(Vec<Result<Option<Record>, Refusal>>),
-    LookedUp(Vec<Option<Record>>),
+    Arbitrated(Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>),
+    LookedUp(Vec<Option<OwnershipRecord>>),
 }
 
 impl Results {

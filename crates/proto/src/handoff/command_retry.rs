@@ -1,10 +1,10 @@
 //! Commands that must succeed are repeated for the flows that failed.
 
 use super::command::FlowEpoch;
-use super::core::{CommandPurpose, Core};
+use super::core::{CommandPurpose, HandoffCore};
 use super::donor_end::EndingFlow;
 use super::event::Event;
-use super::{Handoff, Token};
+use super::{CommandToken, Handoff};
 use holdfast_wire::Flow;
 
 /// Most attempts of such a command.
@@ -40,7 +40,7 @@ impl HasFlow for (EndingFlow, FlowEpoch) {
     }
 }
 
-impl Core {
+impl HandoffCore {
     /// Splits the flows of a command into ended and retryable ones. A flow that fails at the last attempt counts as
     /// ended, and an event reports it.
     pub(super) fn split_ended<T: HasFlow>(
@@ -77,7 +77,7 @@ impl Core {
 
 impl Handoff {
     /// Repeats a failed command.
-    pub(super) fn retry_command(&mut self, token: Token) {
+    pub(super) fn retry_command(&mut self, token: CommandToken) {
         match self.core.failed_commands.remove(&token) {
             Some(CommandPurpose::Resume(repeat)) => self.command_resume(repeat),
             Some(CommandPurpose::Close(repeat)) => self.command_close(repeat),

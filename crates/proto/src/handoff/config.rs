@@ -4,9 +4,9 @@ use core::time::Duration;
 use holdfast_wire::{Epoch, NodeId};
 use std::collections::BTreeSet;
 
-/// The settings of a [`super::Handoff`]. [`Config::new`] has the defaults; each is documented at its field.
+/// The settings of a [`super::Handoff`]. [`HandoffMachineConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct HandoffMachineConfig {
     /// The node of the machine.
     pub node: NodeId,
     /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
@@ -15,7 +15,7 @@ pub struct Config {
     pub holder: NodeId,
     /// The other nodes of the group.
     pub peers: BTreeSet<NodeId>,
-    /// Epoch at which this node, as holder, starts new flows; see [`crate::ownership::EpochFloors::new`].
+    /// Epoch at which this node, as holder, starts new flows; see [`crate::flow_ownership::EpochFloors::new`].
     pub new_flow_epoch_min: Epoch,
     /// Longest predicted freeze of a batch (1.2 ms: DESIGN.md demands under 2 ms, and one batch in a hundred takes
     /// twice its prediction).
@@ -35,7 +35,7 @@ pub struct Config {
     /// Longest time from the sending of the state to the acceptor's `Done` (1 s), plus four times the predicted
     /// transfer time of the bytes.
     pub transfer_timeout: Duration,
-    /// Longest time an acceptor waits for the state after `Prepared` (30 s, more than any drain).
+    /// Longest time an acceptor waits for the state after `PrepareResponse` (30 s, more than any drain).
     pub state_timeout: Duration,
     /// Time until a request to the holder is first repeated (50 ms); the wait doubles each time.
     pub holder_retry_min: Duration,
@@ -49,7 +49,7 @@ pub struct Config {
     pub drain_wait_max: Duration,
 }
 
-impl Config {
+impl HandoffMachineConfig {
     /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
     /// the table.
     pub fn new(
@@ -57,9 +57,9 @@ impl Config {
         boot: u64,
         holder: NodeId,
         peers: impl IntoIterator<Item = NodeId>,
-    ) -> Config {
+    ) -> HandoffMachineConfig {
         let peers = peers.into_iter().filter(|peer| *peer != node).collect();
-        Config {
+        HandoffMachineConfig {
             node,
             boot,
             holder,

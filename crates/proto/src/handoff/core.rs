@@ -1,20 +1,20 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
-use super::command::{Command, FlowEpoch, Token};
+use super::command::{Command, CommandToken, FlowEpoch};
 use super::command_retry::Retryable;
-use super::config::Config;
+use super::config::HandoffMachineConfig;
 use super::crash_recovery::RecoveredInboundFlow;
 use super::donor_end::EndingFlow;
 use super::event::Event;
 use super::{Output, RequestId};
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
-use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId};
+use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Purpose of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
+pub(super) enum HandoffTimer {
     /// A batch given, by its number.
     OutboundBatch(u64),
     /// A batch taken.
@@ -22,7 +22,7 @@ pub(super) enum Timer {
     /// A request to the holder, by its number.
     HolderRequest(u64),
     /// A failed command to repeat.
-    RetryCommand(Token),
+    RetryCommand(CommandToken),
     /// The end of the donor's rest.
     RestEnd,
 }
@@ -60,8 +60,8 @@ pub(super) enum CommandPurpose {
 
 /// An open request to the holder.
 #[derive(Debug)]
-pub(super) struct HolderRequest {
-    pub changes: Vec<Change>,
+pub(super) struct RequestToHolder {
+    pub changes: Vec<OwnershipChange>,
     pub purpose: HolderRequestPurpose,
     /// Time of the next repetition, and the wait after that.
     pub due: Duration,
@@ -83,30 +83,30 @@ pub(super) enum HolderRequestPurpose {
 #[derive(Debug, Default)]
 pub(super) struct MovingFlow {
     /// Changes reported during the move; deferred until its end.
-    pub deferred: Vec<Change>,
+    pub deferred: Vec<OwnershipChange>,
 }
 
 /// State that the roles share.
 #[derive(Debug)]
-pub(super) struct Core {
-    pub config: Config,
+pub(super) struct HandoffCore {
+    pub config: HandoffMachineConfig,
     pub outputs: VecDeque<Output>,
     /// Open commands, each with its number of expected results.
-    pub open_commands: BTreeMap<Token, (CommandPurpose, usize)>,
+    pub open_commands: BTreeMap<CommandToken, (CommandPurpose, usize)>,
     /// Failed commands that wait for their repetition.
-    pub failed_commands: BTreeMap<Token, CommandPurpose>,
-    pub holder_requests: BTreeMap<u64, HolderRequest>,
+    pub failed_commands: BTreeMap<CommandToken, CommandPurpose>,
+    pub holder_requests: BTreeMap<u64, RequestToHolder>,
     pub moving_flows: BTreeMap<Flow, MovingFlow>,
-    pub timers: BTreeSet<(Duration, Timer)>,
+    pub timers: BTreeSet<(Duration, HandoffTimer)>,
     /// Changes to report to the holder that are not part of an open request.
-    pub reports: VecDeque<Change>,
+    pub reports: VecDeque<OwnershipChange>,
     pub report_in_flight: bool,
     last_number: u64,
 }
 
-impl Core {
-    pub(super) fn new(config: Config) -> Core {
-        Core {
+impl HandoffCore {
+    pub(super) fn new(config: HandoffMachineConfig) -> HandoffCore {
+        HandoffCore {
             config,
             outputs: VecDeque::new(),
             open_commands: BTreeMap::new(),
@@ -155,9 +155,9 @@ impl Core {
     pub(super) fn push_command(
         &mut self,
         purpose: CommandPurpose,
-        make: impl FnOnce(Token) -> Command,
+        make: impl FnOnce(CommandToken) -> Command,
     ) {
-        let token = Token(self.next_number());
+        let token = CommandToken(self.next_number());
         let command = make(token);
         self.open_commands
             .insert(token, (purpose, command.result_count()));
@@ -166,10 +166,10 @@ impl Core {
 
     /// Schedules a failed command for repetition.
     pub(super) fn schedule_retry(&mut self, now: Duration, purpose: CommandPurpose) {
-        let token = Token(self.next_number());
+        let token = CommandToken(self.next_number());
         self.failed_commands.insert(token, purpose);
         let due = now + self.config.command_retry_interval;
-        self.timers.insert((due, Timer::RetryCommand(token)));
+        self.timers.insert((due, HandoffTimer::RetryCommand(token)));
     }
 
     /// Ends the flow's move and reports its deferred changes.

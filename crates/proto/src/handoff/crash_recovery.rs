@@ -8,10 +8,10 @@ use super::command_retry::Retryable;
 use super::core::{HolderRequestPurpose, MovingFlow};
 use super::donor_end::EndingFlow;
 use super::event::KeepReason;
-use super::holder_requests::{CHANGES_MAX, HolderAnswers};
+use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
 use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
 use core::time::Duration;
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
+use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
 
 /// A flow that this node was taking before the restart.
 #[derive(Debug)]
@@ -97,8 +97,8 @@ impl Handoff {
     }
 }
 
-fn rollback_change(take: &RecoveredInboundFlow) -> Change {
-    Change {
+fn rollback_change(take: &RecoveredInboundFlow) -> OwnershipChange {
+    OwnershipChange {
         flow: take.flow,
         kind: ChangeKind::Rollback,
         epoch: take.epoch,

@@ -3,10 +3,10 @@
 //! Flows for one acceptor queue in a lane: *waiting*, then *read* a batch's worth at a time, then carved into batches
 //! by predicted freeze. A few batches prepare while one is in its freeze (`give`).
 
-use super::batch_cost::CostModel;
-use super::core::{MovingFlow, Timer};
-use super::event::{Event, KeepReason, Outcome, PhaseTimes};
-use super::{Drain, Handoff, Request, RequestError, RequestId, SendQueueInfo, StaticFlow};
+use super::batch_cost::BatchCostModel;
+use super::core::{HandoffTimer, MovingFlow};
+use super::event::{BatchPhaseTimes, Event, KeepReason, Outcome};
+use super::{DrainPolicy, Handoff, Request, RequestError, RequestId, SendQueueInfo, StaticFlow};
 use core::time::Duration;
 use holdfast_wire::{BatchId, Epoch, Flow, NodeId};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, VecDeque};
 /// State of the donor role.
 #[derive(Debug)]
 pub(super) struct Donor {
-    pub lanes: BTreeMap<NodeId, Lane>,
+    pub lanes: BTreeMap<NodeId, AcceptorLane>,
     requests: BTreeMap<RequestId, RequestProgress>,
     pub batches: BTreeMap<u64, OutboundBatch>,
-    pub model: CostModel,
+    pub model: BatchCostModel,
     /// Prepared batches, in the order in which they freeze.
     pub freeze_queue: VecDeque<u64>,
     /// The one batch between divert and `Done`.
@@ -40,7 +40,7 @@ struct RequestProgress {
 
 /// Flows for one acceptor that are not in a batch yet.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct AcceptorLane {
     pub waiting_flows: VecDeque<WaitingFlow>,
     pub flows_being_read: Option<Vec<WaitingFlow>>,
     pub read_flows: VecDeque<ReadFlow>,
@@ -68,7 +68,7 @@ pub(super) struct ReadFlow {
 
 /// Stage of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum OutboundBatchStage {
     Preparing,
     Draining,
     /// Waiting for the turn to freeze.
@@ -85,7 +85,7 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct OutboundBatch {
     pub acceptor: NodeId,
-    pub stage: Stage,
+    pub stage: OutboundBatchStage,
     /// Start of the stage.
     pub since: Duration,
     /// Time at which the donor gives the batch up.
@@ -99,7 +99,7 @@ pub(super) struct OutboundBatch {
     pub kept: usize,
     pub bytes: usize,
     pub predicted: Duration,
-    pub phases: PhaseTimes,
+    pub phases: BatchPhaseTimes,
     /// Reason the batch fails once its freeze is complete.
     pub pending_failure: Option<KeepReason>,
 }
@@ -121,7 +121,7 @@ impl Donor {
             lanes: BTreeMap::new(),
             requests: BTreeMap::new(),
             batches: BTreeMap::new(),
-            model: CostModel::new(),
+            model: BatchCostModel::new(),
             freeze_queue: VecDeque::new(),
             freezing_batch: None,
             is_yielding: false,
@@ -152,9 +152,9 @@ impl Handoff {
             return Err(RequestError::NoFlows);
         }
         let drain = match drain {
-            Drain::No => None,
-            Drain::Yes => Some(self.core.config.drain_wait_max),
-            Drain::Within(limit) => Some(limit),
+            DrainPolicy::No => None,
+            DrainPolicy::Yes => Some(self.core.config.drain_wait_max),
+            DrainPolicy::Within(limit) => Some(limit),
         };
         let id = self.core.next_request_id();
         let progress = RequestProgress {
@@ -179,7 +179,7 @@ impl Handoff {
             });
         }
         self.report_outcomes(Some(id), None, refused);
-        self.pump_lane(now, to);
+        self.advance_lane(now, to);
         Ok(id)
     }
 
@@ -245,7 +245,7 @@ impl Handoff {
         if let Some(deadline) = batch.deadline {
             self.core
                 .timers
-                .remove(&(deadline, Timer::OutboundBatch(seq)));
+                .remove(&(deadline, HandoffTimer::OutboundBatch(seq)));
         }
         self.core.push_event(Event::BatchFinished {
             batch: self.batch_id(seq),

@@ -3,14 +3,14 @@
 //! Only one batch at a time is between divert and `Done`, so that each has the machine to itself. A batch that fails
 //! ends its turn at once and settles in parallel.
 
-use super::core::{CommandPurpose, HolderRequestPurpose, Timer};
-use super::donor::{OutboundBatch, Stage};
+use super::core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
+use super::donor::{OutboundBatch, OutboundBatchStage};
 use super::donor_end::EndingFlow;
 use super::event::KeepReason;
-use super::holder_requests::HolderAnswers;
+use super::requests_to_holder::HolderAnswers;
 use super::{Command, FlowEpoch, Handoff, SendQueueInfo, drain};
 use core::time::Duration;
-use holdfast_wire::{Change, ChangeKind, NodeId, RecordState};
+use holdfast_wire::{ChangeKind, NodeId, OwnershipChange, RecordState};
 
 impl OutboundBatch {
     /// Removes a flow from the batch.
@@ -59,7 +59,7 @@ impl OutboundBatch {
     }
 
     /// Enters `stage`; returns the duration of the previous one.
-    pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> Duration {
+    pub(super) fn enter_stage(&mut self, now: Duration, stage: OutboundBatchStage) -> Duration {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
         self.stage = stage;
@@ -69,7 +69,11 @@ impl OutboundBatch {
 
 impl Handoff {
     /// Returns the batch with number `seq`, if it is in `stage`.
-    pub(super) fn batch_in_stage(&mut self, seq: u64, stage: Stage) -> Option<&mut OutboundBatch> {
+    pub(super) fn batch_in_stage(
+        &mut self,
+        seq: u64,
+        stage: OutboundBatchStage,
+    ) -> Option<&mut OutboundBatch> {
         let batch = self.donor.batches.get_mut(&seq)?;
         (batch.stage == stage).then_some(batch)
     }
@@ -79,16 +83,18 @@ impl Handoff {
             return;
         };
         if let Some(old) = std::mem::replace(&mut batch.deadline, deadline) {
-            self.core.timers.remove(&(old, Timer::OutboundBatch(seq)));
+            self.core
+                .timers
+                .remove(&(old, HandoffTimer::OutboundBatch(seq)));
         }
         if let Some(deadline) = deadline {
             self.core
                 .timers
-                .insert((deadline, Timer::OutboundBatch(seq)));
+                .insert((deadline, HandoffTimer::OutboundBatch(seq)));
         }
     }
 
-    /// Handles `Prepared`: the acceptor made sockets, or refuses flows.
+    /// Handles `PrepareResponse`: the acceptor made sockets, or refuses flows.
     pub(super) fn on_prepared(
         &mut self,
         now: Duration,
@@ -96,7 +102,7 @@ impl Handoff {
         seq: u64,
         results: Vec<Result<(), String>>,
     ) {
-        let Some(batch) = self.batch_in_stage(seq, Stage::Preparing) else {
+        let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Preparing) else {
             return self.core.report_ignored(
                 from,
                 "PrepareResponse",
@@ -110,7 +116,7 @@ impl Handoff {
                 "the sender or the number of results does not match the batch",
             );
         }
-        let elapsed = batch.enter(now, Stage::Waiting);
+        let elapsed = batch.enter_stage(now, OutboundBatchStage::Waiting);
         batch.phases.prepare += elapsed;
         let mut refused = Vec::new();
         for (index, result) in results.into_iter().enumerate() {
@@ -155,7 +161,7 @@ impl Handoff {
             return false;
         }
         let flows = active.iter().map(|flow| flow.flow).collect();
-        batch.stage = Stage::Draining;
+        batch.stage = OutboundBatchStage::Draining;
         let deadline = now + wait;
         self.core
             .push_command(CommandPurpose::Drain(seq), |token| Command::Drain {
@@ -167,14 +173,14 @@ impl Handoff {
     }
 
     pub(super) fn on_drained(&mut self, now: Duration, seq: u64, queues: Vec<SendQueueInfo>) {
-        let Some(batch) = self.batch_in_stage(seq, Stage::Draining) else {
+        let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Draining) else {
             return;
         };
         let active: Vec<usize> = batch.active_indices().collect();
         for (index, queue) in active.into_iter().zip(queues) {
             batch.flows[index].queue = queue;
         }
-        batch.stage = Stage::Waiting;
+        batch.stage = OutboundBatchStage::Waiting;
         self.enqueue_for_freeze(now, seq);
     }
 
@@ -197,7 +203,10 @@ impl Handoff {
             let Some(seq) = self.donor.freeze_queue.pop_front() else {
                 return;
             };
-            if self.batch_in_stage(seq, Stage::Waiting).is_some() {
+            if self
+                .batch_in_stage(seq, OutboundBatchStage::Waiting)
+                .is_some()
+            {
                 self.donor.freezing_batch = Some(seq);
                 self.donor.busy_since.get_or_insert(now);
                 self.divert(now, seq);
@@ -206,24 +215,26 @@ impl Handoff {
     }
 
     /// Rests at the end of a turn, if other programs need the processors: for half as long as the donor was busy.
-    pub(super) fn start_rest(&mut self, now: Duration) {
+    pub(super) fn start_yield_pause(&mut self, now: Duration) {
         let donor = &mut self.donor;
         let has_more = !donor.lanes.is_empty() || !donor.freeze_queue.is_empty();
         let busy_since = donor.busy_since.take_if(|_| donor.is_yielding || !has_more);
         if let Some(since) = busy_since.filter(|_| has_more) {
             donor.is_resting = true;
             let rest_time = (now.saturating_sub(since) / 2).min(self.core.config.rest_max);
-            self.core.timers.insert((now + rest_time, Timer::RestEnd));
+            self.core
+                .timers
+                .insert((now + rest_time, HandoffTimer::RestEnd));
         }
     }
 
     /// Ends the rest.
-    pub(super) fn end_rest(&mut self, now: Duration) {
+    pub(super) fn end_yield_pause(&mut self, now: Duration) {
         self.donor.is_resting = false;
         self.donor.busy_since = Some(now);
         let lanes: Vec<NodeId> = self.donor.lanes.keys().copied().collect();
         for acceptor in lanes {
-            self.pump_lane(now, acceptor);
+            self.advance_lane(now, acceptor);
         }
     }
 
@@ -235,7 +246,7 @@ impl Handoff {
         let mut changes = Vec::new();
         let mut queued = 0;
         for flow in batch.flows.iter().filter(|flow| flow.is_active) {
-            changes.push(Change {
+            changes.push(OwnershipChange {
                 flow: flow.flow,
                 kind: ChangeKind::Divert { acceptor },
                 epoch: flow.epoch,
@@ -246,7 +257,7 @@ impl Handoff {
         let deadline = now + self.core.config.divert_timeout;
         let request = self.request_changes(now, changes, HolderRequestPurpose::Divert(seq));
         if let Some(batch) = self.donor.batches.get_mut(&seq) {
-            batch.phases.drain = batch.enter(now, Stage::Diverting(request));
+            batch.phases.drain = batch.enter_stage(now, OutboundBatchStage::Diverting(request));
         }
         self.set_deadline(seq, Some(deadline));
         self.on_preparation_ended(now, acceptor);
@@ -257,7 +268,7 @@ impl Handoff {
         if let Some(lane) = self.donor.lanes.get_mut(&acceptor) {
             lane.preparing_batches = lane.preparing_batches.saturating_sub(1);
         }
-        self.pump_lane(now, acceptor);
+        self.advance_lane(now, acceptor);
     }
 
     pub(super) fn on_diverted(&mut self, now: Duration, seq: u64, answers: HolderAnswers) {
@@ -265,7 +276,7 @@ impl Handoff {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
-        batch.phases.divert = batch.enter(now, Stage::Freezing);
+        batch.phases.divert = batch.enter_stage(now, OutboundBatchStage::Freezing);
         let acceptor = batch.acceptor;
         let transit = RecordState::Transit {
             donor: node,
@@ -284,7 +295,7 @@ impl Handoff {
                     });
                 }
                 Ok(record) => {
-                    let refusal = holdfast_wire::Refusal { current: record };
+                    let refusal = holdfast_wire::ChangeRefusal { current: record };
                     let ending_flow =
                         batch.remove_flow(seq, index, false, KeepReason::NotDiverted(refusal));
                     refused.push((ending_flow, record));

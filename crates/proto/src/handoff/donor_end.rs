@@ -8,10 +8,12 @@
 use super::command_retry::Retryable;
 use super::core::{CommandPurpose, HolderRequestPurpose};
 use super::event::{KeepReason, Outcome};
-use super::holder_requests::{CHANGES_MAX, HolderAnswers};
+use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
 use super::{Command, FlowEpoch, Handoff, RequestId};
 use core::time::Duration;
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState};
+use holdfast_wire::{
+    ChangeKind, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, RecordState,
+};
 use std::collections::BTreeMap;
 
 /// A flow that is leaving its handoff.
@@ -80,7 +82,7 @@ impl Handoff {
     pub(super) fn decide_by_record(
         &self,
         mut ending_flow: EndingFlow,
-        record: Option<Record>,
+        record: Option<OwnershipRecord>,
         resume: &mut Vec<(EndingFlow, Epoch)>,
         close: &mut Vec<(EndingFlow, Epoch)>,
     ) {
@@ -224,8 +226,8 @@ impl Handoff {
     }
 }
 
-fn rollback_change(settling: &EndingFlow) -> Change {
-    Change {
+fn rollback_change(settling: &EndingFlow) -> OwnershipChange {
+    OwnershipChange {
         flow: settling.flow,
         kind: ChangeKind::Rollback,
         epoch: settling.epoch.saturating_add(1),

@@ -3,7 +3,7 @@
 use super::RequestId;
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
-use holdfast_wire::{Change, Epoch, Flow, NodeId, Record, Refusal};
+use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 use std::fmt;
 
 /// Outcome of a handoff for one flow.
@@ -31,7 +31,7 @@ pub enum KeepReason {
     UnknownFlow,
     /// Another node owns the flow.
     #[error("this node does not own the flow: {}", owner_text(.0))]
-    OwnedElsewhere(Option<Record>),
+    OwnedElsewhere(Option<OwnershipRecord>),
     /// The flow is in a handoff already, here as donor or as acceptor.
     #[error("the flow is moving already; try again when that has ended")]
     AlreadyMoving,
@@ -63,7 +63,7 @@ pub enum KeepReason {
         /// The node that did not answer.
         peer: NodeId,
         /// Step of the handoff.
-        step: Step,
+        step: HandoffStep,
     },
     /// The channel to the acceptor was lost.
     #[error("the channel to node {peer} was lost ({step})")]
@@ -71,7 +71,7 @@ pub enum KeepReason {
         /// The acceptor.
         peer: NodeId,
         /// Step of the handoff.
-        step: Step,
+        step: HandoffStep,
     },
     /// The acceptor aborted the batch.
     #[error("node {by} aborted the handoff: {why}")]
@@ -83,13 +83,13 @@ pub enum KeepReason {
     },
     /// The holder's record of the flow contradicts this node's request.
     #[error("the holder refused to divert the flow: {0}")]
-    NotDiverted(Refusal),
+    NotDiverted(ChangeRefusal),
     /// The daemon restarted during the handoff.
     #[error("the daemon restarted during the handoff")]
     Restarted,
 }
 
-fn owner_text(record: &Option<Record>) -> String {
+fn owner_text(record: &Option<OwnershipRecord>) -> String {
     match record {
         Some(record) => record.to_string(),
         None => "another node does".to_owned(),
@@ -98,7 +98,7 @@ fn owner_text(record: &Option<Record>) -> String {
 
 /// Steps of a handoff, as the donor sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum HandoffStep {
     /// Read the static state, make sockets at the acceptor.
     Prepare,
     /// Wait until the send queue is empty.
@@ -111,14 +111,14 @@ pub enum Step {
     Transfer,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for HandoffStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Step::Prepare => "prepare",
-            Step::Drain => "drain",
-            Step::Divert => "divert",
-            Step::Extract => "extract",
-            Step::Transfer => "transfer",
+            HandoffStep::Prepare => "prepare",
+            HandoffStep::Drain => "drain",
+            HandoffStep::Divert => "divert",
+            HandoffStep::Extract => "extract",
+            HandoffStep::Transfer => "transfer",
         })
     }
 }
@@ -128,8 +128,8 @@ impl fmt::Display for Step {
 /// `extract + transfer + restore + commit` is the freeze as the donor can see it. The donor sees its end when `Done`
 /// arrives, so the sum exceeds the true freeze by the delay of that frame, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PhaseTimes {
-    /// From the command `ReadStatic` until `Prepared`.
+pub struct BatchPhaseTimes {
+    /// From the command `ReadStatic` until `PrepareResponse`.
     pub prepare: Duration,
     /// Waiting for send queues, and for the turn to freeze.
     pub drain: Duration,
@@ -145,7 +145,7 @@ pub struct PhaseTimes {
     pub commit: Duration,
 }
 
-impl PhaseTimes {
+impl BatchPhaseTimes {
     /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
@@ -179,7 +179,7 @@ pub enum Event {
         /// The predicted freeze.
         predicted: Duration,
         /// Durations of the phases.
-        phases: PhaseTimes,
+        phases: BatchPhaseTimes,
     },
     /// All flows of a request have their outcome.
     RequestFinished {
@@ -211,9 +211,9 @@ pub enum Event {
     /// After an establish the flow's entry gets the epoch of the record.
     ReportAnswered {
         /// The change as reported (a removal may have been repeated with the epoch that the holder named).
-        change: Change,
+        change: OwnershipChange,
         /// The record after the change, or the refusal.
-        result: Result<Option<Record>, Refusal>,
+        result: Result<Option<OwnershipRecord>, ChangeRefusal>,
     },
     /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {

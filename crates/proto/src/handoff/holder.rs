@@ -1,12 +1,12 @@
 //! The holder role: answers the requests of other nodes and of this one. The table belongs to the daemon, as a kernel
-//! map; the rules are in [`crate::ownership`].
+//! map; the rules are in [`crate::flow_ownership`].
 
 use super::core::CommandPurpose;
-use super::holder_requests::HolderAnswers;
+use super::requests_to_holder::HolderAnswers;
 use super::{Command, Handoff};
-use crate::ownership::{EpochFloors, REQUESTED_EPOCH_MAX};
+use crate::flow_ownership::{EpochFloors, REQUESTED_EPOCH_MAX};
 use core::time::Duration;
-use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId, Record};
+use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange, OwnershipRecord};
 
 /// The holder's state besides the table; empty on a node that is not the holder.
 #[derive(Debug, Default)]
@@ -16,7 +16,12 @@ pub(super) struct Holder {
 
 impl Handoff {
     /// Handles a peer's request.
-    pub(super) fn on_change_request(&mut self, from: NodeId, request: u64, changes: Vec<Change>) {
+    pub(super) fn on_change_request(
+        &mut self,
+        from: NodeId,
+        request: u64,
+        changes: Vec<OwnershipChange>,
+    ) {
         if self.core.config.holder != self.core.config.node {
             return self
                 .core
@@ -56,7 +61,10 @@ impl Handoff {
 
     /// Raises the epochs of new flows above the floors. A removal raises its floor on request, not on completion: an
     /// establish right behind it must be above already.
-    pub(super) fn raise_epochs(&mut self, mut changes: Vec<Change>) -> Vec<Change> {
+    pub(super) fn raise_epochs(
+        &mut self,
+        mut changes: Vec<OwnershipChange>,
+    ) -> Vec<OwnershipChange> {
         let least = self.core.config.new_flow_epoch_min;
         for change in &mut changes {
             match change.kind {
@@ -100,7 +108,7 @@ impl Handoff {
         &mut self,
         asker: NodeId,
         request: u64,
-        records: Vec<Option<Record>>,
+        records: Vec<Option<OwnershipRecord>>,
     ) {
         self.core
             .send(asker, Frame::QueryResponse { request, records });

@@ -23,25 +23,25 @@ mod crash_recovery;
 mod donor;
 mod donor_divert;
 mod donor_end;
+mod donor_lane;
 mod drain;
 mod event;
 mod holder;
-mod holder_requests;
-mod lane;
+mod requests_to_holder;
 mod transfer;
 
 pub use command::{
-    Command, Completion, FlowEpoch, FrozenFlow, RestoreFlow, Results, SendQueueInfo, StaticFlow,
-    Token,
+    Command, CommandToken, Completion, FlowEpoch, FrozenFlow, RestoreFlow, Results, SendQueueInfo,
+    StaticFlow,
 };
-pub use config::Config;
-pub use event::{Event, KeepReason, Outcome, PhaseTimes, Step};
+pub use config::HandoffMachineConfig;
+pub use event::{BatchPhaseTimes, Event, HandoffStep, KeepReason, Outcome};
 
 use self::acceptor::Acceptor;
-use self::core::{CommandPurpose, Core, Timer};
+use self::core::{CommandPurpose, HandoffCore, HandoffTimer};
 use self::donor::Donor;
 use self::holder::Holder;
-use holdfast_wire::{Change, Epoch, Flow, Frame, NodeId};
+use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
 
 /// Identifies a request of this node, unique during the life of a machine.
@@ -50,10 +50,10 @@ pub struct RequestId(pub u64);
 
 /// Policy for emptying send queues before the freeze.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drain {
+pub enum DrainPolicy {
     /// Move queued data along.
     No,
-    /// Wait, at most [`Config::drain_wait_max`].
+    /// Wait, at most [`HandoffMachineConfig::drain_wait_max`].
     Yes,
     /// Wait, at most this long. The machine does not wait for a flow that is predicted to need longer.
     Within(Duration),
@@ -67,7 +67,7 @@ pub struct Request {
     /// The acceptor.
     pub to: NodeId,
     /// Policy for draining send queues first.
-    pub drain: Drain,
+    pub drain: DrainPolicy,
 }
 
 /// Reason for refusing a request as a whole; nothing was touched.
@@ -128,7 +128,7 @@ pub enum Output {
 /// The handoff machine of a node; see the module documentation.
 #[derive(Debug)]
 pub struct Handoff {
-    core: Core,
+    core: HandoffCore,
     donor: Donor,
     acceptor: Acceptor,
     holder: Holder,
@@ -136,9 +136,9 @@ pub struct Handoff {
 
 impl Handoff {
     /// Returns an idle machine.
-    pub fn new(config: Config) -> Handoff {
+    pub fn new(config: HandoffMachineConfig) -> Handoff {
         Handoff {
-            core: Core::new(config),
+            core: HandoffCore::new(config),
             donor: Donor::new(),
             acceptor: Acceptor::default(),
             holder: Holder::default(),
@@ -230,7 +230,7 @@ impl Handoff {
     ///
     /// Only [`holdfast_wire::ChangeKind::Establish`] and `Remove` are accepted; the machine makes the other kinds
     /// itself.
-    pub fn handle_changes(&mut self, now: Duration, changes: Vec<Change>) {
+    pub fn handle_changes(&mut self, now: Duration, changes: Vec<OwnershipChange>) {
         self.queue_reports(changes);
         self.advance(now);
     }
@@ -246,7 +246,7 @@ impl Handoff {
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
-            self.repeat_holder_requests(now);
+            self.repeat_all_requests_to_holder(now);
         }
         self.advance(now);
     }
@@ -266,11 +266,11 @@ impl Handoff {
             }
             self.core.timers.pop_first();
             match timer {
-                Timer::OutboundBatch(seq) => self.on_outbound_timeout(now, seq),
-                Timer::InboundBatch(batch) => self.on_inbound_timeout(batch),
-                Timer::HolderRequest(request) => self.repeat_holder_request(now, request),
-                Timer::RetryCommand(token) => self.retry_command(token),
-                Timer::RestEnd => self.end_rest(now),
+                HandoffTimer::OutboundBatch(seq) => self.on_outbound_timeout(now, seq),
+                HandoffTimer::InboundBatch(batch) => self.on_inbound_timeout(batch),
+                HandoffTimer::HolderRequest(request) => self.repeat_request_to_holder(now, request),
+                HandoffTimer::RetryCommand(token) => self.retry_command(token),
+                HandoffTimer::RestEnd => self.end_yield_pause(now),
             }
         }
         self.advance(now);
@@ -288,7 +288,7 @@ impl Handoff {
 
     /// Sets whether a donor of many batches rests after each one, for half as long as it was busy. On a node without
     /// spare processor time, its servers and their clients get the processors then. False at first.
-    pub fn set_yielding(&mut self, is_yielding: bool) {
+    pub fn set_pause_between_batches(&mut self, is_yielding: bool) {
         self.donor.is_yielding = is_yielding;
     }
 

@@ -1,10 +1,10 @@
 //! The donor's last third: the frozen batch is transferred, and moved or given up.
 
-use super::donor::{OutboundBatch, Stage};
-use super::event::{KeepReason, Step};
+use super::donor::{OutboundBatch, OutboundBatchStage};
+use super::event::{HandoffStep, KeepReason};
 use super::{FrozenFlow, Handoff};
 use core::time::Duration;
-use holdfast_wire::frame::{AcceptorTimes, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, StateFlow};
 use holdfast_wire::{Epoch, Frame, LENGTH_MAX, NodeId};
 
 /// Most bytes of state in a frame, unless one flow alone has more.
@@ -21,11 +21,11 @@ impl Handoff {
         seq: u64,
         results: Vec<Result<FrozenFlow, String>>,
     ) {
-        let Some(batch) = self.batch_in_stage(seq, Stage::Freezing) else {
+        let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Freezing) else {
             return;
         };
         let acceptor = batch.acceptor;
-        batch.phases.extract = batch.enter(now, Stage::Transferring);
+        batch.phases.extract = batch.enter_stage(now, OutboundBatchStage::Transferring);
         if let Some(reason) = batch.pending_failure.take() {
             let flows = batch.remove_all_flows(seq, true, &reason);
             self.start_settling(now, seq);
@@ -108,9 +108,9 @@ impl Handoff {
         from: NodeId,
         seq: u64,
         results: Vec<Result<Epoch, String>>,
-        times: AcceptorTimes,
+        times: AcceptorPhaseTimes,
     ) {
-        let Some(batch) = self.batch_in_stage(seq, Stage::Transferring) else {
+        let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Transferring) else {
             return self
                 .core
                 .report_ignored(from, "Done", "the batch is not being transferred");
@@ -124,7 +124,7 @@ impl Handoff {
         }
         let restore = Duration::from_micros(times.restore_us.into());
         let commit = Duration::from_micros(times.commit_us.into());
-        let elapsed = batch.enter(now, Stage::Settling);
+        let elapsed = batch.enter_stage(now, OutboundBatchStage::Settling);
         batch.phases.transfer = elapsed.saturating_sub(restore + commit);
         batch.phases.restore = restore;
         batch.phases.commit = commit;
@@ -177,11 +177,11 @@ impl Handoff {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
-        batch.stage = Stage::Settling;
+        batch.stage = OutboundBatchStage::Settling;
         let acceptor = batch.acceptor;
         if self.donor.freezing_batch == Some(seq) {
             self.donor.freezing_batch = None;
-            self.start_rest(now);
+            self.start_yield_pause(now);
         } else {
             self.on_preparation_ended(now, acceptor);
         }
@@ -200,13 +200,13 @@ impl Handoff {
         };
         batch.deadline = None;
         let (peer, step) = match batch.stage {
-            Stage::Diverting(_) => (self.core.config.holder, Step::Divert),
-            Stage::Transferring => (batch.acceptor, Step::Transfer),
-            _ => (batch.acceptor, Step::Prepare),
+            OutboundBatchStage::Diverting(_) => (self.core.config.holder, HandoffStep::Divert),
+            OutboundBatchStage::Transferring => (batch.acceptor, HandoffStep::Transfer),
+            _ => (batch.acceptor, HandoffStep::Prepare),
         };
         let acceptor = batch.acceptor;
         let reason = KeepReason::TimedOut { peer, step };
-        if step == Step::Prepare {
+        if step == HandoffStep::Prepare {
             self.fail_lane(acceptor, &reason);
         }
         self.fail_batch(now, seq, reason);
@@ -219,11 +219,13 @@ impl Handoff {
         };
         let (acceptor, stage) = (batch.acceptor, batch.stage);
         match stage {
-            Stage::Settling => return,
-            Stage::Freezing if batch.pending_failure.is_some() => return,
+            OutboundBatchStage::Settling => return,
+            OutboundBatchStage::Freezing if batch.pending_failure.is_some() => return,
             // The flows are being frozen; the completion of `Freeze` decides how to undo that.
-            Stage::Freezing => batch.pending_failure = Some(reason.clone()),
-            Stage::Preparing | Stage::Draining | Stage::Waiting => {
+            OutboundBatchStage::Freezing => batch.pending_failure = Some(reason.clone()),
+            OutboundBatchStage::Preparing
+            | OutboundBatchStage::Draining
+            | OutboundBatchStage::Waiting => {
                 let flows = batch.remove_all_flows(seq, false, &reason);
                 let flows = flows.into_iter().map(|ending_flow| {
                     let epoch = ending_flow.epoch;
@@ -233,13 +235,13 @@ impl Handoff {
                 self.start_settling(now, seq);
                 self.resume(flows);
             }
-            Stage::Diverting(request) => {
+            OutboundBatchStage::Diverting(request) => {
                 let flows = batch.remove_all_flows(seq, false, &reason);
-                self.cancel_holder_request(request);
+                self.cancel_request_to_holder(request);
                 self.start_settling(now, seq);
                 self.roll_back(now, flows);
             }
-            Stage::Transferring => {
+            OutboundBatchStage::Transferring => {
                 let flows = batch.remove_all_flows(seq, true, &reason);
                 self.start_settling(now, seq);
                 self.roll_back(now, flows);
@@ -250,11 +252,11 @@ impl Handoff {
 
     /// Handles the loss of the channel to an acceptor.
     pub(super) fn on_acceptor_lost(&mut self, now: Duration, peer: NodeId) {
-        let step = Step::Prepare;
+        let step = HandoffStep::Prepare;
         self.fail_lane(peer, &KeepReason::PeerLost { peer, step });
         let batches = self.donor.batches.iter();
         let affected = batches.filter(|(_, batch)| batch.acceptor == peer);
-        let affected: Vec<(u64, Step)> =
+        let affected: Vec<(u64, HandoffStep)> =
             affected.map(|(seq, batch)| (*seq, batch.step())).collect();
         for (seq, step) in affected {
             self.fail_batch(now, seq, KeepReason::PeerLost { peer, step });
@@ -264,13 +266,15 @@ impl Handoff {
 
 impl OutboundBatch {
     /// Returns the step of the batch's stage.
-    pub(super) fn step(&self) -> Step {
+    pub(super) fn step(&self) -> HandoffStep {
         match self.stage {
-            Stage::Preparing => Step::Prepare,
-            Stage::Draining | Stage::Waiting => Step::Drain,
-            Stage::Diverting(_) => Step::Divert,
-            Stage::Freezing => Step::Extract,
-            Stage::Transferring | Stage::Settling => Step::Transfer,
+            OutboundBatchStage::Preparing => HandoffStep::Prepare,
+            OutboundBatchStage::Draining | OutboundBatchStage::Waiting => HandoffStep::Drain,
+            OutboundBatchStage::Diverting(_) => HandoffStep::Divert,
+            OutboundBatchStage::Freezing => HandoffStep::Extract,
+            OutboundBatchStage::Transferring | OutboundBatchStage::Settling => {
+                HandoffStep::Transfer
+            }
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, Timer};
+use super::core::{CommandPurpose, MoveTimer};
 use super::event::Event;
 use core::time::Duration;
-use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{DonorFlow, MoveFrame, Offer, PeerConnections, StepTime};
+use holdfast_wire::frame::AcceptorPhaseTimes;
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, Offer, PeerConnections, StepTime};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const ENDED_MOVES_MAX: usize = 64;
 
 /// Stage of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum InboundMoveStage {
     Examining,
     Building,
     /// Waiting for flows, and then for the process.
@@ -31,7 +31,7 @@ pub(super) enum Stage {
 /// A move that this node takes.
 #[derive(Debug)]
 pub(super) struct InboundMove {
-    pub stage: Stage,
+    pub stage: InboundMoveStage,
     /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
@@ -50,7 +50,7 @@ pub(super) struct InboundMove {
     /// Flows of the running process, and their epochs.
     pub owned_flows: Vec<(Flow, Epoch)>,
     pub lost_flows: Vec<Flow>,
-    pub times: AcceptorTimes,
+    pub times: AcceptorPhaseTimes,
     pub steps: Vec<StepTime>,
     /// Wait until the next `Done`.
     pub done_retry_wait: Duration,
@@ -59,7 +59,7 @@ pub(super) struct InboundMove {
 }
 
 impl InboundMove {
-    pub(super) fn new(stage: Stage, now: Duration) -> InboundMove {
+    pub(super) fn new(stage: InboundMoveStage, now: Duration) -> InboundMove {
         InboundMove {
             stage,
             since: now,
@@ -74,7 +74,7 @@ impl InboundMove {
             epoch: 0,
             owned_flows: Vec::new(),
             lost_flows: Vec::new(),
-            times: AcceptorTimes::default(),
+            times: AcceptorPhaseTimes::default(),
             steps: Vec::new(),
             done_retry_wait: Duration::ZERO,
             donor_released: false,
@@ -82,7 +82,7 @@ impl InboundMove {
     }
 
     /// Enters `stage`; returns the duration of the previous one, in microseconds.
-    pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
+    pub(super) fn enter_stage(&mut self, now: Duration, stage: InboundMoveStage) -> u32 {
         let elapsed = self.micros_in_stage(now);
         self.since = now;
         self.stage = stage;
@@ -100,7 +100,7 @@ impl Migration {
     pub(super) fn inbound_in_stage(
         &mut self,
         id: MoveId,
-        stage: Stage,
+        stage: InboundMoveStage,
     ) -> Option<&mut InboundMove> {
         self.inbound_moves
             .get_mut(&id)
@@ -110,7 +110,7 @@ impl Migration {
     pub(super) fn set_inbound_deadline(&mut self, id: MoveId, deadline: Option<Duration>) {
         if let Some(inbound) = self.inbound_moves.get_mut(&id) {
             self.core
-                .set_timer(Timer::InboundMove(id), &mut inbound.deadline, deadline);
+                .set_timer(MoveTimer::InboundMove(id), &mut inbound.deadline, deadline);
         }
     }
 
@@ -124,7 +124,12 @@ impl Migration {
         if self.inbound_moves.contains_key(&id) || self.ended_moves.contains(&id) {
             return self.core.report_ignored(from, "Offer", "repeated frame");
         }
-        let running = |stage| matches!(stage, Stage::Running | Stage::Forgetting);
+        let running = |stage| {
+            matches!(
+                stage,
+                InboundMoveStage::Running | InboundMoveStage::Forgetting
+            )
+        };
         let incoming = self
             .inbound_moves
             .values()
@@ -138,7 +143,7 @@ impl Migration {
                 .core
                 .send(from, id, MoveFrame::OfferResponse { refusals });
         }
-        let mut inbound = InboundMove::new(Stage::Examining, now);
+        let mut inbound = InboundMove::new(InboundMoveStage::Examining, now);
         inbound.hops = offer.hops;
         inbound.offer = Some(offer.clone());
         self.inbound_moves.insert(id, inbound);
@@ -156,11 +161,11 @@ impl Migration {
         id: MoveId,
         result: Result<(), Vec<String>>,
     ) {
-        let Some(inbound) = self.inbound_in_stage(id, Stage::Examining) else {
+        let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Examining) else {
             return;
         };
         let offer = inbound.offer.take();
-        inbound.enter(now, Stage::Building);
+        inbound.enter_stage(now, InboundMoveStage::Building);
         let refusals = result.err().unwrap_or_default();
         let refused = !refusals.is_empty();
         self.core
@@ -179,10 +184,10 @@ impl Migration {
     }
 
     pub(super) fn on_built(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
-        let Some(inbound) = self.inbound_in_stage(id, Stage::Building) else {
+        let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Building) else {
             return;
         };
-        inbound.enter(now, Stage::Waiting);
+        inbound.enter_stage(now, InboundMoveStage::Waiting);
         let failed = result.clone().err();
         self.core.send(id.donor, id, MoveFrame::Ready(result));
         if let Some(error) = failed {
@@ -195,7 +200,7 @@ impl Migration {
         let Some(inbound) = self.inbound_moves.get_mut(&id) else {
             return self.refuse_unknown_move(from, id, "Arm");
         };
-        if id.donor != from || inbound.stage != Stage::Waiting {
+        if id.donor != from || inbound.stage != InboundMoveStage::Waiting {
             return self
                 .core
                 .report_ignored(from, "Arm", "wrong sender or state of the move");
@@ -215,7 +220,10 @@ impl Migration {
     }
 
     pub(super) fn on_hold_armed(&mut self, id: MoveId, part: u32, result: Result<(), String>) {
-        if self.inbound_in_stage(id, Stage::Waiting).is_some() {
+        if self
+            .inbound_in_stage(id, InboundMoveStage::Waiting)
+            .is_some()
+        {
             self.core
                 .send(id.donor, id, MoveFrame::ArmResponse { part, result });
         }
@@ -233,7 +241,7 @@ impl Migration {
     pub(super) fn send_never_runs(&mut self, id: MoveId, reason: &str) {
         let frame = MoveFrame::Done {
             result: Err(reason.to_owned()),
-            times: AcceptorTimes::default(),
+            times: AcceptorPhaseTimes::default(),
             since_resume_us: 0,
             steps: Vec::new(),
         };
@@ -245,7 +253,7 @@ impl Migration {
         let Some(inbound) = self.inbound_moves.get(&id) else {
             return;
         };
-        let touched = inbound.stage != Stage::Examining;
+        let touched = inbound.stage != InboundMoveStage::Examining;
         self.core.end_flows(id, &Default::default(), |_| true);
         self.end_inbound(id);
         if touched {
@@ -279,7 +287,12 @@ impl Migration {
         }
         match self.inbound_moves.get(&id).map(|inbound| inbound.stage) {
             None => self.refuse_unknown_move(from, id, "MoveAbort"),
-            Some(Stage::Examining | Stage::Building | Stage::Waiting | Stage::Restoring) => {
+            Some(
+                InboundMoveStage::Examining
+                | InboundMoveStage::Building
+                | InboundMoveStage::Waiting
+                | InboundMoveStage::Restoring,
+            ) => {
                 self.discard(id, &format!("the donor aborted: {reason}"));
                 self.send_never_runs(id, "the move was aborted");
             }
@@ -289,8 +302,14 @@ impl Migration {
 
     /// Handles the loss of the channel to a donor. A move with the whole process continues: the holder decides.
     pub(super) fn on_donor_lost(&mut self, peer: NodeId) {
-        let is_waiting =
-            |stage| matches!(stage, Stage::Examining | Stage::Building | Stage::Waiting);
+        let is_waiting = |stage| {
+            matches!(
+                stage,
+                InboundMoveStage::Examining
+                    | InboundMoveStage::Building
+                    | InboundMoveStage::Waiting
+            )
+        };
         let moves = self.inbound_moves.iter();
         let moves = moves.filter(|(id, inbound)| id.donor == peer && is_waiting(inbound.stage));
         let moves: Vec<MoveId> = moves.map(|(id, _)| *id).collect();
@@ -306,11 +325,11 @@ impl Migration {
         };
         inbound.deadline = None;
         match inbound.stage {
-            Stage::Building | Stage::Waiting => {
+            InboundMoveStage::Building | InboundMoveStage::Waiting => {
                 self.discard(id, "the process did not arrive in time");
                 self.send_never_runs(id, "the process did not arrive in time");
             }
-            Stage::Running => self.send_done(now, id),
+            InboundMoveStage::Running => self.send_done(now, id),
             _ => {}
         }
     }

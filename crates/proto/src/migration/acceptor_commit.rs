@@ -1,15 +1,17 @@
 //! The acceptor's second half: the process is restored, committed at the holder, and only then runs.
 
 use super::Migration;
-use super::acceptor::Stage;
+use super::acceptor::InboundMoveStage;
 use super::command::{Command, FlowEpoch, ResumeReport};
 use super::core::CommandPurpose;
-use super::donor::Stage::Removing;
+use super::donor::OutboundMoveStage::Removing;
 use super::event::Event;
-use super::holder_requests::{HolderAnswers, HolderRequestPurpose, TRANSIT_EPOCH, process_change};
+use super::requests_to_holder::{
+    HolderAnswers, HolderRequestPurpose, TRANSIT_EPOCH, process_change,
+};
 use core::time::Duration;
-use holdfast_wire::migration::{DonorFlow, MoveFrame, PeerConnections, TranslateStep};
-use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections, TranslationStep};
+use holdfast_wire::{ChangeKind, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::collections::BTreeMap;
 
 impl Migration {
@@ -25,7 +27,7 @@ impl Migration {
         let Some(inbound) = self.inbound_moves.get_mut(&id) else {
             return self.refuse_unknown_move(from, id, "Final");
         };
-        if id.donor != from || inbound.stage != Stage::Waiting {
+        if id.donor != from || inbound.stage != InboundMoveStage::Waiting {
             return (self.core).report_ignored(from, "Final", "wrong sender or state of the move");
         }
         if flows
@@ -35,7 +37,7 @@ impl Migration {
             self.discard(id, "the process has flows that were not announced");
             return self.send_never_runs(id, "the process has flows that were not announced");
         }
-        inbound.enter(now, Stage::Restoring);
+        inbound.enter_stage(now, InboundMoveStage::Restoring);
         inbound.flows = flows.clone();
         inbound.peers = peers.clone();
         self.set_inbound_deadline(id, None);
@@ -51,7 +53,7 @@ impl Migration {
     }
 
     pub(super) fn on_restored(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
-        let Some(inbound) = self.inbound_in_stage(id, Stage::Restoring) else {
+        let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Restoring) else {
             return;
         };
         if let Err(error) = result {
@@ -59,7 +61,7 @@ impl Migration {
             self.discard(id, &explanation);
             return self.send_never_runs(id, &explanation);
         }
-        inbound.times.restore_us = inbound.enter(now, Stage::Committing);
+        inbound.times.restore_us = inbound.enter_stage(now, InboundMoveStage::Committing);
         // The flows are the ones diverted with the process: none was closed before the freeze, and none appeared late.
         if inbound.arm_count == 1 && inbound.flows.len() == inbound.held_flows.len() {
             let flows = inbound.flows.len() as u32;
@@ -80,14 +82,14 @@ impl Migration {
     /// Handles the holder's decision about the process and all its flows.
     pub(super) fn on_committed_all(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
         let node = self.core.config.node;
-        let Some(inbound) = self.inbound_in_stage(id, Stage::Committing) else {
+        let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Committing) else {
             return;
         };
         match answers.first() {
             Some(Ok(Some(process))) if process.is_owned_by(node) => {
                 let flows = inbound.flows.iter();
                 let committed_record = |flow: &DonorFlow| {
-                    Record::owned(node, flow.epoch.saturating_add(TRANSIT_EPOCH))
+                    OwnershipRecord::owned(node, flow.epoch.saturating_add(TRANSIT_EPOCH))
                 };
                 let records: Vec<_> = flows.map(|flow| Some(committed_record(flow))).collect();
                 inbound.committed_unnamed = inbound.flows.clone();
@@ -101,7 +103,10 @@ impl Migration {
     /// Handles the holder's decision about each record.
     pub(super) fn on_committed(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
         let node = self.core.config.node;
-        if self.inbound_in_stage(id, Stage::Committing).is_none() {
+        if self
+            .inbound_in_stage(id, InboundMoveStage::Committing)
+            .is_none()
+        {
             return;
         }
         // A refused commit is not this node's, whatever the record says.
@@ -120,14 +125,14 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        record: Record,
-        records: impl Iterator<Item = Option<Record>>,
+        record: OwnershipRecord,
+        records: impl Iterator<Item = Option<OwnershipRecord>>,
     ) {
         let node = self.core.config.node;
         let Some(inbound) = self.inbound_moves.get_mut(&id) else {
             return;
         };
-        inbound.stage = Stage::Resuming;
+        inbound.stage = InboundMoveStage::Resuming;
         inbound.epoch = record.epoch;
         for (DonorFlow { flow, .. }, record) in inbound.flows.iter().zip(records) {
             match record.filter(|record| record.is_owned_by(node)) {
@@ -164,7 +169,7 @@ impl Migration {
             return;
         };
         let (hops, peers) = (inbound.hops, inbound.peers.clone());
-        self.request_translation(now, id, (hops, node), TranslateStep::Switch, peers);
+        self.request_translation(now, id, (hops, node), TranslationStep::Switch, peers);
     }
 
     pub(super) fn on_resumed(
@@ -174,7 +179,10 @@ impl Migration {
         attempt: u32,
         result: Result<ResumeReport, String>,
     ) {
-        if self.inbound_in_stage(id, Stage::Resuming).is_none() {
+        if self
+            .inbound_in_stage(id, InboundMoveStage::Resuming)
+            .is_none()
+        {
             return;
         }
         let report = match result {
@@ -197,8 +205,10 @@ impl Migration {
             return;
         };
         inbound.steps = report.steps;
-        inbound.times.commit_us =
-            inbound.enter(now.saturating_sub(report.running_for), Stage::Running);
+        inbound.times.commit_us = inbound.enter_stage(
+            now.saturating_sub(report.running_for),
+            InboundMoveStage::Running,
+        );
         inbound.done_retry_wait = self.core.config.retry_min;
         let flows = inbound.owned_flows.clone();
         let owned_flows: BTreeMap<Flow, _> = flows.iter().copied().collect();
@@ -213,7 +223,7 @@ impl Migration {
     pub(super) fn send_done(&mut self, now: Duration, id: MoveId) {
         let max = self.core.config.retry_max;
         let Some(inbound) = self
-            .inbound_in_stage(id, Stage::Running)
+            .inbound_in_stage(id, InboundMoveStage::Running)
             .filter(|inbound| !inbound.donor_released)
         else {
             return;
@@ -251,7 +261,7 @@ impl Migration {
                 "the move belongs to another donor",
             );
         }
-        if let Some(inbound) = self.inbound_in_stage(id, Stage::Running) {
+        if let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Running) {
             inbound.donor_released = true;
             self.set_inbound_deadline(id, None);
             self.remove_if_finished(now, id);
@@ -268,15 +278,15 @@ impl Migration {
             return;
         }
         let Some(inbound) = self
-            .inbound_in_stage(id, Stage::Running)
+            .inbound_in_stage(id, InboundMoveStage::Running)
             .filter(|inbound| inbound.donor_released)
         else {
             return;
         };
-        inbound.stage = Stage::Forgetting;
+        inbound.stage = InboundMoveStage::Forgetting;
         // A holder that crashed after it decided about all flows may have written none of their records.
         let flows = std::mem::take(&mut inbound.committed_unnamed);
-        let mut changes: Vec<Change> = flows.iter().map(commit_change).collect();
+        let mut changes: Vec<OwnershipChange> = flows.iter().map(commit_change).collect();
         changes.push(process_change(id, ChangeKind::Remove, inbound.epoch));
         self.request_changes(now, changes, HolderRequestPurpose::Remove(id));
     }
@@ -284,7 +294,11 @@ impl Migration {
     /// Forgets the saved state of a move whose record is gone.
     pub(super) fn on_removed(&mut self, id: MoveId) {
         let outbound = self.outbound_in_stage(id, Removing).is_some();
-        if outbound || self.inbound_in_stage(id, Stage::Forgetting).is_some() {
+        if outbound
+            || self
+                .inbound_in_stage(id, InboundMoveStage::Forgetting)
+                .is_some()
+        {
             match outbound {
                 true => drop(self.outbound_moves.remove(&id)),
                 false => self.end_inbound(id),
@@ -303,8 +317,8 @@ pub(super) fn process_and_flow_changes(
     id: MoveId,
     kind: ChangeKind,
     flows: &[DonorFlow],
-) -> Vec<Change> {
-    let flows = flows.iter().map(|flow| Change {
+) -> Vec<OwnershipChange> {
+    let flows = flows.iter().map(|flow| OwnershipChange {
         kind,
         ..commit_change(flow)
     });
@@ -314,8 +328,8 @@ pub(super) fn process_and_flow_changes(
 }
 
 /// Returns the commit of a single flow.
-fn commit_change(flow: &DonorFlow) -> Change {
-    Change {
+fn commit_change(flow: &DonorFlow) -> OwnershipChange {
+    OwnershipChange {
         flow: flow.flow,
         kind: ChangeKind::Commit,
         epoch: flow.epoch.saturating_add(1),

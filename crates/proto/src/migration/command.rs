@@ -1,6 +1,6 @@
 //! Commands of the machine to the daemon, and the daemon's answers.
 //!
-//! Each [`Command`] carries a [`Token`] and is answered by exactly one [`Completion`] with that token, sooner or later.
+//! Each [`Command`] carries a [`CommandToken`] and is answered by exactly one [`Completion`] with that token, sooner or later.
 //! Commands of one move take effect in the order they were given. An undoing command may arrive while another is under
 //! way, which is then best cut short. Effects are idempotent: a restarted daemon repeats them. The epoch of a flow's
 //! entry never decreases. A command that undoes something succeeds for a process, socket or entry that has disappeared
@@ -23,20 +23,20 @@
 //! | `Resume` | acceptor | flows owned at the given epochs, holds flushed, sockets of `lost_flows` flows closed silently, the process runs; saves that it does. Once saved, a repetition changes nothing |
 //! | `Discard` | acceptor | removes the stub process, holds, sockets and saved state |
 //! | `Forget` | donor, acceptor | removes saved state; the process stays |
-//! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; a preparation is saved. Below the hop count of the connection's last switch it changes nothing and succeeds |
+//! | `Translate` | peer | see [`holdfast_wire::move_frames::TranslationStep`]; a preparation is saved. Below the hop count of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
 use super::freeze_cost::ProcessTree;
 use bytes::Bytes;
 use core::time::Duration;
-use holdfast_wire::migration::{
-    DonorFlow, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
+use holdfast_wire::move_frames::{
+    DonorFlow, Offer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
 };
-use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
+use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 
 /// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(pub u64);
+pub struct CommandToken(pub u64);
 
 /// Identifies a process (with all its children) of this node, by the daemon's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,12 +56,12 @@ pub struct FlowEpoch {
 #[allow(missing_docs)] // the fields are what their types say
 pub enum Command {
     Check {
-        token: Token,
+        token: CommandToken,
         process: ProcessId,
         clone: bool,
     },
     CopyRound {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         process: ProcessId,
         to: NodeId,
@@ -76,14 +76,14 @@ pub enum Command {
         round: u32,
     },
     SaveFlows {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         /// All flows of the process, each time.
         flows: Vec<DonorFlow>,
         peers: Vec<PeerConnections>,
     },
     Freeze {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         /// The flows, with the epochs of their transits.
         flows: Vec<FlowEpoch>,
@@ -93,12 +93,12 @@ pub enum Command {
         clone: bool,
     },
     Thaw {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         flows: Vec<FlowEpoch>,
     },
     Release {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         /// Node to which stragglers are forwarded.
         to: NodeId,
@@ -110,23 +110,23 @@ pub enum Command {
         forwarded: Vec<Flow>,
     },
     Examine {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         offer: Offer,
     },
     Build {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         offer: Offer,
     },
     Arm {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
         flows: Vec<DonorFlow>,
     },
     Restore {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         flows: Vec<DonorFlow>,
         peers: Vec<PeerConnections>,
@@ -135,36 +135,36 @@ pub enum Command {
         bytes: u64,
     },
     Resume {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         flows: Vec<FlowEpoch>,
         /// Restored flows that have another owner meanwhile.
         lost_flows: Vec<Flow>,
     },
     Discard {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
     },
     Forget {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
     },
     Translate {
-        token: Token,
+        token: CommandToken,
         id: MoveId,
         hops: u32,
-        step: TranslateStep,
+        step: TranslationStep,
         to: NodeId,
         /// The connections as the moving process sees them: here, local and remote are exchanged.
         connections: Vec<Flow>,
     },
     Arbitrate {
-        token: Token,
+        token: CommandToken,
         asker: NodeId,
-        changes: Vec<Change>,
+        changes: Vec<OwnershipChange>,
     },
     Lookup {
-        token: Token,
+        token: CommandToken,
         flows: Vec<Flow>,
     },
 }
@@ -240,7 +240,7 @@ pub struct FreezeReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Completion {
     /// Token of the command.
-    pub token: Token,
+    pub token: CommandToken,
     /// Results of the command.
     pub results: Results,
 }
@@ -269,8 +269,8 @@ pub enum Results {
     Discarded,
     Forgotten,
     Translated(Result<(), String>),
-    Arbitrated(Vec<Result<Option<Record>, Refusal>>),
-    LookedUp(Vec<Option<Record>>),
+    Arbitrated(Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>),
+    LookedUp(Vec<Option<OwnershipRecord>>),
 }
 
 /// Report on a process that runs here after a move.

@@ -4,9 +4,9 @@ use core::time::Duration;
 use holdfast_wire::NodeId;
 use std::collections::BTreeSet;
 
-/// The settings of a [`super::Migration`]. [`Config::new`] has the defaults; each is documented at its field.
+/// The settings of a [`super::Migration`]. [`MigrationMachineConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct MigrationMachineConfig {
     /// The node of the machine.
     pub node: NodeId,
     /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
@@ -41,11 +41,11 @@ pub struct Config {
     pub retry_min: Duration,
     /// Longest wait between two repetitions (1 s).
     pub retry_max: Duration,
-    /// Time until a failed `Thaw`, `Release` or `Go` is retried (20 ms), up to five times.
+    /// Time until a failed `Thaw`, `Release` or `Resume` is retried (20 ms), up to five times.
     pub command_retry_interval: Duration,
 }
 
-impl Config {
+impl MigrationMachineConfig {
     /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
     /// the table.
     pub fn new(
@@ -53,9 +53,9 @@ impl Config {
         boot: u64,
         holder: NodeId,
         peers: impl IntoIterator<Item = NodeId>,
-    ) -> Config {
+    ) -> MigrationMachineConfig {
         let peers = peers.into_iter().filter(|peer| *peer != node).collect();
-        Config {
+        MigrationMachineConfig {
             node,
             boot,
             holder,

@@ -1,18 +1,18 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
 use super::Output;
-use super::command::{Command, Token};
-use super::config::Config;
+use super::command::{Command, CommandToken};
+use super::config::MigrationMachineConfig;
 use super::event::Event;
-use super::holder_requests::HolderRequest;
+use super::requests_to_holder::RequestToHolder;
 use core::time::Duration;
-use holdfast_wire::migration::{MoveFrame, TranslateStep};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Frame, MoveId, NodeId};
+use holdfast_wire::move_frames::{MoveFrame, TranslationStep};
+use holdfast_wire::{ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Purpose of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
+pub(super) enum MoveTimer {
     /// A move given: timeout of its step.
     OutboundMove(MoveId),
     /// A move given: repetition of its divert.
@@ -22,7 +22,7 @@ pub(super) enum Timer {
     /// A request to the holder, by its number.
     HolderRequest(u64),
     /// A failed command to repeat.
-    RetryCommand(Token),
+    RetryCommand(CommandToken),
     /// A peer's missing answer to `Translate`.
     TranslateRequest(MoveId, NodeId),
     /// A translation prepared here without a later frame.
@@ -47,7 +47,7 @@ pub(super) enum CommandPurpose {
     Discard(MoveId),
     Forget(MoveId),
     /// Requested by that node; by none if this node asked the holder itself.
-    Translate(MoveId, Option<NodeId>, TranslateStep),
+    Translate(MoveId, Option<NodeId>, TranslationStep),
     /// A request of this node, which is the holder.
     HolderRequest(u64),
 }
@@ -57,7 +57,7 @@ pub(super) enum CommandPurpose {
 pub(super) struct MovingFlow {
     pub id: MoveId,
     /// Changes reported during the move; deferred until its end.
-    pub deferred: Vec<Change>,
+    pub deferred: Vec<OwnershipChange>,
 }
 
 impl MovingFlow {
@@ -70,21 +70,21 @@ impl MovingFlow {
 
 /// State that the roles share.
 #[derive(Debug)]
-pub(super) struct Core {
-    pub config: Config,
+pub(super) struct MigrationCore {
+    pub config: MigrationMachineConfig,
     pub outputs: VecDeque<Output>,
-    pub open_commands: BTreeMap<Token, CommandPurpose>,
+    pub open_commands: BTreeMap<CommandToken, CommandPurpose>,
     /// Failed commands that wait for their repetition.
-    pub failed_commands: BTreeMap<Token, CommandPurpose>,
-    pub holder_requests: BTreeMap<u64, HolderRequest>,
+    pub failed_commands: BTreeMap<CommandToken, CommandPurpose>,
+    pub holder_requests: BTreeMap<u64, RequestToHolder>,
     pub moving_flows: BTreeMap<Flow, MovingFlow>,
-    pub timers: BTreeSet<(Duration, Timer)>,
+    pub timers: BTreeSet<(Duration, MoveTimer)>,
     last_number: u64,
 }
 
-impl Core {
-    pub(super) fn new(config: Config) -> Core {
-        Core {
+impl MigrationCore {
+    pub(super) fn new(config: MigrationMachineConfig) -> MigrationCore {
+        MigrationCore {
             config,
             outputs: VecDeque::new(),
             open_commands: BTreeMap::new(),
@@ -128,9 +128,9 @@ impl Core {
     pub(super) fn push_command(
         &mut self,
         purpose: CommandPurpose,
-        make: impl FnOnce(Token) -> Command,
+        make: impl FnOnce(CommandToken) -> Command,
     ) {
-        let token = Token(self.next_number());
+        let token = CommandToken(self.next_number());
         self.open_commands.insert(token, purpose);
         self.outputs.push_back(Output::Execute(make(token)));
     }
@@ -145,17 +145,17 @@ impl Core {
         if attempt >= ATTEMPTS_MAX {
             return false;
         }
-        let token = Token(self.next_number());
+        let token = CommandToken(self.next_number());
         self.failed_commands.insert(token, purpose);
         let due = now + self.config.command_retry_interval;
-        self.timers.insert((due, Timer::RetryCommand(token)));
+        self.timers.insert((due, MoveTimer::RetryCommand(token)));
         true
     }
 
     /// Resets or clears a timer.
     pub(super) fn set_timer(
         &mut self,
-        timer: Timer,
+        timer: MoveTimer,
         old: &mut Option<Duration>,
         due: Option<Duration>,
     ) {

@@ -4,16 +4,16 @@
 //! have asked to commit rolls back as well: the record names this node only if the commit was granted. Both requests
 //! name the same records in the same order as without a restart.
 
-use super::acceptor::{InboundMove, Stage};
+use super::acceptor::{InboundMove, InboundMoveStage};
 use super::acceptor_commit::process_and_flow_changes;
 use super::command::ProcessId;
 use super::donor::OutboundMove;
 use super::donor_divert::{FlowState, OutboundFlow};
 use super::event::KeepReason;
-use super::holder_requests::{HolderAnswers, HolderRequestPurpose};
+use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose};
 use super::{Migration, Options};
 use core::time::Duration;
-use holdfast_wire::migration::{DonorFlow, MoveFrame, PeerConnections};
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 
 /// Saved state of a move. A node may be donor or acceptor, and peer as well; it then has two of them.
@@ -47,7 +47,7 @@ pub enum RecoveredRole {
     Acceptor {
         /// Arguments of `Restore`; none if it was not commanded.
         restored: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
-        /// True if the process runs: `Go` was carried out. The epoch of the process's record is then 3.
+        /// True if the process runs: `Resume` was carried out. The epoch of the process's record is then 3.
         resumed: bool,
     },
     /// The node has prepared a translation.
@@ -60,7 +60,7 @@ pub enum RecoveredRole {
 }
 
 /// Epoch at which an acceptor owns a process's record.
-const COMMITTED_EPOCH: Epoch = super::holder_requests::TRANSIT_EPOCH + 1;
+const COMMITTED_EPOCH: Epoch = super::requests_to_holder::TRANSIT_EPOCH + 1;
 
 impl Migration {
     pub(super) fn on_recovered(&mut self, now: Duration, moves: Vec<RecoveredMove>) {
@@ -86,7 +86,7 @@ impl Migration {
                     restored,
                     resumed: gone,
                 } => {
-                    let mut inbound = InboundMove::new(Stage::Waiting, now);
+                    let mut inbound = InboundMove::new(InboundMoveStage::Waiting, now);
                     inbound.hops = hops;
                     self.recover_inbound(now, id, inbound, restored, gone);
                 }
@@ -141,7 +141,7 @@ impl Migration {
         inbound.flows = flows;
         inbound.peers = peers;
         if resumed {
-            inbound.stage = Stage::Running;
+            inbound.stage = InboundMoveStage::Running;
             inbound.epoch = COMMITTED_EPOCH;
             inbound.done_retry_wait = self.core.config.retry_min;
             self.inbound_moves.insert(id, inbound);
@@ -151,7 +151,7 @@ impl Migration {
         let flow_names: Vec<Flow> = inbound.flows.iter().map(|flow| flow.flow).collect();
         let rollback = process_and_flow_changes(id, ChangeKind::Rollback, &inbound.flows);
         if was_restoring {
-            inbound.stage = Stage::Committing;
+            inbound.stage = InboundMoveStage::Committing;
         }
         self.inbound_moves.insert(id, inbound);
         let flows_free = self.core.begin_flows(id, flow_names.into_iter());
@@ -172,7 +172,10 @@ impl Migration {
         answers: HolderAnswers,
     ) {
         let node = self.core.config.node;
-        if self.inbound_in_stage(id, Stage::Committing).is_none() {
+        if self
+            .inbound_in_stage(id, InboundMoveStage::Committing)
+            .is_none()
+        {
             return;
         }
         // A refusal names the current record.

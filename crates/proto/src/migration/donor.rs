@@ -3,21 +3,21 @@
 //! Nothing has been touched until then, and a failure costs nothing.
 
 use super::command::{CheckReport, Command, ProcessId};
-use super::core::{CommandPurpose, Timer};
+use super::core::{CommandPurpose, MoveTimer};
 use super::donor_divert::{OutboundFlow, outbound_flow};
-use super::event::{Event, KeepReason, Outcome, Step, Summary};
+use super::event::{Event, KeepReason, MigrationStep, MoveSummary, Outcome};
 use super::freeze_cost::FreezeLoad;
-use super::rounds::Rounds;
+use super::rounds::CopyRounds;
 use super::{Migration, Options, Request, RequestError};
 use core::time::Duration;
 use holdfast_wire::frame::ENTRIES_MAX;
-use holdfast_wire::migration::{MoveFrame, Offer, PeerConnections};
+use holdfast_wire::move_frames::{MoveFrame, Offer, PeerConnections};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stage of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum OutboundMoveStage {
     Checking,
     Offering,
     Copying,
@@ -42,7 +42,7 @@ pub(super) struct OutboundMove {
     pub process: ProcessId,
     pub to: NodeId,
     pub options: Options,
-    pub stage: Stage,
+    pub stage: OutboundMoveStage,
     /// Start of the move; from the preparation of the freeze on, start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
@@ -64,7 +64,7 @@ pub(super) struct OutboundMove {
     pub divert_requested: bool,
     /// True if the process was, or may have been, stopped.
     pub maybe_stopped: bool,
-    pub rounds: Rounds,
+    pub rounds: CopyRounds,
     /// True if the remaining pages may be sent by post-copy.
     pub post_copy_allowed: bool,
     pub load: FreezeLoad,
@@ -78,7 +78,7 @@ pub(super) struct OutboundMove {
     pub in_doubt: bool,
     /// Bytes that compression saved during the freeze.
     pub freeze_saved_bytes: u64,
-    pub summary: Summary,
+    pub summary: MoveSummary,
 }
 
 impl OutboundMove {
@@ -92,7 +92,7 @@ impl OutboundMove {
             process,
             to,
             options,
-            stage: Stage::Checking,
+            stage: OutboundMoveStage::Checking,
             since: now,
             deadline: None,
             divert_due: None,
@@ -107,7 +107,7 @@ impl OutboundMove {
             acceptor_ready: false,
             divert_requested: false,
             maybe_stopped: false,
-            rounds: Rounds::default(),
+            rounds: CopyRounds::default(),
             post_copy_allowed: false,
             load: FreezeLoad::default(),
             reason: KeepReason::Restarted,
@@ -115,12 +115,12 @@ impl OutboundMove {
             clone_runs: false,
             in_doubt: false,
             freeze_saved_bytes: 0,
-            summary: Summary::default(),
+            summary: MoveSummary::default(),
         }
     }
 
     /// Enters `stage`; returns the duration of the previous one.
-    pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> Duration {
+    pub(super) fn enter_stage(&mut self, now: Duration, stage: OutboundMoveStage) -> Duration {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
         self.stage = stage;
@@ -132,7 +132,7 @@ impl Migration {
     pub(super) fn outbound_in_stage(
         &mut self,
         id: MoveId,
-        stage: Stage,
+        stage: OutboundMoveStage,
     ) -> Option<&mut OutboundMove> {
         self.outbound_moves
             .get_mut(&id)
@@ -141,8 +141,11 @@ impl Migration {
 
     pub(super) fn set_deadline(&mut self, id: MoveId, deadline: Option<Duration>) {
         if let Some(outbound) = self.outbound_moves.get_mut(&id) {
-            self.core
-                .set_timer(Timer::OutboundMove(id), &mut outbound.deadline, deadline);
+            self.core.set_timer(
+                MoveTimer::OutboundMove(id),
+                &mut outbound.deadline,
+                deadline,
+            );
         }
     }
 
@@ -205,7 +208,7 @@ impl Migration {
         result: Result<CheckReport, Vec<String>>,
     ) {
         let model = &self.model;
-        let checking = |outbound: &&mut OutboundMove| outbound.stage == Stage::Checking;
+        let checking = |outbound: &&mut OutboundMove| outbound.stage == OutboundMoveStage::Checking;
         let Some(outbound) = self.outbound_moves.get_mut(&id).filter(checking) else {
             return;
         };
@@ -248,7 +251,7 @@ impl Migration {
         };
         self.core.send(to, id, MoveFrame::Offer(offer));
         if let Some(outbound) = self.outbound_moves.get_mut(&id) {
-            outbound.stage = Stage::Offering;
+            outbound.stage = OutboundMoveStage::Offering;
         }
         self.set_deadline(id, Some(now + self.core.config.offer_timeout));
     }
@@ -280,7 +283,10 @@ impl Migration {
         id: MoveId,
         refusals: Vec<String>,
     ) {
-        if self.outbound_in_stage(id, Stage::Offering).is_none() {
+        if self
+            .outbound_in_stage(id, OutboundMoveStage::Offering)
+            .is_none()
+        {
             return self
                 .core
                 .report_ignored(from, "OfferResponse", "unexpected in this state");
@@ -317,7 +323,7 @@ impl Migration {
             return;
         };
         self.core
-            .set_timer(Timer::RepeatDivert(id), &mut outbound.divert_due, None);
+            .set_timer(MoveTimer::RepeatDivert(id), &mut outbound.divert_due, None);
         let summary = Box::new(std::mem::take(&mut outbound.summary));
         self.core.push_event(Event::Outcome {
             id,
@@ -334,13 +340,19 @@ impl Migration {
         outbound.deadline = None;
         let (to, holder) = (outbound.to, self.core.config.holder);
         let (peer, step) = match outbound.stage {
-            Stage::Offering => (to, Step::Offer),
-            Stage::Copying | Stage::AwaitingAcceptor => (to, Step::Copy),
-            Stage::Arming if outbound.armed => return self.forward_unprepared(now, id),
-            Stage::Arming => (to, Step::Arm),
-            Stage::Diverting | Stage::SavingFlows => (holder, Step::Divert),
-            Stage::Transferring => (to, Step::Transfer),
-            Stage::Settling if outbound.in_doubt => return self.request_rollback(now, id),
+            OutboundMoveStage::Offering => (to, MigrationStep::Offer),
+            OutboundMoveStage::Copying | OutboundMoveStage::AwaitingAcceptor => {
+                (to, MigrationStep::Copy)
+            }
+            OutboundMoveStage::Arming if outbound.armed => return self.forward_unprepared(now, id),
+            OutboundMoveStage::Arming => (to, MigrationStep::Arm),
+            OutboundMoveStage::Diverting | OutboundMoveStage::SavingFlows => {
+                (holder, MigrationStep::Divert)
+            }
+            OutboundMoveStage::Transferring => (to, MigrationStep::Transfer),
+            OutboundMoveStage::Settling if outbound.in_doubt => {
+                return self.request_rollback(now, id);
+            }
             _ => return,
         };
         self.fail_move(now, id, KeepReason::TimedOut { peer, step });
@@ -355,13 +367,15 @@ impl Migration {
         let moves: Vec<MoveId> = moves.map(|(id, _)| *id).collect();
         for id in moves {
             let step = match self.outbound_moves[&id].stage {
-                Stage::Checking => continue,
-                Stage::Offering => Step::Offer,
-                Stage::Copying | Stage::AwaitingAcceptor => Step::Copy,
-                Stage::Arming | Stage::SavingFlows => Step::Arm,
-                Stage::Diverting => Step::Divert,
-                Stage::Freezing => Step::Freeze,
-                _ => Step::Transfer,
+                OutboundMoveStage::Checking => continue,
+                OutboundMoveStage::Offering => MigrationStep::Offer,
+                OutboundMoveStage::Copying | OutboundMoveStage::AwaitingAcceptor => {
+                    MigrationStep::Copy
+                }
+                OutboundMoveStage::Arming | OutboundMoveStage::SavingFlows => MigrationStep::Arm,
+                OutboundMoveStage::Diverting => MigrationStep::Divert,
+                OutboundMoveStage::Freezing => MigrationStep::Freeze,
+                _ => MigrationStep::Transfer,
             };
             self.fail_move(now, id, KeepReason::PeerLost { peer, step });
         }

@@ -5,13 +5,15 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, MovingFlow, Timer};
-use super::donor::{OutboundMove, Stage};
-use super::event::{Event, KeepReason, Step};
-use super::holder_requests::{HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, process_change};
+use super::core::{CommandPurpose, MoveTimer, MovingFlow};
+use super::donor::{OutboundMove, OutboundMoveStage};
+use super::event::{Event, KeepReason, MigrationStep};
+use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, process_change};
 use core::time::Duration;
-use holdfast_wire::migration::{DonorFlow, MoveFrame, TranslateStep};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId, RecordState, Refusal};
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, TranslationStep};
+use holdfast_wire::{
+    ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, RecordState,
+};
 
 /// Time until a flow that was not diverted is requested again.
 const DIVERT_RETRY: Duration = Duration::from_millis(1);
@@ -70,7 +72,7 @@ impl Migration {
         let forwarded = outbound.forwarded.clone();
         self.send_arm(id);
         self.set_deadline(id, Some(now + self.core.config.arm_timeout));
-        self.translate_at_peers(now, id, TranslateStep::Prepare);
+        self.translate_at_peers(now, id, TranslationStep::Prepare);
         if !forwarded.is_empty() {
             let connections = forwarded;
             self.core
@@ -83,7 +85,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Arming;
+        outbound.stage = OutboundMoveStage::Arming;
         outbound.arm_count += 1;
         outbound.armed = false;
         let (to, part) = (outbound.to, outbound.arm_count);
@@ -99,7 +101,7 @@ impl Migration {
         part: u32,
         result: Result<(), String>,
     ) {
-        let Some(outbound) = self.outbound_in_stage(id, Stage::Arming) else {
+        let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Arming) else {
             return self
                 .core
                 .report_ignored(from, "ArmResponse", "unexpected in this state");
@@ -128,7 +130,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        if !outbound.unprepared_peers.remove(&peer) || outbound.stage != Stage::Arming {
+        if !outbound.unprepared_peers.remove(&peer) || outbound.stage != OutboundMoveStage::Arming {
             return;
         }
         match result {
@@ -184,7 +186,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::SavingFlows;
+        outbound.stage = OutboundMoveStage::SavingFlows;
         let flows = outbound.flows.iter().map(|(flow, entry)| DonorFlow {
             flow: *flow,
             epoch: entry.epoch,
@@ -200,11 +202,14 @@ impl Migration {
     }
 
     pub(super) fn on_flows_saved(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
-        if self.outbound_in_stage(id, Stage::SavingFlows).is_none() {
+        if self
+            .outbound_in_stage(id, OutboundMoveStage::SavingFlows)
+            .is_none()
+        {
             return;
         }
         if let Err(error) = result {
-            let step = Step::Arm;
+            let step = MigrationStep::Arm;
             return self.fail_move(now, id, KeepReason::Failed { step, why: error });
         }
         // One deadline covers all repetitions.
@@ -219,7 +224,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Diverting;
+        outbound.stage = OutboundMoveStage::Diverting;
         let kind = ChangeKind::Divert {
             acceptor: outbound.to,
         };
@@ -229,7 +234,11 @@ impl Migration {
             changes.push(process_change(id, kind, OWNED_EPOCH));
         }
         let flows = outbound.flows_in(FlowState::Owned);
-        changes.extend(flows.map(|DonorFlow { flow, epoch }| Change { flow, kind, epoch }));
+        changes.extend(flows.map(|DonorFlow { flow, epoch }| OwnershipChange {
+            flow,
+            kind,
+            epoch,
+        }));
         let holder_request = self.request_changes(now, changes, HolderRequestPurpose::Divert(id));
         if let Some(outbound) = self.outbound_moves.get_mut(&id) {
             outbound.holder_request = Some(holder_request);
@@ -239,7 +248,8 @@ impl Migration {
     pub(super) fn on_diverted(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
         let node = self.core.config.node;
         let moving = &self.core.moving_flows;
-        let is_diverting = |outbound: &&mut OutboundMove| outbound.stage == Stage::Diverting;
+        let is_diverting =
+            |outbound: &&mut OutboundMove| outbound.stage == OutboundMoveStage::Diverting;
         let Some(outbound) = self.outbound_moves.get_mut(&id).filter(is_diverting) else {
             return;
         };
@@ -255,10 +265,12 @@ impl Migration {
             .map(|flow| flow.flow)
             .collect();
         if answers.len() > pending.len() {
-            let process = answers.nth(1).unwrap_or(Err(Refusal { current: None }));
+            let process = answers
+                .nth(1)
+                .unwrap_or(Err(ChangeRefusal { current: None }));
             let current = process.unwrap_or_else(|refusal| refusal.current);
             if current.is_none_or(|record| record.state != transit) {
-                return self.fail_move(now, id, KeepReason::NotDiverted(Refusal { current }));
+                return self.fail_move(now, id, KeepReason::NotDiverted(ChangeRefusal { current }));
             }
         }
         let mut failure = None;
@@ -294,8 +306,11 @@ impl Migration {
     fn schedule_divert(&mut self, now: Duration, id: MoveId) {
         let due = now + DIVERT_RETRY;
         if let Some(outbound) = self.outbound_moves.get_mut(&id) {
-            self.core
-                .set_timer(Timer::RepeatDivert(id), &mut outbound.divert_due, Some(due));
+            self.core.set_timer(
+                MoveTimer::RepeatDivert(id),
+                &mut outbound.divert_due,
+                Some(due),
+            );
         }
     }
 
@@ -305,7 +320,7 @@ impl Migration {
             return;
         };
         outbound.divert_due = None;
-        if outbound.stage != Stage::Diverting || outbound.holder_request.is_some() {
+        if outbound.stage != OutboundMoveStage::Diverting || outbound.holder_request.is_some() {
             return;
         }
         self.command_save_flows(id);

@@ -7,15 +7,15 @@
 use super::Migration;
 use super::command::{Command, FlowEpoch};
 use super::core::CommandPurpose;
-use super::donor::Stage;
+use super::donor::OutboundMoveStage;
 use super::donor_divert::FlowState;
 use super::event::{Event, KeepReason, Outcome};
-use super::holder_requests::{
+use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, TRANSIT_EPOCH, process_change,
 };
 use core::time::Duration;
-use holdfast_wire::migration::MoveFrame;
-use holdfast_wire::{Change, ChangeKind, Flow, MoveId};
+use holdfast_wire::move_frames::MoveFrame;
+use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange};
 use std::collections::BTreeMap;
 
 impl Migration {
@@ -26,8 +26,11 @@ impl Migration {
         };
         let (to, divert_requested) = (outbound.to, outbound.divert_requested);
         match outbound.stage {
-            Stage::Checking => return self.end_untouched(id, reason),
-            Stage::Settling | Stage::Thawing | Stage::Releasing | Stage::Removing => return,
+            OutboundMoveStage::Checking => return self.end_untouched(id, reason),
+            OutboundMoveStage::Settling
+            | OutboundMoveStage::Thawing
+            | OutboundMoveStage::Releasing
+            | OutboundMoveStage::Removing => return,
             _ => {}
         }
         let explanation = reason.to_string();
@@ -35,7 +38,7 @@ impl Migration {
             reason: explanation,
         };
         self.core.send(to, id, frame);
-        if outbound.stage == Stage::Offering {
+        if outbound.stage == OutboundMoveStage::Offering {
             return self.end_untouched(id, reason);
         }
         outbound.reason = reason;
@@ -52,7 +55,7 @@ impl Migration {
         let holder_request =
             (self.outbound_moves.get_mut(&id)).and_then(|outbound| outbound.holder_request.take());
         if let Some(holder_request) = holder_request {
-            self.cancel_holder_request(holder_request);
+            self.cancel_request_to_holder(holder_request);
         }
     }
 
@@ -62,7 +65,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Settling;
+        outbound.stage = OutboundMoveStage::Settling;
         let mut changes = Vec::new();
         // Unless the process was frozen, the divert may still be on its way: a record at a higher epoch fences it out.
         if !outbound.maybe_stopped {
@@ -70,7 +73,7 @@ impl Migration {
         }
         changes.push(process_change(id, ChangeKind::Rollback, TRANSIT_EPOCH));
         let flows = outbound.flows.iter();
-        changes.extend(flows.map(|(flow, entry)| Change {
+        changes.extend(flows.map(|(flow, entry)| OwnershipChange {
             flow: *flow,
             kind: ChangeKind::Rollback,
             epoch: entry.epoch.saturating_add(1),
@@ -83,7 +86,7 @@ impl Migration {
 
     pub(super) fn on_rolled_back(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
         let node = self.core.config.node;
-        let Some(outbound) = self.outbound_in_stage(id, Stage::Settling) else {
+        let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Settling) else {
             return;
         };
         outbound.holder_request = None;
@@ -144,7 +147,7 @@ impl Migration {
             // Above the epoch of any rollback that the holder granted and forgot.
             entry.epoch = entry.epoch.saturating_add(TRANSIT_EPOCH);
             let (flow, kind, epoch) = (*flow, ChangeKind::Establish, entry.epoch);
-            changes.push(Change { flow, kind, epoch });
+            changes.push(OwnershipChange { flow, kind, epoch });
         }
         if !changes.is_empty() {
             self.core.push_event(Event::ReportChanges { changes });
@@ -171,7 +174,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Thawing;
+        outbound.stage = OutboundMoveStage::Thawing;
         let flows = outbound.flows.iter().map(|(flow, entry)| FlowEpoch {
             flow: *flow,
             epoch: entry.epoch,
@@ -189,7 +192,10 @@ impl Migration {
         attempt: u32,
         result: Result<(), String>,
     ) {
-        if self.outbound_in_stage(id, Stage::Thawing).is_none() {
+        if self
+            .outbound_in_stage(id, OutboundMoveStage::Thawing)
+            .is_none()
+        {
             return;
         }
         if let Err(error) = result {
@@ -218,7 +224,7 @@ impl Migration {
                 reason: outbound.reason.clone(),
             },
         };
-        outbound.stage = Stage::Removing;
+        outbound.stage = OutboundMoveStage::Removing;
         self.core.end_flows(id, &owned_flows, |_| false);
         self.report_outcome(id, outcome);
         match record {

@@ -1,8 +1,8 @@
 //! Events of a migration machine: for logs, for metrics, and for the requester.
 
 use core::time::Duration;
-use holdfast_wire::migration::StepTime;
-use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
+use holdfast_wire::move_frames::StepTime;
+use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::fmt;
 
 /// Outcome of a move for its process.
@@ -65,7 +65,7 @@ pub enum KeepReason {
     #[error("{step} failed: {why}")]
     Failed {
         /// Step of the move.
-        step: Step,
+        step: MigrationStep,
         /// The daemon's explanation.
         why: String,
     },
@@ -75,7 +75,7 @@ pub enum KeepReason {
         /// The node that did not answer.
         peer: NodeId,
         /// Step of the move.
-        step: Step,
+        step: MigrationStep,
     },
     /// The channel to the acceptor was lost.
     #[error("the channel to node {peer} was lost ({step})")]
@@ -83,7 +83,7 @@ pub enum KeepReason {
         /// The acceptor.
         peer: NodeId,
         /// Step of the move.
-        step: Step,
+        step: MigrationStep,
     },
     /// The acceptor aborted the move.
     #[error("node {by} aborted the move: {why}")]
@@ -95,14 +95,14 @@ pub enum KeepReason {
     },
     /// The holder's record of the process contradicts this node's request.
     #[error("the holder refused to divert the process: {0}")]
-    NotDiverted(Refusal),
+    NotDiverted(ChangeRefusal),
     /// Another node owns one of its flows.
     #[error("this node does not own flow {flow} of the process: {record}")]
     NotOurs {
         /// The flow.
         flow: Flow,
         /// The holder's record of the flow.
-        record: Record,
+        record: OwnershipRecord,
     },
     /// The daemon restarted during the move.
     #[error("the daemon restarted during the move")]
@@ -118,7 +118,7 @@ pub enum KeepReason {
 
 /// Steps of a move, as the donor sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum MigrationStep {
     /// Read which resources the process uses.
     Check,
     /// Ask if the acceptor can take the process.
@@ -135,16 +135,16 @@ pub enum Step {
     Transfer,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for MigrationStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Step::Check => "check",
-            Step::Offer => "offer",
-            Step::Copy => "copy",
-            Step::Arm => "arm",
-            Step::Divert => "divert",
-            Step::Freeze => "freeze",
-            Step::Transfer => "transfer",
+            MigrationStep::Check => "check",
+            MigrationStep::Offer => "offer",
+            MigrationStep::Copy => "copy",
+            MigrationStep::Arm => "arm",
+            MigrationStep::Divert => "divert",
+            MigrationStep::Freeze => "freeze",
+            MigrationStep::Transfer => "transfer",
         })
     }
 }
@@ -154,7 +154,7 @@ impl fmt::Display for Step {
 /// `extract + transfer + restore + commit` is the freeze as the donor can see it. The sum exceeds the true freeze by
 /// the delay of the frame `Done`, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PhaseTimes {
+pub struct MovePhaseTimes {
     /// Check, offer, and all rounds.
     pub copy: Duration,
     /// From the last round until acceptor and peers are prepared.
@@ -171,7 +171,7 @@ pub struct PhaseTimes {
     pub commit: Duration,
 }
 
-impl PhaseTimes {
+impl MovePhaseTimes {
     /// Returns the freeze as the donor sees it.
     pub fn freeze(&self) -> Duration {
         self.extract + self.transfer + self.restore + self.commit
@@ -180,7 +180,7 @@ impl PhaseTimes {
 
 /// Measurements of a move, reported with its outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct MoveSummary {
     /// Number of copying rounds.
     pub rounds: u32,
     /// Bytes sent in the rounds.
@@ -196,7 +196,7 @@ pub struct Summary {
     /// Bytes of memory sent by post-copy.
     pub post_copy_bytes: u64,
     /// Durations of the phases.
-    pub phases: PhaseTimes,
+    pub phases: MovePhaseTimes,
     /// Durations of the freeze's steps, at the donor and at the acceptor, which work at the same time.
     pub steps: Box<[Vec<StepTime>; 2]>,
 }
@@ -244,7 +244,7 @@ pub enum Event {
         /// The outcome.
         outcome: Outcome,
         /// Measurements of the move.
-        summary: Box<Summary>,
+        summary: Box<MoveSummary>,
     },
     /// This node took a process; the process runs.
     ProcessAccepted {
@@ -263,7 +263,7 @@ pub enum Event {
     /// Changes to report to the holder, by `handle_changes` of the handoff. The machine deferred them during a move.
     ReportChanges {
         /// The changes.
-        changes: Vec<Change>,
+        changes: Vec<OwnershipChange>,
     },
     /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {
@@ -275,7 +275,7 @@ pub enum Event {
         /// The move.
         id: MoveId,
     },
-    /// A `Thaw`, `Release`, `Go` or `Translate` failed at its last attempt.
+    /// A `Thaw`, `Release`, `Resume` or `Translate` failed at its last attempt.
     CommandFailed {
         /// The move.
         id: MoveId,

@@ -7,13 +7,13 @@
 //! meanwhile and the acceptor has most of the pages.
 
 use core::time::Duration;
-use holdfast_wire::migration::SocketStrategy;
+use holdfast_wire::move_frames::SocketStrategy;
 
 /// Weight of a new sample in the rate.
 const SAMPLE_WEIGHT: f64 = 0.25;
 /// Bound of a sample, as a multiple of the estimate.
 const SAMPLE_MAX: f64 = 4.0;
-/// Weight of a new sample in `CostModel::share_estimate`, the first guess for the strategy with the least left, and the lower
+/// Weight of a new sample in `FreezeCostModel::share_estimate`, the first guess for the strategy with the least left, and the lower
 /// bound.
 const SENT_SHARE_WEIGHT: f64 = 0.5;
 const SENT_SHARE_GUESS: f64 = 0.3;
@@ -56,25 +56,25 @@ pub struct ProcessTree {
 
 /// Cost model of freezes. Times in microseconds.
 #[derive(Debug, Clone)]
-pub(super) struct CostModel {
+pub(super) struct FreezeCostModel {
     /// Bytes a microsecond, which is also MB/s.
     rate: f64,
     /// Time from the last scan to the freeze.
     scan_to_freeze: f64,
     /// Share of the expected bytes that a freeze sends, for each strategy; pages written in between may be sent before.
     sent_share: [f64; 3],
-    cost_planes: [CostPlane; 3],
+    cost_planes: [CostRegression; 3],
 }
 
-impl CostModel {
+impl FreezeCostModel {
     /// Returns a model with first guesses, on the careful side.
-    pub(super) fn new() -> CostModel {
-        CostModel {
+    pub(super) fn new() -> FreezeCostModel {
+        FreezeCostModel {
             rate: 100.0,
             scan_to_freeze: 2_000.0,
             sent_share: [1.0, 1.0, SENT_SHARE_GUESS],
             cost_planes: [60.0, 8.0, 4.0]
-                .map(|socket| CostPlane::new([1_600.0, socket, 400.0, 40.0, 0.8, 400.0])),
+                .map(|socket| CostRegression::new([1_600.0, socket, 400.0, 40.0, 0.8, 400.0])),
         }
     }
 
@@ -157,16 +157,16 @@ fn strategy_index(strategy: SocketStrategy) -> usize {
 /// [`UNIT_BYTES`] sent.
 const TERM_COUNT: usize = 7;
 
-type Terms = [f64; TERM_COUNT];
+type CostTerms = [f64; TERM_COUNT];
 
 /// Sums over the samples: products of the terms, and of the terms with the time.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    products: [Terms; TERM_COUNT],
-    times: Terms,
+struct RegressionSums {
+    products: [CostTerms; TERM_COUNT],
+    times: CostTerms,
 }
 
-impl Sums {
+impl RegressionSums {
     fn fade(&mut self) {
         let products = self.products.iter_mut().flatten();
         products
@@ -174,7 +174,7 @@ impl Sums {
             .for_each(|sum| *sum *= FADE_FACTOR);
     }
 
-    fn add(&mut self, terms: Terms, time: f64) {
+    fn add(&mut self, terms: CostTerms, time: f64) {
         for ((row, sum), term) in self.products.iter_mut().zip(&mut self.times).zip(terms) {
             for (product, other) in row.iter_mut().zip(terms) {
                 *product += term * other;
@@ -184,7 +184,7 @@ impl Sums {
     }
 
     /// Adds the guess of each cost, which decides as far as samples leave the cost open.
-    fn add_guess(&mut self, guess: Terms) {
+    fn add_guess(&mut self, guess: CostTerms) {
         for (index, guess) in guess.into_iter().enumerate() {
             let weight = (NOISE_US / guess).powi(2);
             self.products[index][index] += weight;
@@ -195,17 +195,17 @@ impl Sums {
 
 /// A cost for each term.
 #[derive(Debug, Clone)]
-struct CostPlane {
+struct CostRegression {
     /// First guess of all costs but the one of bytes sent.
     guess: [f64; TERM_COUNT - 1],
-    samples: Sums,
+    samples: RegressionSums,
 }
 
-impl CostPlane {
-    fn new(guess: [f64; TERM_COUNT - 1]) -> CostPlane {
-        CostPlane {
+impl CostRegression {
+    fn new(guess: [f64; TERM_COUNT - 1]) -> CostRegression {
+        CostRegression {
             guess,
-            samples: Sums::default(),
+            samples: RegressionSums::default(),
         }
     }
 
@@ -219,7 +219,7 @@ impl CostPlane {
     }
 
     /// Returns the costs, with `rate` as the first guess for bytes sent.
-    fn costs(&self, rate: f64) -> Terms {
+    fn costs(&self, rate: f64) -> CostTerms {
         let mut guess = [UNIT_BYTES / rate; TERM_COUNT];
         guess[..TERM_COUNT - 1].copy_from_slice(&self.guess);
         let mut sums = self.samples;
@@ -236,7 +236,7 @@ impl CostPlane {
     }
 }
 
-fn load_terms(load: FreezeLoad) -> Terms {
+fn load_terms(load: FreezeLoad) -> CostTerms {
     let tree = load.tree;
     [
         1.0,
@@ -249,13 +249,13 @@ fn load_terms(load: FreezeLoad) -> Terms {
     ]
 }
 
-fn dot(a: Terms, b: Terms) -> f64 {
+fn dot(a: CostTerms, b: CostTerms) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Solves the normal equations for the costs that are free; the others are 0.
-fn solve(sums: Sums, is_free: [bool; TERM_COUNT]) -> Terms {
-    let Sums {
+fn solve(sums: RegressionSums, is_free: [bool; TERM_COUNT]) -> CostTerms {
+    let RegressionSums {
         mut products,
         mut times,
     } = sums;
@@ -263,7 +263,7 @@ fn solve(sums: Sums, is_free: [bool; TERM_COUNT]) -> Terms {
         for row in &mut products {
             row[index] = 0.0;
         }
-        products[index] = Terms::default();
+        products[index] = CostTerms::default();
         products[index][index] = 1.0;
         times[index] = 0.0;
     }
@@ -278,7 +278,7 @@ fn solve(sums: Sums, is_free: [bool; TERM_COUNT]) -> Terms {
             times[row] -= factor * times[pivot];
         }
     }
-    let mut costs = Terms::default();
+    let mut costs = CostTerms::default();
     for row in (0..TERM_COUNT).rev() {
         let solved_sum: f64 = (row + 1..TERM_COUNT)
             .map(|column| products[row][column] * costs[column])
@@ -329,7 +329,7 @@ mod tests {
             tree(1, 1, 65_526, 0),
             tree(1, 4, 60, 0),
         ];
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         for load in trees.into_iter().cycle().take(12) {
             model.learn_freeze(STRATEGY, load, true_freeze(load));
         }
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn model_separates_costs_of_sockets_threads_and_bytes() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         for _ in 0..40 {
             model.learn_round(100 << 20, Duration::from_millis(100));
         }
@@ -372,13 +372,13 @@ mod tests {
         let other = model.predict(SocketStrategy::Iterative, one);
         assert_eq!(
             other,
-            CostModel::new().predict(SocketStrategy::Iterative, one)
+            FreezeCostModel::new().predict(SocketStrategy::Iterative, one)
         );
     }
 
     #[test]
     fn constant_load_is_predicted_after_few_samples() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         let constant_load = load(0, 24, 3);
         for _ in 0..5 {
             model.learn_freeze(STRATEGY, constant_load, Duration::from_micros(900));
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn cost_per_byte_is_learned_from_freezes() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         // These rounds share the processor with the program, and bring pages that the acceptor does not have.
         for _ in 0..10 {
             model.learn_round(50 << 20, Duration::from_millis(500));
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn noisy_samples_keep_costs_nonnegative() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         for (sockets, micros) in [(1, 9_000), (1_000, 100), (1, 8_000), (2_000, 50)] {
             model.learn_freeze(STRATEGY, load(0, sockets, 1), Duration::from_micros(micros));
         }
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn dirty_estimate_includes_changes_before_freeze() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         for _ in 0..40 {
             model.learn_scan_to_freeze(Duration::from_millis(1));
         }
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn dirty_estimate_excludes_bytes_sent_before_freeze() {
-        let mut model = CostModel::new();
+        let mut model = FreezeCostModel::new();
         let (strategy, duration) = (SocketStrategy::Incremental, Duration::from_millis(100));
         for _ in 0..8 {
             let expected = model.dirty_at_freeze(strategy, 10 << 20, duration);

@@ -7,11 +7,11 @@
 //! round and when to freeze the process; the daemon sends the pages.
 //!
 //! **The decision is one compare-and-set.** A move has a record in the steering table
-//! ([`holdfast_wire::Flow::process_key`]), arbitrated by [`crate::ownership`] like a flow. The divert request names that
+//! ([`holdfast_wire::Flow::process_key`]), arbitrated by [`crate::flow_ownership`] like a flow. The divert request names that
 //! record first and then all flows of the process; so do the commit and rollback requests. The holder applies a request
 //! in one step, so the first of commit and rollback decides for all of them. A node in doubt does not run the process,
 //! and asks. If all flows of a process were diverted in one request, its commit names the process alone: see
-//! [`crate::ownership::ProcessTransits`].
+//! [`crate::flow_ownership::ProcessTransits`].
 //!
 //! | step | donor | acceptor | holder |
 //! | --- | --- | --- | --- |
@@ -46,27 +46,27 @@ mod donor_divert;
 mod donor_rollback;
 mod event;
 mod freeze_cost;
-mod holder_requests;
 mod peer_translation;
+mod requests_to_holder;
 mod rounds;
 mod transfer;
 
 pub use command::{
-    CheckReport, Command, Completion, FlowEpoch, FreezeReport, ProcessId, Results, ResumeReport,
-    RoundReport, Token,
+    CheckReport, Command, CommandToken, Completion, FlowEpoch, FreezeReport, ProcessId, Results,
+    ResumeReport, RoundReport,
 };
-pub use config::Config;
+pub use config::MigrationMachineConfig;
 pub use crash_recovery::{RecoveredMove, RecoveredRole};
-pub use event::{Event, KeepReason, Outcome, PhaseTimes, Step, Summary};
+pub use event::{Event, KeepReason, MigrationStep, MovePhaseTimes, MoveSummary, Outcome};
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 
 use self::acceptor::InboundMove;
-use self::core::{CommandPurpose, Core, Timer};
+use self::core::{CommandPurpose, MigrationCore, MoveTimer};
 use self::donor::OutboundMove;
-use self::freeze_cost::CostModel;
+use self::freeze_cost::FreezeCostModel;
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
-use holdfast_wire::migration::{MoveFrame, SocketStrategy};
-use holdfast_wire::{Change, Flow, Frame, MoveId, NodeId};
+use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
+use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -154,27 +154,27 @@ pub enum Output {
 /// The migration machine of a node; see the module documentation.
 #[derive(Debug)]
 pub struct Migration {
-    core: Core,
+    core: MigrationCore,
     outbound_moves: BTreeMap<MoveId, OutboundMove>,
     inbound_moves: BTreeMap<MoveId, InboundMove>,
     /// Ended moves to this node.
     ended_moves: VecDeque<MoveId>,
     translate_requests: BTreeMap<(MoveId, NodeId), TranslateRequest>,
     prepared_translations: BTreeMap<MoveId, PreparedTranslation>,
-    model: CostModel,
+    model: FreezeCostModel,
 }
 
 impl Migration {
     /// Returns an idle machine.
-    pub fn new(config: Config) -> Migration {
+    pub fn new(config: MigrationMachineConfig) -> Migration {
         Migration {
-            core: Core::new(config),
+            core: MigrationCore::new(config),
             outbound_moves: BTreeMap::new(),
             inbound_moves: BTreeMap::new(),
             ended_moves: VecDeque::new(),
             translate_requests: BTreeMap::new(),
             prepared_translations: BTreeMap::new(),
-            model: CostModel::new(),
+            model: FreezeCostModel::new(),
         }
     }
 
@@ -216,7 +216,7 @@ impl Migration {
 
     /// Returns true if an `ChangeResponse` or `QueryResponse` with this number belongs to this machine.
     pub fn is_own_request(request: u64) -> bool {
-        request & holder_requests::REQUEST_BIT != 0
+        request & requests_to_holder::REQUEST_BIT != 0
     }
 
     /// Handles the completion of a command.
@@ -237,7 +237,7 @@ impl Migration {
     /// Defers changes to report to the holder for flows that are moving ([`Migration::is_moving`]). A deferred change
     /// follows as [`Event::ReportChanges`] after the move, if it still applies then. Changes of other flows are returned at
     /// once by the same event.
-    pub fn handle_changes(&mut self, changes: Vec<Change>) {
+    pub fn handle_changes(&mut self, changes: Vec<OwnershipChange>) {
         let mut not_moving = Vec::new();
         for change in changes {
             match self.core.moving_flows.get_mut(&change.flow) {
@@ -261,7 +261,7 @@ impl Migration {
     /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
         if peer == self.core.config.holder {
-            self.repeat_holder_requests(now);
+            self.repeat_all_requests_to_holder(now);
         }
         self.repeat_translate_requests(now, peer);
         self.resend_done(now, peer);
@@ -280,13 +280,15 @@ impl Migration {
             }
             self.core.timers.pop_first();
             match timer {
-                Timer::OutboundMove(id) => self.on_outbound_timeout(now, id),
-                Timer::RepeatDivert(id) => self.repeat_divert(id),
-                Timer::InboundMove(id) => self.on_inbound_timeout(now, id),
-                Timer::HolderRequest(request) => self.repeat_holder_request(now, request),
-                Timer::RetryCommand(token) => self.retry_command(token),
-                Timer::TranslateRequest(id, peer) => self.repeat_translate_request(now, id, peer),
-                Timer::OutcomeQuery(id) => self.query_outcome(now, id),
+                MoveTimer::OutboundMove(id) => self.on_outbound_timeout(now, id),
+                MoveTimer::RepeatDivert(id) => self.repeat_divert(id),
+                MoveTimer::InboundMove(id) => self.on_inbound_timeout(now, id),
+                MoveTimer::HolderRequest(request) => self.repeat_request_to_holder(now, request),
+                MoveTimer::RetryCommand(token) => self.retry_command(token),
+                MoveTimer::TranslateRequest(id, peer) => {
+                    self.repeat_translate_request(now, id, peer)
+                }
+                MoveTimer::OutcomeQuery(id) => self.query_outcome(now, id),
             }
         }
     }
@@ -430,7 +432,7 @@ impl Migration {
     }
 
     /// Repeats a failed command.
-    fn retry_command(&mut self, token: Token) {
+    fn retry_command(&mut self, token: CommandToken) {
         match self.core.failed_commands.remove(&token) {
             Some(CommandPurpose::Thaw(id, attempt)) => self.command_thaw(id, attempt + 1),
             Some(CommandPurpose::Release(id, attempt)) => self.command_release(id, attempt + 1),

@@ -7,18 +7,18 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, Timer};
+use super::core::{CommandPurpose, MoveTimer};
 use super::event::Event;
-use super::holder_requests::HolderRequestPurpose;
+use super::requests_to_holder::HolderRequestPurpose;
 use core::time::Duration;
-use holdfast_wire::migration::{MoveFrame, PeerConnections, TranslateStep};
-use holdfast_wire::{Flow, MoveId, NodeId, Record, RecordState};
+use holdfast_wire::move_frames::{MoveFrame, PeerConnections, TranslationStep};
+use holdfast_wire::{Flow, MoveId, NodeId, OwnershipRecord, RecordState};
 
 /// A request to a peer that waits for its answer.
 #[derive(Debug)]
 pub(super) struct TranslateRequest {
     hops: u32,
-    step: TranslateStep,
+    step: TranslationStep,
     to: NodeId,
     connections: Vec<Flow>,
     due: Option<Duration>,
@@ -36,7 +36,7 @@ pub(super) struct PreparedTranslation {
 
 impl Migration {
     /// Sends `step` to the peers of a move from this node.
-    pub(super) fn translate_at_peers(&mut self, now: Duration, id: MoveId, step: TranslateStep) {
+    pub(super) fn translate_at_peers(&mut self, now: Duration, id: MoveId, step: TranslationStep) {
         let Some(outbound) = self.outbound_moves.get(&id) else {
             return;
         };
@@ -49,7 +49,7 @@ impl Migration {
             return;
         };
         let target = (outbound.hops, outbound.to);
-        self.request_translation(now, id, target, TranslateStep::Undo, peers);
+        self.request_translation(now, id, target, TranslationStep::Undo, peers);
     }
 
     pub(super) fn request_translation(
@@ -57,7 +57,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         (hops, to): (u32, NodeId),
-        step: TranslateStep,
+        step: TranslationStep,
         peers: Vec<PeerConnections>,
     ) {
         for PeerConnections { node, connections } in peers {
@@ -77,8 +77,11 @@ impl Migration {
 
     pub(super) fn end_translate_request(&mut self, id: MoveId, peer: NodeId) {
         if let Some(mut request) = self.translate_requests.remove(&(id, peer)) {
-            self.core
-                .set_timer(Timer::TranslateRequest(id, peer), &mut request.due, None);
+            self.core.set_timer(
+                MoveTimer::TranslateRequest(id, peer),
+                &mut request.due,
+                None,
+            );
         }
     }
 
@@ -89,7 +92,7 @@ impl Migration {
         };
         let due = Some(now + request.next_wait);
         self.core
-            .set_timer(Timer::TranslateRequest(id, peer), &mut request.due, due);
+            .set_timer(MoveTimer::TranslateRequest(id, peer), &mut request.due, due);
         request.next_wait = (request.next_wait * 2).min(max);
         let (hops, step, to) = (request.hops, request.step, request.to);
         let connections = request.connections.clone();
@@ -123,7 +126,7 @@ impl Migration {
         now: Duration,
         peer: NodeId,
         id: MoveId,
-        step: TranslateStep,
+        step: TranslationStep,
         result: Result<(), String>,
     ) {
         if self
@@ -138,7 +141,7 @@ impl Migration {
             );
         }
         self.end_translate_request(id, peer);
-        if step == TranslateStep::Prepare {
+        if step == TranslationStep::Prepare {
             return self.on_peer_prepared(now, peer, id, result);
         }
         if let Err(error) = result {
@@ -155,7 +158,7 @@ impl Migration {
         now: Duration,
         from: NodeId,
         id: MoveId,
-        (hops, step, to): (u32, TranslateStep, NodeId),
+        (hops, step, to): (u32, TranslationStep, NodeId),
         connections: Vec<Flow>,
     ) {
         if from != id.donor && from != to {
@@ -173,10 +176,10 @@ impl Migration {
         now: Duration,
         id: MoveId,
         asker: Option<NodeId>,
-        (hops, step, to): (u32, TranslateStep, NodeId),
+        (hops, step, to): (u32, TranslationStep, NodeId),
         connections: Vec<Flow>,
     ) {
-        if step == TranslateStep::Prepare {
+        if step == TranslationStep::Prepare {
             if connections
                 .iter()
                 .any(|connection| self.is_other_end_moving(connection))
@@ -211,12 +214,12 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        (asker, step): (Option<NodeId>, TranslateStep),
+        (asker, step): (Option<NodeId>, TranslationStep),
         result: Result<(), String>,
     ) {
         match (step, &result) {
-            (TranslateStep::Prepare, Ok(())) => self.schedule_outcome_query(now, id),
-            (TranslateStep::Prepare, Err(_)) => self.drop_prepared_translation(id),
+            (TranslationStep::Prepare, Ok(())) => self.schedule_outcome_query(now, id),
+            (TranslationStep::Prepare, Err(_)) => self.drop_prepared_translation(id),
             _ => {}
         }
         self.answer_translate(now, asker, id, step, result);
@@ -227,7 +230,7 @@ impl Migration {
         now: Duration,
         asker: Option<NodeId>,
         id: MoveId,
-        step: TranslateStep,
+        step: TranslationStep,
         result: Result<(), String>,
     ) {
         match (asker, result) {
@@ -253,7 +256,7 @@ impl Migration {
     pub(super) fn drop_prepared_translation(&mut self, id: MoveId) {
         if let Some(mut prepared) = self.prepared_translations.remove(&id) {
             self.core.set_timer(
-                Timer::OutcomeQuery(id),
+                MoveTimer::OutcomeQuery(id),
                 &mut prepared.outcome_query_due,
                 None,
             );
@@ -281,7 +284,7 @@ impl Migration {
         let due = now + self.core.config.outcome_query_interval;
         if let Some(prepared) = self.prepared_translations.get_mut(&id) {
             self.core.set_timer(
-                Timer::OutcomeQuery(id),
+                MoveTimer::OutcomeQuery(id),
                 &mut prepared.outcome_query_due,
                 Some(due),
             );
@@ -304,16 +307,16 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        record: Option<Record>,
+        record: Option<OwnershipRecord>,
     ) {
         let Some(prepared) = self.prepared_translations.get(&id) else {
             return;
         };
         let step = match record.map(|record| record.state) {
             Some(RecordState::Transit { .. }) => return self.schedule_outcome_query(now, id),
-            Some(RecordState::Owned { owner }) if owner == prepared.to => TranslateStep::Switch,
+            Some(RecordState::Owned { owner }) if owner == prepared.to => TranslationStep::Switch,
             // The record of a committed move stays until all peers have switched.
-            _ => TranslateStep::Undo,
+            _ => TranslationStep::Undo,
         };
         let target = (prepared.hops, step, prepared.to);
         let connections = prepared.connections.clone();

@@ -4,11 +4,11 @@
 //! time is reached.
 
 use super::command::{Command, RoundReport};
-use super::core::{CommandPurpose, Timer};
-use super::donor::Stage;
-use super::event::{Event, KeepReason, Step};
+use super::core::{CommandPurpose, MoveTimer};
+use super::donor::OutboundMoveStage;
+use super::event::{Event, KeepReason, MigrationStep};
 use super::freeze_cost::FreezeLoad;
-use super::{Config, Migration};
+use super::{Migration, MigrationMachineConfig};
 use core::time::Duration;
 use holdfast_wire::MoveId;
 
@@ -22,7 +22,7 @@ const MEMORY_BOUND_RATIO: u32 = 2;
 
 /// The rounds of one move.
 #[derive(Debug, Default)]
-pub(super) struct Rounds {
+pub(super) struct CopyRounds {
     pub count: u32,
     /// End of the first round.
     pub first_ended: Option<Duration>,
@@ -41,14 +41,14 @@ pub(super) enum NextStep {
     TooLong { predicted: Duration, max: Duration },
 }
 
-impl Rounds {
+impl CopyRounds {
     /// Judges the round that has just ended, by the predicted freeze and the predicted freeze without memory.
     pub(super) fn judge(
         &mut self,
         now: Duration,
         (predicted, bare): (Duration, Duration),
         (max, post_copy): (Option<Duration>, bool),
-        config: &Config,
+        config: &MigrationMachineConfig,
     ) -> NextStep {
         let first_ended = *self.first_ended.get_or_insert(now);
         let best = self.shortest_freeze.unwrap_or(Duration::MAX);
@@ -95,7 +95,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Copying;
+        outbound.stage = OutboundMoveStage::Copying;
         outbound.rounds.count += 1;
         let (process, to) = (outbound.process, outbound.to);
         let (options, round) = (outbound.options, outbound.rounds.count);
@@ -119,13 +119,13 @@ impl Migration {
         id: MoveId,
         result: Result<RoundReport, String>,
     ) {
-        let Some(outbound) = self.outbound_in_stage(id, Stage::Copying) else {
+        let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Copying) else {
             return;
         };
         let report = match result {
             Ok(report) => report,
             Err(error) => {
-                let step = Step::Copy;
+                let step = MigrationStep::Copy;
                 return self.fail_move(now, id, KeepReason::Failed { step, why: error });
             }
         };
@@ -175,7 +175,7 @@ impl Migration {
         if outbound.acceptor_ready {
             self.judge_round(now, id, predicted);
         } else {
-            outbound.stage = Stage::AwaitingAcceptor;
+            outbound.stage = OutboundMoveStage::AwaitingAcceptor;
         }
     }
 
@@ -233,8 +233,10 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        if !matches!(outbound.stage, Stage::Copying | Stage::AwaitingAcceptor)
-            || outbound.acceptor_ready
+        if !matches!(
+            outbound.stage,
+            OutboundMoveStage::Copying | OutboundMoveStage::AwaitingAcceptor
+        ) || outbound.acceptor_ready
         {
             let to = outbound.to;
             return self
@@ -247,9 +249,9 @@ impl Migration {
             return self.fail_move(now, id, KeepReason::Refused { by, whys });
         }
         outbound.acceptor_ready = true;
-        let is_waiting = outbound.stage == Stage::AwaitingAcceptor;
+        let is_waiting = outbound.stage == OutboundMoveStage::AwaitingAcceptor;
         self.core
-            .set_timer(Timer::OutboundMove(id), &mut outbound.deadline, None);
+            .set_timer(MoveTimer::OutboundMove(id), &mut outbound.deadline, None);
         if is_waiting {
             self.copy_round(id);
         }
@@ -268,8 +270,8 @@ mod tests {
     /// Judges rounds of a second with these predictions, in milliseconds; returns the number of rounds and the last
     /// verdict.
     fn judge(predictions: &[u64], max: Option<u64>, post_copy: bool) -> (usize, NextStep) {
-        let config = Config::new(NodeId(1), 1, NodeId(1), []);
-        let mut rounds = Rounds::default();
+        let config = MigrationMachineConfig::new(NodeId(1), 1, NodeId(1), []);
+        let mut rounds = CopyRounds::default();
         let mut verdict = NextStep::CopyAgain;
         for (index, predicted) in predictions.iter().enumerate() {
             rounds.count += 1;
@@ -320,16 +322,16 @@ mod tests {
         let shrinking: Vec<u64> = (0..200)
             .map(|round| 2_000_000 / 2_u64.pow(round % 20))
             .collect();
-        let config = Config::new(NodeId(1), 1, NodeId(1), []);
-        let mut rounds = Rounds {
+        let config = MigrationMachineConfig::new(NodeId(1), 1, NodeId(1), []);
+        let mut rounds = CopyRounds {
             count: 30,
-            ..Rounds::default()
+            ..CopyRounds::default()
         };
         assert_eq!(
             rounds.judge(ms(0), (ms(5), ms(5)), (None, false), &config),
             FREEZE
         );
-        let mut rounds = Rounds::default();
+        let mut rounds = CopyRounds::default();
         assert_eq!(
             rounds.judge(ms(0), (ms(5_000), ms(5)), (None, false), &config),
             NextStep::CopyAgain

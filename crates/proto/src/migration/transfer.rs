@@ -2,16 +2,16 @@
 
 use super::command::{Command, FlowEpoch, FreezeReport};
 use super::core::CommandPurpose;
-use super::donor::Stage;
+use super::donor::OutboundMoveStage;
 use super::donor_divert::{FlowState, outbound_flow};
-use super::event::{Event, KeepReason, Outcome, Step};
+use super::event::{Event, KeepReason, MigrationStep, Outcome};
 use super::freeze_cost::FreezeLoad;
-use super::holder_requests::HolderRequestPurpose;
-use super::{Migration, holder_requests};
+use super::requests_to_holder::HolderRequestPurpose;
+use super::{Migration, requests_to_holder};
 use core::time::Duration;
-use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{DonorFlow, MoveFrame, StepTime};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId};
+use holdfast_wire::frame::AcceptorPhaseTimes;
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, StepTime};
+use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Migration {
@@ -21,10 +21,10 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Freezing;
+        outbound.stage = OutboundMoveStage::Freezing;
         let clone = outbound.options.clone;
         if !outbound.maybe_stopped {
-            outbound.summary.phases.divert = outbound.enter(now, Stage::Freezing);
+            outbound.summary.phases.divert = outbound.enter_stage(now, OutboundMoveStage::Freezing);
             self.model
                 .learn_scan_to_freeze(now.saturating_sub(outbound.rounds.last_ended));
         }
@@ -54,13 +54,13 @@ impl Migration {
         id: MoveId,
         result: Result<FreezeReport, String>,
     ) {
-        let Some(outbound) = self.outbound_in_stage(id, Stage::Freezing) else {
+        let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Freezing) else {
             return;
         };
         let report = match result {
             Ok(report) => report,
             Err(error) => {
-                let step = Step::Freeze;
+                let step = MigrationStep::Freeze;
                 return self.fail_move(now, id, KeepReason::Failed { step, why: error });
             }
         };
@@ -79,12 +79,14 @@ impl Migration {
         for (flow, entry) in &mut outbound.flows {
             match entry.state {
                 FlowState::Diverted if closed_flows.contains(flow) => {
-                    kept.push(Change {
+                    kept.push(OwnershipChange {
                         flow: *flow,
                         kind: ChangeKind::Rollback,
                         epoch: entry.epoch.saturating_add(1),
                     });
-                    entry.epoch = entry.epoch.saturating_add(holder_requests::TRANSIT_EPOCH);
+                    entry.epoch = entry
+                        .epoch
+                        .saturating_add(requests_to_holder::TRANSIT_EPOCH);
                     entry.state = FlowState::Closed;
                 }
                 FlowState::Diverted => entry.state = FlowState::Frozen,
@@ -117,7 +119,8 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.summary.phases.extract = outbound.enter(now, Stage::Transferring);
+        outbound.summary.phases.extract =
+            outbound.enter_stage(now, OutboundMoveStage::Transferring);
         let (to, bytes) = (outbound.to, outbound.summary.freeze_bytes);
         let frame = MoveFrame::Final {
             flows: outbound.flows_in(FlowState::Frozen).collect(),
@@ -138,7 +141,7 @@ impl Migration {
         from: NodeId,
         id: MoveId,
         result: Result<Epoch, String>,
-        (times, ran_at, steps): (AcceptorTimes, Duration, Vec<StepTime>),
+        (times, ran_at, steps): (AcceptorPhaseTimes, Duration, Vec<StepTime>),
     ) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             // Nothing of the move is left here: this node released it before a restart, or the frame is a repetition.
@@ -151,15 +154,23 @@ impl Migration {
             return (self.core).report_ignored(from, "MoveDone", "the sender is not the acceptor");
         }
         match (outbound.stage, result) {
-            (Stage::Transferring, Ok(_)) => {
+            (OutboundMoveStage::Transferring, Ok(_)) => {
                 outbound.summary.steps[1] = steps;
                 self.learn_freeze_cost(ran_at, id, times);
                 self.end_committed(id);
             }
             // Otherwise the donor waits for the holder, which also tells the flows that did not move.
-            (Stage::Settling, Ok(_)) if outbound.in_doubt => self.end_committed(id),
-            (Stage::Settling, Err(_)) if outbound.in_doubt => self.thaw_without_record(now, id),
-            (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
+            (OutboundMoveStage::Settling, Ok(_)) if outbound.in_doubt => self.end_committed(id),
+            (OutboundMoveStage::Settling, Err(_)) if outbound.in_doubt => {
+                self.thaw_without_record(now, id)
+            }
+            (
+                OutboundMoveStage::Checking
+                | OutboundMoveStage::Settling
+                | OutboundMoveStage::Removing,
+                _,
+            )
+            | (_, Ok(_)) => {
                 self.core
                     .report_ignored(from, "MoveDone", "unexpected in this state");
             }
@@ -168,7 +179,7 @@ impl Migration {
     }
 
     /// Learns the cost of the freeze, which ended at `ran_at` at the latest.
-    fn learn_freeze_cost(&mut self, ran_at: Duration, id: MoveId, times: AcceptorTimes) {
+    fn learn_freeze_cost(&mut self, ran_at: Duration, id: MoveId, times: AcceptorPhaseTimes) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
@@ -214,13 +225,13 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Releasing;
+        outbound.stage = OutboundMoveStage::Releasing;
         let (to, forwarded) = (outbound.to, outbound.forwarded.clone());
         let flows = outbound.flows_in(FlowState::Frozen);
         let flows = flows.chain(outbound.flows_in(FlowState::Unrecorded));
         let flows = flows.map(|DonorFlow { flow, epoch }| FlowEpoch {
             flow,
-            epoch: epoch.saturating_add(holder_requests::TRANSIT_EPOCH),
+            epoch: epoch.saturating_add(requests_to_holder::TRANSIT_EPOCH),
         });
         let flows = flows.collect();
         let kept = outbound.flows_in(FlowState::Closed);
@@ -244,7 +255,10 @@ impl Migration {
         attempt: u32,
         result: Result<(), String>,
     ) {
-        if self.outbound_in_stage(id, Stage::Releasing).is_none() {
+        if self
+            .outbound_in_stage(id, OutboundMoveStage::Releasing)
+            .is_none()
+        {
             return;
         }
         if let Err(error) = result {
@@ -261,7 +275,7 @@ impl Migration {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        outbound.stage = Stage::Removing;
+        outbound.stage = OutboundMoveStage::Removing;
         let moved = outbound.flows_in(FlowState::Frozen);
         let moved: BTreeSet<Flow> = moved.map(|flow| flow.flow).collect();
         let kept = outbound
@@ -279,17 +293,17 @@ impl Migration {
     /// arrived behind the removal would make a new record. Requests of one channel arrive in order, so the answer
     /// to this one proves that no earlier one is under way.
     pub(super) fn flush_holder(&mut self, now: Duration, id: MoveId) {
-        let no_op_change = holder_requests::process_change(
+        let no_op_change = requests_to_holder::process_change(
             id,
             ChangeKind::Rollback,
-            holder_requests::TRANSIT_EPOCH,
+            requests_to_holder::TRANSIT_EPOCH,
         );
         self.request_changes(now, vec![no_op_change], HolderRequestPurpose::Flush(id));
     }
 
     /// Reports to the acceptor that nothing of the move is left here.
     pub(super) fn on_flushed(&mut self, id: MoveId) {
-        if let Some(outbound) = self.outbound_in_stage(id, Stage::Removing) {
+        if let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Removing) {
             let to = outbound.to;
             self.core.send(to, id, MoveFrame::Released);
             self.on_removed(id);

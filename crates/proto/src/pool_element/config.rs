@@ -1,16 +1,16 @@
 //! Configuration of a pool element.
 
-use crate::hunt::HuntConfig;
 use crate::registration_life::LifeUnit;
+use crate::server_hunt::ServerHuntConfig;
 use holdfast_wire::rserpool::{Policy, PoolHandle, SctpTransport, Transport};
 use std::time::Duration;
 
-/// The settings of a [`super::PoolElement`]. [`Config::new`] has the defaults; each is documented at its field.
+/// The settings of a [`super::PoolElement`]. [`PoolElementConfig::new`] has the defaults; each is documented at its field.
 ///
 /// RFC 5352 "normally" waits 30 s for an answer to a registration; a registrar that hangs would keep an element out of
 /// its pool for all that time.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct PoolElementConfig {
     /// Handle of the pool.
     pub handle: PoolHandle,
     /// Transport at which users reach the element. Its addresses must be among the ones of the association with the
@@ -38,21 +38,21 @@ pub struct Config {
     /// Longest time for a deregistration, including the hunt (15 s).
     pub deregistration_timeout: Duration,
     /// Settings of the server hunt.
-    pub hunt: HuntConfig,
+    pub hunt: ServerHuntConfig,
     /// Seed of the element's identifier, from a good source of randomness.
     pub seed: [u8; 32],
 }
 
-impl Config {
+impl PoolElementConfig {
     /// Returns the defaults for an element of `handle` that users reach at `user_transport`.
     pub fn new(
         handle: PoolHandle,
         user_transport: Transport,
         policy: Policy,
-        hunt: HuntConfig,
+        hunt: ServerHuntConfig,
         seed: [u8; 32],
-    ) -> Config {
-        Config {
+    ) -> PoolElementConfig {
+        PoolElementConfig {
             handle,
             user_transport,
             asap_transport: None,

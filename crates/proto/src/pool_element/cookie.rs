@@ -43,17 +43,17 @@ pub enum CookieError {
 }
 
 /// Returns the cookie for a user: the state signed with the first key, or unsigned without keys.
-pub(super) fn seal(keys: &[CookieKey], handle: &PoolHandle, state: &[u8]) -> Bytes {
+pub(super) fn sign_cookie(keys: &[CookieKey], handle: &PoolHandle, state: &[u8]) -> Bytes {
     let mut cookie = BytesMut::with_capacity(CODE_LENGTH + state.len());
     if let Some(key) = keys.first() {
-        cookie.extend_from_slice(&mac(key, handle, state).finalize().into_bytes());
+        cookie.extend_from_slice(&cookie_mac(key, handle, state).finalize().into_bytes());
     }
     cookie.extend_from_slice(state);
     cookie.freeze()
 }
 
 /// Verifies a cookie and returns its state.
-pub(super) fn open(
+pub(super) fn verify_cookie(
     keys: &[CookieKey],
     handle: &PoolHandle,
     cookie: &Bytes,
@@ -66,7 +66,7 @@ pub(super) fn open(
     }
     let state = cookie.slice(CODE_LENGTH..);
     let is_signer = |key: &CookieKey| {
-        let mac = mac(key, handle, &state);
+        let mac = cookie_mac(key, handle, &state);
         mac.verify_slice(&cookie[..CODE_LENGTH]).is_ok()
     };
     if keys.iter().any(is_signer) {
@@ -76,7 +76,7 @@ pub(super) fn open(
     }
 }
 
-fn mac(key: &CookieKey, handle: &PoolHandle, state: &[u8]) -> Hmac<Sha256> {
+fn cookie_mac(key: &CookieKey, handle: &PoolHandle, state: &[u8]) -> Hmac<Sha256> {
     // HMAC pads a short key with zeros.
     let mut block = [0; 64];
     block[..key.0.len()].copy_from_slice(&key.0);
@@ -100,38 +100,38 @@ mod tests {
         fn sealed_cookie_opens_with_any_key(state: Vec<u8>, name: String) {
             let handle = PoolHandle::from(name.as_str());
             for key in KEYS {
-                let cookie = seal(&[key], &handle, &state);
-                prop_assert_eq!(open(&KEYS, &handle, &cookie), Ok(Bytes::from(state.clone())));
+                let cookie = sign_cookie(&[key], &handle, &state);
+                prop_assert_eq!(verify_cookie(&KEYS, &handle, &cookie), Ok(Bytes::from(state.clone())));
             }
         }
 
         #[test]
         fn modified_cookie_is_rejected(state: Vec<u8>, at: usize, bit in 0..8) {
             let handle = PoolHandle::from("p");
-            let mut cookie = seal(&KEYS, &handle, &state).to_vec();
+            let mut cookie = sign_cookie(&KEYS, &handle, &state).to_vec();
             let at = at % cookie.len();
             cookie[at] ^= 1u8 << bit;
-            prop_assert_eq!(open(&KEYS, &handle, &cookie.into()), Err(CookieError::Forged));
+            prop_assert_eq!(verify_cookie(&KEYS, &handle, &cookie.into()), Err(CookieError::Forged));
         }
 
         #[test]
         fn open_never_panics_on_any_bytes(bytes: Vec<u8>) {
-            let opened = open(&KEYS, &PoolHandle::from("p"), &bytes.into());
+            let opened = verify_cookie(&KEYS, &PoolHandle::from("p"), &bytes.into());
             prop_assert!(opened.is_err());
         }
     }
 
     #[test]
     fn cookie_of_other_pool_is_rejected() {
-        let cookie = seal(&KEYS, &PoolHandle::from("p"), b"state");
+        let cookie = sign_cookie(&KEYS, &PoolHandle::from("p"), b"state");
         assert_eq!(
-            open(&KEYS, &PoolHandle::from("q"), &cookie),
+            verify_cookie(&KEYS, &PoolHandle::from("q"), &cookie),
             Err(CookieError::Forged)
         );
         // The boundary between handle and state counts as well.
-        let cookie = seal(&KEYS, &PoolHandle::from("ps"), b"tate");
+        let cookie = sign_cookie(&KEYS, &PoolHandle::from("ps"), b"tate");
         assert_eq!(
-            open(&KEYS, &PoolHandle::from("p"), &cookie),
+            verify_cookie(&KEYS, &PoolHandle::from("p"), &cookie),
             Err(CookieError::Forged)
         );
     }
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn cookie_without_keys_is_unsigned() {
         let handle = PoolHandle::from("p");
-        let cookie = seal(&[], &handle, b"state");
+        let cookie = sign_cookie(&[], &handle, b"state");
         assert_eq!(&cookie[..], b"state");
-        assert_eq!(open(&[], &handle, &cookie), Ok(cookie));
+        assert_eq!(verify_cookie(&[], &handle, &cookie), Ok(cookie));
     }
 }

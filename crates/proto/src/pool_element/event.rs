@@ -15,7 +15,7 @@ pub enum Event {
     },
     /// A registrar refused the registration, and a retry would not help. The element is not in its pool;
     /// [`super::PoolElement::handle_register`] tries again.
-    RegistrationRefused(Refusal),
+    RegistrationRefused(RegistrationRefusal),
     /// The registration's life ended before it could be renewed; the element continues to try.
     RegistrationExpired,
     /// The element has a new home registrar.
@@ -52,8 +52,8 @@ pub enum DeregistrationResult {
 
 /// A registrar's refusal of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the registrar refused the registration: {}", words(causes))]
-pub struct Refusal {
+#[error("the registrar refused the registration: {}", causes_text(causes))]
+pub struct RegistrationRefusal {
     /// The registrar's causes; empty if it gave none.
     pub causes: Vec<Cause>,
 }
@@ -70,7 +70,7 @@ pub struct PolicyKindMismatch {
     pub wanted: PolicyKind,
 }
 
-fn words(causes: &[Cause]) -> impl fmt::Display {
+fn causes_text(causes: &[Cause]) -> impl fmt::Display {
     if causes.is_empty() {
         return "no reason given".to_owned();
     }

@@ -1,5 +1,5 @@
 //! A pool element's side of ASAP (RFC 5352 sections 3.1, 3.2, 3.4 and 3.6): one machine for each element, and
-//! [`Sessions`] for the control channels to its users.
+//! [`UserSessions`] for the control channels to its users.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
 //! The machine learns of a link made by a registrar from the first message on it; the daemon admits only trusted
@@ -12,23 +12,23 @@ mod config;
 mod cookie;
 mod event;
 mod registration;
-mod session;
 #[cfg(test)]
 mod session_tests;
 #[cfg(test)]
 mod tests;
+mod user_sessions;
 
-pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
 pub use crate::registration_life::LifeUnit;
-pub use config::Config;
+pub use crate::server_hunt::{LinkId, Output as LinkOutput, ServerHuntConfig};
+pub use config::PoolElementConfig;
 pub use cookie::{CookieError, CookieKey};
-pub use event::{DeregistrationResult, Event, PolicyKindMismatch, Refusal};
-pub use session::{SessionEvent, SessionOutput, Sessions, SessionsConfig};
+pub use event::{DeregistrationResult, Event, PolicyKindMismatch, RegistrationRefusal};
+pub use user_sessions::{SessionOutput, UserSessionEvent, UserSessions, UserSessionsConfig};
 
-use crate::hunt::{HomeChange, Hunt, TransportSupport};
+use crate::server_hunt::{HomeChange, RegistrarTransports, ServerHunt};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
-use registration::{Registration, RegistrationGoal, RequestKind};
+use registration::{RegistrationGoal, RegistrationState, RequestKind};
 use std::time::Duration;
 
 /// An action for the daemon.
@@ -37,19 +37,19 @@ pub type Output = LinkOutput<Event>;
 /// A pool element; see the module documentation.
 #[derive(Debug)]
 pub struct PoolElement {
-    config: Config,
-    hunt: Hunt<Event>,
-    registration: Registration,
+    config: PoolElementConfig,
+    hunt: ServerHunt<Event>,
+    registration: RegistrationState,
 }
 
 impl PoolElement {
     /// Returns an idle machine.
-    pub fn new(config: Config) -> PoolElement {
-        let mut hunt = Hunt::new(config.hunt.clone(), config.seed, TransportSupport::Sctp);
+    pub fn new(config: PoolElementConfig) -> PoolElement {
+        let mut hunt = ServerHunt::new(config.hunt.clone(), config.seed, RegistrarTransports::Sctp);
         // R2.2: "Fill in the PE identifier using a good-quality randomly generated number".
         let id = ElementId(hunt.random.next_u32());
         PoolElement {
-            registration: Registration::new(id, config.policy),
+            registration: RegistrationState::new(id, config.policy),
             config,
             hunt,
         }
@@ -99,7 +99,7 @@ impl PoolElement {
     }
 
     /// Handles the success of a [`LinkOutput::Connect`].
-    pub fn handle_connected(&mut self, now: Duration, link: Link) {
+    pub fn handle_connected(&mut self, now: Duration, link: LinkId) {
         let change = self.hunt.handle_connected(link);
         if change == Some(HomeChange::Found) {
             // "After establishing a new Home ENRP server, the PE SHOULD restart the registration procedure."
@@ -111,7 +111,7 @@ impl PoolElement {
 
     /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
     /// lost, and closes it.
-    pub fn handle_lost(&mut self, now: Duration, link: Link) {
+    pub fn handle_lost(&mut self, now: Duration, link: LinkId) {
         let change = self.hunt.handle_lost(now, link);
         self.on_home_change(change);
         self.advance(now);
@@ -132,7 +132,7 @@ impl PoolElement {
     }
 
     /// Handles a message from a registrar.
-    pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
+    pub fn handle_message(&mut self, now: Duration, link: LinkId, message: Message) {
         self.hunt.note_message(link);
         match message {
             Message::EndpointKeepAlive {
@@ -212,7 +212,7 @@ impl PoolElement {
         self.hunt.home_id()
     }
 
-    fn on_keep_alive(&mut self, link: Link, home: bool, registrar: RegistrarId) {
+    fn on_keep_alive(&mut self, link: LinkId, home: bool, registrar: RegistrarId) {
         // An element answers even while its registration is open. One that never registered, or is leaving, does not
         // answer, so that the registrar removes it.
         if self.registration.goal != RegistrationGoal::Registered || !self.registration.may_be_known

@@ -1,8 +1,8 @@
 //! Registration, re-registration and deregistration (RFC 5352 sections 3.1 and 3.2).
 
-use super::event::{DeregistrationResult, Event, Refusal};
-use super::{Link, PoolElement};
-use crate::hunt::HomeChange;
+use super::event::{DeregistrationResult, Event, RegistrationRefusal};
+use super::{LinkId, PoolElement};
+use crate::server_hunt::HomeChange;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, ElementId};
 use holdfast_wire::rserpool::{Policy, PoolElement as Description, PoolHandle, RegistrarId};
@@ -38,7 +38,7 @@ pub(super) struct AcceptedRegistration {
 }
 
 #[derive(Debug)]
-pub(super) struct Registration {
+pub(super) struct RegistrationState {
     pub(super) id: ElementId,
     pub(super) goal: RegistrationGoal,
     /// Current policy values of the element.
@@ -56,9 +56,9 @@ pub(super) struct Registration {
     pub(super) may_be_known: bool,
 }
 
-impl Registration {
-    pub(super) fn new(id: ElementId, policy: Policy) -> Registration {
-        Registration {
+impl RegistrationState {
+    pub(super) fn new(id: ElementId, policy: Policy) -> RegistrationState {
+        RegistrationState {
             id,
             goal: RegistrationGoal::Unregistered,
             policy,
@@ -119,7 +119,13 @@ impl PoolElement {
         self.send_request(now, link, RequestKind::Deregister, message);
     }
 
-    fn send_request(&mut self, now: Duration, link: Link, question: RequestKind, message: Message) {
+    fn send_request(
+        &mut self,
+        now: Duration,
+        link: LinkId,
+        question: RequestKind,
+        message: Message,
+    ) {
         self.hunt.send(link, message);
         self.registration.pending_request = Some((question, self.registration.policy, now));
     }
@@ -130,7 +136,7 @@ impl PoolElement {
 
     pub(super) fn is_expected_response(
         &self,
-        link: Link,
+        link: LinkId,
         handle: &PoolHandle,
         id: ElementId,
         to: RequestKind,
@@ -190,7 +196,7 @@ impl PoolElement {
         self.registration.may_be_known = false;
         self.hunt.stop();
         self.hunt
-            .push_event(Event::RegistrationRefused(Refusal { causes }));
+            .push_event(Event::RegistrationRefused(RegistrationRefusal { causes }));
     }
 
     /// Handles the end of the registration's life.

@@ -5,22 +5,22 @@ use bytes::Bytes;
 use holdfast_wire::rserpool::PoolElement as Description;
 use holdfast_wire::rserpool::PoolHandle;
 
-const USER: Link = Link::Accepted(1);
+const USER: LinkId = LinkId::Accepted(1);
 
-fn sessions(keys: &[u8]) -> Sessions {
-    Sessions::new(SessionsConfig {
+fn sessions(keys: &[u8]) -> UserSessions {
+    UserSessions::new(UserSessionsConfig {
         handle: PoolHandle::from("pool"),
         policy: Policy::Random,
         keys: keys.iter().map(|key| CookieKey([*key; 32])).collect(),
     })
 }
 
-fn outputs(sessions: &mut Sessions) -> Vec<SessionOutput> {
+fn outputs(sessions: &mut UserSessions) -> Vec<SessionOutput> {
     std::iter::from_fn(|| sessions.poll_output()).collect()
 }
 
 /// Returns the cookie that `sessions` makes for a state.
-fn cookie(sessions: &mut Sessions, state: &[u8]) -> Bytes {
+fn cookie(sessions: &mut UserSessions, state: &[u8]) -> Bytes {
     sessions.handle_connected(USER);
     sessions.handle_state(USER, state);
     match outputs(sessions).pop() {
@@ -42,11 +42,12 @@ fn cookie_resumes_session_at_another_element() {
     for _ in 0..2 {
         other.handle_message(USER, Message::CookieEcho(cookie.clone()));
     }
-    let resumed = SessionEvent::Resumed {
+    let resumed = UserSessionEvent::Resumed {
         link: USER,
         state: Bytes::from("state"),
     };
-    let expected = [resumed, SessionEvent::UnexpectedCookie { link: USER }].map(LinkOutput::Event);
+    let expected =
+        [resumed, UserSessionEvent::UnexpectedCookie { link: USER }].map(LinkOutput::Event);
     assert_eq!(outputs(&mut other), expected);
 }
 
@@ -58,7 +59,7 @@ fn forged_cookie_is_rejected() {
     outputs(&mut element);
     element.handle_message(USER, Message::CookieEcho(forged));
     let error = CookieError::Forged;
-    let event = SessionEvent::CookieRejected { link: USER, error };
+    let event = UserSessionEvent::CookieRejected { link: USER, error };
     assert_eq!(outputs(&mut element), [LinkOutput::Event(event)]);
 }
 
@@ -103,13 +104,13 @@ fn disconnected_user_gets_no_message() {
 #[test]
 fn messages_until_answer_count_as_one_request() {
     let mut element = sessions(&[]);
-    let (other, ms) = (Link::Accepted(2), Duration::from_millis);
+    let (other, ms) = (LinkId::Accepted(2), Duration::from_millis);
     element.handle_connected(USER);
     element.handle_connected(other);
     assert_eq!(element.probe_report(), (0, None));
     // A message without a request, or from an unknown link, is no request.
     element.handle_sent(ms(0), USER);
-    element.handle_received(ms(0), Link::Accepted(3));
+    element.handle_received(ms(0), LinkId::Accepted(3));
     // Two messages of one user are one request, and the second answer counts for none.
     element.handle_received(ms(1), USER);
     element.handle_received(ms(2), USER);

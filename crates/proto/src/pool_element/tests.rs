@@ -22,21 +22,21 @@ fn handle() -> PoolHandle {
 struct TestBench {
     element: PoolElement,
     now: Duration,
-    home: Link,
+    home: LinkId,
     events: Vec<Event>,
 }
 
 impl TestBench {
     /// Returns an element that is connected to a registrar and has sent its registration.
     fn new() -> TestBench {
-        let hunt = HuntConfig::new(vec![transport(1)]);
+        let hunt = ServerHuntConfig::new(vec![transport(1)]);
         let policy = Policy::LeastUsed { load: 1 };
-        let mut config = Config::new(handle(), transport(80), policy, hunt, [4; 32]);
+        let mut config = PoolElementConfig::new(handle(), transport(80), policy, hunt, [4; 32]);
         config.life_unit = LifeUnit::Seconds;
         let mut bench = TestBench {
             element: PoolElement::new(config),
             now: Duration::from_secs(1_000),
-            home: Link::Initiated(0),
+            home: LinkId::Initiated(0),
             events: Vec::new(),
         };
         bench.element.handle_register(bench.now);
@@ -52,7 +52,7 @@ impl TestBench {
     }
 
     /// Carries out the outputs; returns the messages sent.
-    fn take_sent(&mut self) -> Vec<(Link, Message)> {
+    fn take_sent(&mut self) -> Vec<(LinkId, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.element.poll_output() {
             match output {
@@ -109,7 +109,12 @@ impl TestBench {
         self.now = end;
     }
 
-    fn keep_alive(&mut self, link: Link, home: bool, handle: PoolHandle) -> Vec<(Link, Message)> {
+    fn keep_alive(
+        &mut self,
+        link: LinkId,
+        home: bool,
+        handle: PoolHandle,
+    ) -> Vec<(LinkId, Message)> {
         let message = Message::EndpointKeepAlive {
             home,
             registrar: RegistrarId(9),
@@ -229,7 +234,7 @@ fn rapid_policy_updates_cause_one_registration() {
 fn keep_alive_is_answered_and_may_change_home() {
     let mut bench = TestBench::new_registered();
     bench.take_sent();
-    let (home, accepted_link) = (bench.home, Link::Accepted(3));
+    let (home, accepted_link) = (bench.home, LinkId::Accepted(3));
     assert!(
         bench
             .keep_alive(accepted_link, true, PoolHandle::from("other"))
@@ -309,7 +314,7 @@ fn deregistration_is_confirmed_or_times_out() {
     );
     assert!(
         bench
-            .keep_alive(Link::Accepted(1), true, handle())
+            .keep_alive(LinkId::Accepted(1), true, handle())
             .is_empty(),
         "the element is no longer registered"
     );

@@ -5,10 +5,10 @@
 //! first answer. A session's first request begins when the element is chosen, so that the connection time counts. A
 //! session that closes before an answer teaches nothing; one that loses its element counts as slow.
 
-use super::pool::CachedPool;
+use super::cached_pool::CachedPool;
 use super::probe_links::ProbeState;
 use super::{PoolUser, SessionId};
-use crate::choice::{LatencyChooser, ProbeChooser, ProbeSettings};
+use crate::element_choice::{LatencyChooser, ProbeChooser, ProbeSettings};
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,7 +33,7 @@ const LATENCY_DECAY: Duration = Duration::from_secs(10);
 
 /// Observations of all sessions with a pool.
 #[derive(Debug)]
-pub(super) struct Observations {
+pub(super) struct PoolObservations {
     pub(super) latency: LatencyChooser,
     pub(super) probes: ProbeChooser,
     /// Elements that were probed.
@@ -42,9 +42,9 @@ pub(super) struct Observations {
     pub(super) waiting_sessions: Vec<SessionId>,
 }
 
-impl Default for Observations {
-    fn default() -> Observations {
-        Observations {
+impl Default for PoolObservations {
+    fn default() -> PoolObservations {
+        PoolObservations {
             latency: LatencyChooser::new(LATENCY_DECAY),
             probes: ProbeChooser::new(ProbeSettings::default()),
             probe_states: BTreeMap::new(),
@@ -55,7 +55,7 @@ impl Default for Observations {
 
 /// Result for a choice that has to wait for answers to probes.
 #[derive(Debug)]
-pub(super) struct AwaitAnswers;
+pub(super) struct MustAwaitAnswers;
 
 /// A request in flight.
 #[derive(Debug, Clone, Copy)]
@@ -82,20 +82,24 @@ impl PoolUser {
     pub fn handle_received(&mut self, now: Duration, id: SessionId) {
         self.end_request(id, |observations, request| {
             let duration = now.saturating_sub(request.since);
-            observations.latency.end(now, request.element, duration);
+            observations
+                .latency
+                .end_request(now, request.element, duration);
         });
     }
 
     pub(super) fn fail_request(&mut self, now: Duration, id: SessionId) {
         self.end_request(id, |observations, request| {
             let duration = now.saturating_sub(request.since);
-            observations.latency.fail(now, request.element, duration);
+            observations
+                .latency
+                .fail_request(now, request.element, duration);
         });
     }
 
     pub(super) fn abandon_request(&mut self, id: SessionId) {
         self.end_request(id, |observations, request| {
-            observations.latency.abandon(request.element)
+            observations.latency.abandon_request(request.element)
         });
     }
 
@@ -106,7 +110,7 @@ impl PoolUser {
         now: Duration,
         id: SessionId,
         has_waited: bool,
-    ) -> Result<Option<PoolElement>, AwaitAnswers> {
+    ) -> Result<Option<PoolElement>, MustAwaitAnswers> {
         let Some(session) = self.sessions.get(&id) else {
             return Ok(None);
         };
@@ -145,11 +149,15 @@ impl PoolUser {
             since: now,
         });
         if let Some(pool) = self.pools.get_mut(&session.handle) {
-            pool.observations.latency.begin(element);
+            pool.observations.latency.begin_request(element);
         }
     }
 
-    fn end_request(&mut self, id: SessionId, record: impl FnOnce(&mut Observations, OpenRequest)) {
+    fn end_request(
+        &mut self,
+        id: SessionId,
+        record: impl FnOnce(&mut PoolObservations, OpenRequest),
+    ) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
@@ -165,7 +173,9 @@ impl CachedPool {
     /// Forgets observations of elements that are not in the pool any more.
     pub(super) fn forget_removed_elements(&mut self) {
         let present: BTreeSet<ElementId> = self.elements.iter().map(|element| element.id).collect();
-        self.observations.latency.retain(|id| present.contains(&id));
+        self.observations
+            .latency
+            .retain_elements(|id| present.contains(&id));
         self.observations
             .probe_states
             .retain(|id, _| present.contains(id));

@@ -1,14 +1,14 @@
 //! Configuration of a pool user.
 
-use crate::hunt::HuntConfig;
+use crate::server_hunt::ServerHuntConfig;
 use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle};
 use std::time::Duration;
 
-/// The settings of a [`super::PoolUser`]. [`Config::new`] has the defaults; each is documented at its field.
+/// The settings of a [`super::PoolUser`]. [`PoolUserConfig::new`] has the defaults; each is documented at its field.
 ///
 /// RFC 5352 "normally" waits 15 s for a registrar's answer, longer than most users would.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct PoolUserConfig {
     /// T1-ENRPrequest: longest time for a registrar to answer (3 s).
     pub answer_timeout: Duration,
     /// MAX-REQUEST-RETRANSMIT: number of further registrars to ask (2). A request ends after the answer time of all of
@@ -34,15 +34,15 @@ pub struct Config {
     /// Longest time to keep a session without an element (60 s).
     pub give_up_after: Duration,
     /// Settings of the server hunt.
-    pub hunt: HuntConfig,
+    pub hunt: ServerHuntConfig,
     /// Seed of the random numbers, from a good source of randomness.
     pub seed: [u8; 32],
 }
 
-impl Config {
+impl PoolUserConfig {
     /// Returns the defaults.
-    pub fn new(hunt: HuntConfig, seed: [u8; 32]) -> Config {
-        Config {
+    pub fn new(hunt: ServerHuntConfig, seed: [u8; 32]) -> PoolUserConfig {
+        PoolUserConfig {
             answer_timeout: Duration::from_secs(3),
             retries_max: 2,
             cache_fresh_for: Duration::from_secs(5),

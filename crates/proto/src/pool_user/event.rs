@@ -1,6 +1,6 @@
 //! Events of a pool user, for the programs that use pools.
 
-use super::{Link, RequestId, SessionId};
+use super::{LinkId, RequestId, SessionId};
 use holdfast_wire::rserpool::{Cause, ElementId, PolicyKind, PoolElement, PoolHandle, RegistrarId};
 
 /// An event of the machine.
@@ -41,7 +41,7 @@ pub enum Event {
         /// The session.
         session: SessionId,
         /// The link to the element.
-        link: Link,
+        link: LinkId,
         /// The element.
         element: ElementId,
         /// True if the element was given a cookie, which has the state of the session at an earlier element.
@@ -53,7 +53,7 @@ pub enum Event {
         /// The session.
         session: SessionId,
         /// The closed link.
-        link: Link,
+        link: LinkId,
         /// The element.
         element: ElementId,
     },

@@ -11,28 +11,28 @@
 //! once: from the business card or from the cached pool, however old. The cookie is sent with the connection, so that
 //! the element has the state one and a half round trips after the loss was noticed, and the user continues after two.
 
+mod cached_pool;
 mod choice_method;
 mod config;
 mod event;
-mod pool;
+mod position_selector;
 mod probe_links;
 mod resolve;
-mod selection;
 mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
+pub use crate::server_hunt::{LinkId, Output as LinkOutput, ServerHuntConfig};
 pub use choice_method::ChoiceMethod;
-pub use config::{Config, OwnBusinessCard};
+pub use config::{OwnBusinessCard, PoolUserConfig};
 pub use event::{Event, ResolveError};
 
-use crate::hunt::{HomeChange, Hunt, TransportSupport};
+use crate::server_hunt::{HomeChange, RegistrarTransports, ServerHunt};
+use cached_pool::CachedPool;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
-use pool::CachedPool;
 use probe_links::ProbeLinks;
-use resolve::{PendingResolution, Recipient};
+use resolve::{PendingResolution, ResolutionRecipient};
 use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -57,21 +57,21 @@ enum Timer {
     Cache(PoolHandle),
     Session(SessionId),
     /// Idle link for probes.
-    ProbeLink(Link),
+    ProbeLink(LinkId),
 }
 
 /// A pool user; see the module documentation.
 #[derive(Debug)]
 pub struct PoolUser {
-    config: Config,
-    hunt: Hunt<Event>,
+    config: PoolUserConfig,
+    hunt: ServerHunt<Event>,
     /// Boxed: most users have one pool, and a node of the map has space for eleven.
     pools: BTreeMap<PoolHandle, Box<CachedPool>>,
     pending_resolutions: BTreeMap<PoolHandle, PendingResolution>,
     /// Reports that wait for a registrar.
     pending_reports: BTreeSet<(PoolHandle, ElementId)>,
     sessions: BTreeMap<SessionId, Session>,
-    session_links: BTreeMap<Link, SessionId>,
+    session_links: BTreeMap<LinkId, SessionId>,
     probe_links: ProbeLinks,
     timers: BTreeSet<(Duration, Timer)>,
     last_number: u64,
@@ -79,12 +79,12 @@ pub struct PoolUser {
 
 impl PoolUser {
     /// Returns an idle machine.
-    pub fn new(config: Config) -> PoolUser {
+    pub fn new(config: PoolUserConfig) -> PoolUser {
         PoolUser {
-            hunt: Hunt::new(
+            hunt: ServerHunt::new(
                 config.hunt.clone(),
                 config.seed,
-                TransportSupport::SctpAndTcp,
+                RegistrarTransports::SctpAndTcp,
             ),
             config,
             pools: BTreeMap::new(),
@@ -101,14 +101,14 @@ impl PoolUser {
     /// Requests one element, selected by the pool's policy: [`Event::Selected`] or [`Event::RequestFailed`] follows.
     pub fn handle_select(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
         let request = RequestId(self.next_number());
-        self.request_pool(now, handle, Recipient::Selection(request));
+        self.request_pool(now, handle, ResolutionRecipient::Selection(request));
         request
     }
 
     /// Requests the pool's elements: [`Event::Resolved`] or [`Event::RequestFailed`] follows.
     pub fn handle_resolve(&mut self, now: Duration, handle: PoolHandle) -> RequestId {
         let request = RequestId(self.next_number());
-        self.request_pool(now, handle, Recipient::Resolution(request));
+        self.request_pool(now, handle, ResolutionRecipient::Resolution(request));
         request
     }
 
@@ -121,7 +121,12 @@ impl PoolUser {
         items: Option<u32>,
     ) -> RequestId {
         let request = RequestId(self.next_number());
-        self.request_items(now, handle, Some(Recipient::Resolution(request)), items);
+        self.request_items(
+            now,
+            handle,
+            Some(ResolutionRecipient::Resolution(request)),
+            items,
+        );
         request
     }
 
@@ -133,7 +138,7 @@ impl PoolUser {
     }
 
     /// Starts to report changes of a pool's elements ([`Event::PoolChanged`]), as the registrar sends them, or by a request
-    /// every [`Config::cache_fresh_for`].
+    /// every [`PoolUserConfig::cache_fresh_for`].
     pub fn handle_watch(&mut self, now: Duration, handle: PoolHandle) {
         self.pools.entry(handle.clone()).or_default().watched = true;
         self.request_resolution(now, handle, None);
@@ -159,7 +164,7 @@ impl PoolUser {
     }
 
     /// Handles the success of a [`LinkOutput::Connect`].
-    pub fn handle_connected(&mut self, now: Duration, link: Link) {
+    pub fn handle_connected(&mut self, now: Duration, link: LinkId) {
         if let Some(&session) = self.session_links.get(&link) {
             return self.on_session_connected(session);
         }
@@ -172,7 +177,7 @@ impl PoolUser {
 
     /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
     /// lost, and closes it.
-    pub fn handle_lost(&mut self, now: Duration, link: Link) {
+    pub fn handle_lost(&mut self, now: Duration, link: LinkId) {
         if let Some(&session) = self.session_links.get(&link) {
             return self.on_session_lost(now, session);
         }
@@ -185,7 +190,7 @@ impl PoolUser {
 
     /// Handles an orderly close by the other side. A session continues as after a loss, but without a report to the
     /// registrar, because its element can be reached.
-    pub fn handle_closed(&mut self, now: Duration, link: Link) {
+    pub fn handle_closed(&mut self, now: Duration, link: LinkId) {
         match self.session_links.get(&link) {
             Some(&session) => self.on_session_closed(now, session),
             None => self.handle_lost(now, link),
@@ -206,7 +211,7 @@ impl PoolUser {
     }
 
     /// Handles a message from a registrar, from a probed element, or on a session's control channel.
-    pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
+    pub fn handle_message(&mut self, now: Duration, link: LinkId, message: Message) {
         if let Some(&session) = self.session_links.get(&link) {
             return self.on_session_message(now, session, message);
         }
@@ -276,7 +281,7 @@ impl PoolUser {
     }
 
     /// Returns the session that uses the link, if any.
-    pub fn session_of(&self, link: Link) -> Option<SessionId> {
+    pub fn session_of(&self, link: LinkId) -> Option<SessionId> {
         self.session_links.get(&link).copied()
     }
 

@@ -1,4 +1,4 @@
-//! Sessions that choose by the elements' answers to probes ([`ProbeChooser`](crate::choice::ByProbes), Prequal).
+//! Sessions that choose by the elements' answers to probes ([`ProbeChooser`](crate::choice::ProbeChooser), Prequal).
 //!
 //! A probe is sent to an element's ASAP transport, at which its registrar reaches it, over a link shared by all
 //! elements there. An element has one probe at a time. A session begins at once if recent answers exist; otherwise it
@@ -8,9 +8,9 @@
 //! used all the same: mute elements get their share of the pool as share of the choices, made by latency; the answers
 //! decide the other choices.
 
-use super::choice_method::{AwaitAnswers, Observations};
-use super::pool::CachedPool;
-use super::{Link, PoolUser, SessionId, Timer};
+use super::cached_pool::CachedPool;
+use super::choice_method::{MustAwaitAnswers, PoolObservations};
+use super::{LinkId, PoolUser, SessionId, Timer};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, SctpTransport, Transport};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct ProbeState {
     /// The open probe: its time, and its link.
-    open_probe: Option<(Duration, Link)>,
+    open_probe: Option<(Duration, LinkId)>,
     /// True if the probe counts as lost. Its answer may still arrive.
     is_lost: bool,
     has_answered: bool,
@@ -61,8 +61,8 @@ impl ProbeState {
 /// Links for probes.
 #[derive(Debug, Default)]
 pub(super) struct ProbeLinks {
-    by_transport: BTreeMap<SctpTransport, Link>,
-    links: BTreeMap<Link, ProbeLink>,
+    by_transport: BTreeMap<SctpTransport, LinkId>,
+    links: BTreeMap<LinkId, ProbeLink>,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ struct ProbeLink {
 
 impl ProbeLinks {
     /// Returns true if the link is for probes.
-    pub(super) fn contains(&self, link: Link) -> bool {
+    pub(super) fn contains(&self, link: LinkId) -> bool {
         self.links.contains_key(&link)
     }
 }
@@ -89,9 +89,9 @@ impl PoolUser {
         handle: &PoolHandle,
         id: SessionId,
         has_waited: bool,
-    ) -> Result<Option<ElementId>, AwaitAnswers> {
+    ) -> Result<Option<ElementId>, MustAwaitAnswers> {
         if !has_waited {
-            self.probe_some(now, handle);
+            self.send_probes(now, handle);
         }
         let Some(pool) = self.pools.get_mut(handle) else {
             return Ok(None);
@@ -107,7 +107,7 @@ impl PoolUser {
             observations.probes.choose(now, &responsive, &mut below)
         } else if !picks_silent && !has_waited && observations.is_awaiting(&responsive) {
             observations.waiting_sessions.push(id);
-            return Err(AwaitAnswers);
+            return Err(MustAwaitAnswers);
         } else {
             observations.latency.choose(candidates, &mut below)
         };
@@ -120,7 +120,7 @@ impl PoolUser {
     }
 
     /// Probes a few elements for their load, besides a choice.
-    fn probe_some(&mut self, now: Duration, handle: &PoolHandle) {
+    fn send_probes(&mut self, now: Duration, handle: &PoolHandle) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
         };
@@ -155,7 +155,7 @@ impl PoolUser {
         }
     }
 
-    fn probe_link_to(&mut self, now: Duration, to: SctpTransport) -> Link {
+    fn probe_link_to(&mut self, now: Duration, to: SctpTransport) -> LinkId {
         if let Some(link) = self.probe_links.by_transport.get(&to)
             && let Some(probe_link) = self.probe_links.links.get_mut(link)
         {
@@ -178,7 +178,7 @@ impl PoolUser {
     }
 
     /// Closes an idle link.
-    pub(super) fn on_probe_link_due(&mut self, now: Duration, link: Link) {
+    pub(super) fn on_probe_link_due(&mut self, now: Duration, link: LinkId) {
         let Some(probe_link) = self.probe_links.links.get_mut(&link) else {
             return;
         };
@@ -192,7 +192,7 @@ impl PoolUser {
     }
 
     /// Handles the loss of a link, with its probes.
-    pub(super) fn on_probe_link_lost(&mut self, now: Duration, link: Link) {
+    pub(super) fn on_probe_link_lost(&mut self, now: Duration, link: LinkId) {
         let Some(probe_link) = self.probe_links.links.remove(&link) else {
             return;
         };
@@ -221,7 +221,7 @@ impl PoolUser {
     pub(super) fn on_probe_answer(
         &mut self,
         now: Duration,
-        link: Link,
+        link: LinkId,
         (handle, id): (&PoolHandle, ElementId),
         (in_flight, latency_us): (u32, Option<u32>),
     ) {
@@ -267,7 +267,7 @@ impl PoolUser {
     }
 }
 
-impl Observations {
+impl PoolObservations {
     /// Counts probes without an answer for too long as lost.
     fn expire_probes(&mut self, now: Duration) {
         for state in self.probe_states.values_mut() {

@@ -1,9 +1,9 @@
 //! Handle resolution with a cache (RFC 5352 section 3.3), and reports of unreachable elements (section 3.5).
 
+use super::cached_pool::CachedPool;
 use super::choice_method::CANDIDATES_MAX;
 use super::event::{Event, ResolveError};
-use super::pool::CachedPool;
-use super::{Link, PoolUser, RequestId, SessionId, Timer};
+use super::{LinkId, PoolUser, RequestId, SessionId, Timer};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, Policy, PolicyKind};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Recipient of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Recipient {
+pub(super) enum ResolutionRecipient {
     Selection(RequestId),
     Resolution(RequestId),
     Session(SessionId),
@@ -20,7 +20,7 @@ pub(super) enum Recipient {
 /// An open request about a pool.
 #[derive(Debug)]
 pub(super) struct PendingResolution {
-    recipients: Vec<Recipient>,
+    recipients: Vec<ResolutionRecipient>,
     /// Most elements wanted by a recipient, if any names a number.
     items: Option<u32>,
     /// Time of the request to the home registrar; none if none was sent.
@@ -33,13 +33,18 @@ pub(super) struct PendingResolution {
 
 impl PoolUser {
     /// Answers from the cache or asks a registrar. C1: "Be consulted before sending a handle resolution."
-    pub(super) fn request_pool(&mut self, now: Duration, handle: PoolHandle, recipient: Recipient) {
+    pub(super) fn request_pool(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        recipient: ResolutionRecipient,
+    ) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
         let usable = fetched.is_some_and(|fetched| now < fetched + self.config.cache_usable_for);
         // C3: "in parallel, update the cache and answer the request"; C4: "If the cache entry is NOT stale, the
         // endpoint SHOULD NOT send a handle resolution request".
         if usable && self.answer_from_cache(now, &handle, recipient) {
-            self.refresh(now, handle);
+            self.refresh_stale_cache(now, handle);
         } else {
             self.request_resolution(now, handle, Some(recipient));
         }
@@ -47,7 +52,7 @@ impl PoolUser {
 
     /// Asks a registrar if the cache is stale. C2: "If the cache entry is determined to be stale upon a cache hit, a
     /// handle resolution message SHOULD be sent".
-    pub(super) fn refresh(&mut self, now: Duration, handle: PoolHandle) {
+    pub(super) fn refresh_stale_cache(&mut self, now: Duration, handle: PoolHandle) {
         let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
         if fetched.is_none_or(|fetched| fetched + self.config.cache_fresh_for <= now) {
             self.request_resolution(now, handle, None);
@@ -59,13 +64,13 @@ impl PoolUser {
         &mut self,
         now: Duration,
         handle: &PoolHandle,
-        recipient: Recipient,
+        recipient: ResolutionRecipient,
     ) -> bool {
         let Some(pool) = self.pools.get_mut(handle) else {
             return false;
         };
         let event = match recipient {
-            Recipient::Selection(request) => {
+            ResolutionRecipient::Selection(request) => {
                 let Some(element) = pool.select(now, &mut self.hunt.random) else {
                     return false;
                 };
@@ -74,7 +79,7 @@ impl PoolUser {
                     element: element.clone(),
                 }
             }
-            Recipient::Resolution(request) => {
+            ResolutionRecipient::Resolution(request) => {
                 pool.mark_all_selected();
                 Event::Resolved {
                     request,
@@ -82,21 +87,28 @@ impl PoolUser {
                     elements: pool.elements.clone(),
                 }
             }
-            Recipient::Session(session) => return self.seek_element(now, session),
+            ResolutionRecipient::Session(session) => return self.seek_element(now, session),
         };
         self.hunt.push_event(event);
         true
     }
 
-    fn fail_recipient(&mut self, now: Duration, recipient: Recipient, error: &ResolveError) {
+    fn fail_recipient(
+        &mut self,
+        now: Duration,
+        recipient: ResolutionRecipient,
+        error: &ResolveError,
+    ) {
         match recipient {
-            Recipient::Selection(request) | Recipient::Resolution(request) => {
+            ResolutionRecipient::Selection(request) | ResolutionRecipient::Resolution(request) => {
                 self.hunt.push_event(Event::RequestFailed {
                     request,
                     error: error.clone(),
                 })
             }
-            Recipient::Session(session) => self.pause_session(now, session, error.clone()),
+            ResolutionRecipient::Session(session) => {
+                self.pause_session(now, session, error.clone())
+            }
         }
     }
 
@@ -105,7 +117,7 @@ impl PoolUser {
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        recipient: Option<Recipient>,
+        recipient: Option<ResolutionRecipient>,
     ) {
         self.request_items(now, handle, recipient, None);
     }
@@ -115,7 +127,7 @@ impl PoolUser {
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        recipient: Option<Recipient>,
+        recipient: Option<ResolutionRecipient>,
         items: Option<u32>,
     ) {
         self.hunt.start(now);
@@ -243,7 +255,7 @@ impl PoolUser {
         &mut self,
         now: Duration,
         handle: PoolHandle,
-        updates: Option<Link>,
+        updates: Option<LinkId>,
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
     ) {
@@ -326,7 +338,7 @@ impl PoolUser {
     /// Reports an unreachable element. "It should be noted that an ASAP Endpoint MUST report no more than once each
     /// time it encounters such an event."
     pub(super) fn report_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
-        if !self.exclude(now, handle, id) {
+        if !self.exclude_element(now, handle, id) {
             return;
         }
         if let Some(link) = self.hunt.home() {
@@ -339,7 +351,12 @@ impl PoolUser {
     }
 
     /// Excludes an element from selection for a while. Returns true if it was not excluded before.
-    pub(super) fn exclude(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) -> bool {
+    pub(super) fn exclude_element(
+        &mut self,
+        now: Duration,
+        handle: &PoolHandle,
+        id: ElementId,
+    ) -> bool {
         let pool: &mut CachedPool = self.pools.entry(handle.clone()).or_default();
         let is_news = !pool.is_unreachable(now, id);
         if is_news {

@@ -1,11 +1,11 @@
 //! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
 //! next element.
 
-use super::choice_method::{AwaitAnswers, ChoiceMethod, OpenRequest};
+use super::choice_method::{ChoiceMethod, MustAwaitAnswers, OpenRequest};
 use super::config::OwnBusinessCard;
 use super::event::{Event, ResolveError};
-use super::resolve::Recipient;
-use super::{Link, PoolUser, SessionId, Timer};
+use super::resolve::ResolutionRecipient;
+use super::{LinkId, PoolUser, SessionId, Timer};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
@@ -21,13 +21,13 @@ enum SessionPhase {
     /// Pausing before the next request.
     Pausing,
     Connecting {
-        link: Link,
+        link: LinkId,
         element: ElementId,
         /// True if the cookie was sent.
         resumed: bool,
     },
     Connected {
-        link: Link,
+        link: LinkId,
         element: ElementId,
     },
 }
@@ -107,7 +107,7 @@ impl PoolUser {
             pool.fetched = None;
         }
         self.set_session_timer(id, None);
-        self.request_pool(now, handle, Recipient::Session(id));
+        self.request_pool(now, handle, ResolutionRecipient::Session(id));
         id
     }
 
@@ -127,7 +127,7 @@ impl PoolUser {
         }
     }
 
-    fn session_link(&self, id: SessionId) -> Option<Link> {
+    fn session_link(&self, id: SessionId) -> Option<LinkId> {
         match self.sessions.get(&id)?.phase {
             SessionPhase::Connecting { link, .. } | SessionPhase::Connected { link, .. } => {
                 Some(link)
@@ -193,7 +193,7 @@ impl PoolUser {
                 self.connect_session(now, id, element.id, element.user_transport);
             }
             Ok(None) => return false,
-            Err(AwaitAnswers) => self.await_probe_answers(now, id),
+            Err(MustAwaitAnswers) => self.await_probe_answers(now, id),
         }
         true
     }
@@ -293,7 +293,7 @@ impl PoolUser {
     /// Leaves an element that has closed the session in order, and turns to the next one, or to the same after a while.
     pub(super) fn on_session_closed(&mut self, now: Duration, id: SessionId) {
         if let Some((handle, element)) = self.leave_element(now, id) {
-            self.exclude(now, &handle, element);
+            self.exclude_element(now, &handle, element);
             self.seek_next_element(now, id, handle);
         }
     }
@@ -325,10 +325,10 @@ impl PoolUser {
 
     fn seek_next_element(&mut self, now: Duration, id: SessionId, handle: PoolHandle) {
         if self.seek_element(now, id) {
-            return self.refresh(now, handle);
+            return self.refresh_stale_cache(now, handle);
         }
         self.set_session_timer(id, None);
-        self.request_resolution(now, handle, Some(Recipient::Session(id)));
+        self.request_resolution(now, handle, Some(ResolutionRecipient::Session(id)));
     }
 
     /// Pauses a session without a known element; it tries again later.
@@ -363,7 +363,7 @@ impl PoolUser {
             SessionPhase::Pausing => {
                 session.phase = SessionPhase::Waiting;
                 self.set_session_timer(id, None);
-                self.request_resolution(now, handle, Some(Recipient::Session(id)));
+                self.request_resolution(now, handle, Some(ResolutionRecipient::Session(id)));
             }
             SessionPhase::Waiting | SessionPhase::Connected { .. } => {}
         }

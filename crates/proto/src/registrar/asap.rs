@@ -1,10 +1,10 @@
 //! ASAP (RFC 5352): messages of elements and users, and resolution.
 
-use super::hosts::MessageVerdict;
-use super::{AssociationId, Event, Protocol, Registrar};
+use super::host_quotas::MessageVerdict;
+use super::{AssociationId, Event, PoolProtocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::{Message, ResolutionResponseEncoder};
-use holdfast_wire::rserpool::{Cause, CauseCode, ErrorKind, PoolHandle};
+use holdfast_wire::rserpool::{Cause, CauseCode, DecodeErrorKind, PoolHandle};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -47,13 +47,13 @@ impl Registrar {
                 if bytes.first() != Some(&ERROR) {
                     self.send_asap_errors(from, error.reports);
                 }
-                self.on_malformed(from, Protocol::Asap, error.kind);
+                self.on_malformed(from, PoolProtocol::Asap, error.kind);
             }
         }
     }
 
     /// Handles a message that belongs to neither protocol.
-    pub fn handle_stray(&mut self, now: Duration, from: AssociationId) {
+    pub fn handle_unknown_protocol(&mut self, now: Duration, from: AssociationId) {
         let host = self.associations.get(from).map(|from| from.host);
         if host.is_some_and(|host| self.count_message(now, from, host)) {
             self.count_malformed(from);
@@ -86,10 +86,14 @@ impl Registrar {
         bytes: &Bytes,
     ) {
         if let Message::Error(causes) = message {
-            return self.report_errors(from, Protocol::Asap, &causes);
+            return self.report_errors(from, PoolProtocol::Asap, &causes);
         }
         if !self.is_ready() {
-            return self.report_ignored(Some(from), Protocol::Asap, "the registrar is starting");
+            return self.report_ignored(
+                Some(from),
+                PoolProtocol::Asap,
+                "the registrar is starting",
+            );
         }
         match message {
             Message::Registration { handle, element } => {
@@ -108,7 +112,7 @@ impl Registrar {
                 self.on_unreachable_report(now, from, &handle, id);
             }
             // Other messages are sent by registrars only, or belong to the session layer.
-            other => self.report_ignored(Some(from), Protocol::Asap, other.name()),
+            other => self.report_ignored(Some(from), PoolProtocol::Asap, other.name()),
         }
     }
 
@@ -124,13 +128,13 @@ impl Registrar {
     pub(super) fn on_malformed(
         &mut self,
         from: AssociationId,
-        protocol: Protocol,
-        kind: ErrorKind,
+        protocol: PoolProtocol,
+        kind: DecodeErrorKind,
     ) {
         // Well-formed but unknown messages may come from a newer version.
         if matches!(
             kind,
-            ErrorKind::UnknownMessage(_) | ErrorKind::UnexpectedParameter(_)
+            DecodeErrorKind::UnknownMessage(_) | DecodeErrorKind::UnexpectedParameter(_)
         ) {
             self.counters.malformed += 1;
             return self.report_ignored(Some(from), protocol, "unknown message or parameter");
@@ -153,7 +157,7 @@ impl Registrar {
     pub(super) fn report_errors(
         &mut self,
         from: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         causes: &[Cause],
     ) {
         let causes = causes.iter().map(|cause| cause.code).collect();

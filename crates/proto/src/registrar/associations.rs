@@ -1,13 +1,13 @@
 //! The associations of elements, users and registrars.
 
-use super::access::{Access, Permission};
-use super::config::{Limits, Settings};
+use super::config::{RegistrarSettings, ResourceLimits};
 use super::distance::DistanceUpdate;
-use super::handle_table::Download;
-use super::hosts::Hosts;
+use super::handle_table::TableDownload;
+use super::host_quotas::HostQuotas;
+use super::permissions::{OperationPermissions, PermittedHosts};
 use super::registration_cache::RegistrationCache;
 use super::resolution_cache::ResolutionCache;
-use super::{AssociationId, Protocol};
+use super::{AssociationId, PoolProtocol};
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_handlespace::ElementKey;
@@ -28,7 +28,7 @@ pub(super) struct Association {
     pub(super) certificate_name: Option<String>,
     /// Host to which the association counts.
     pub(super) host: IpAddr,
-    pub(super) protocol: Protocol,
+    pub(super) protocol: PoolProtocol,
     pub(super) may_register: bool,
     pub(super) may_resolve: bool,
     pub(super) may_be_registrar: bool,
@@ -45,14 +45,14 @@ pub(super) struct Association {
     pub(super) distant_elements: usize,
     /// Elements that were probed over it without being named.
     pub(super) probed: Vec<ElementKey>,
-    /// The elements registered over it; each one's [`Entry`](super::entry::Entry) has its index here.
+    /// The elements registered over it; each one's [`ElementEntry`](super::entry::ElementEntry) has its index here.
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it subscribes to.
     pub(super) pools: Vec<PoolHandle>,
     /// The registrar at the other side.
     pub(super) peer: Option<RegistrarId>,
     pub(super) malformed_count: u32,
-    pub(super) download: Option<Download>,
+    pub(super) download: Option<TableDownload>,
     pub(super) registration_cache: RegistrationCache,
     pub(super) resolution_cache: ResolutionCache,
 }
@@ -68,18 +68,22 @@ impl Association {
 
     /// Sets the association's permissions. Each of its addresses identifies the host, since it can be reached at all of
     /// them, and so does its certificate.
-    pub(super) fn set_permissions(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
+    pub(super) fn set_permissions(
+        &mut self,
+        settings: &RegistrarSettings,
+        mentors: &[Vec<SocketAddr>],
+    ) {
         self.registration_cache.invalidate();
         self.resolution_cache.clear();
         let addresses = &self.transport.addresses;
         let permits_any =
             |may: &dyn Fn(IpAddr) -> bool| addresses.iter().any(|address| may(*address));
-        let permits_named = |who: &Permission| {
+        let permits_named = |who: &PermittedHosts| {
             self.certificate_name
                 .as_deref()
                 .is_some_and(|name| who.permits_name(name))
         };
-        let Access {
+        let OperationPermissions {
             register, resolve, ..
         } = &settings.access;
         self.may_register =
@@ -94,7 +98,7 @@ impl Association {
 /// Returns true if a registrar is permitted at this address.
 pub(super) fn is_registrar_permitted(
     address: IpAddr,
-    settings: &Settings,
+    settings: &RegistrarSettings,
     mentors: &[Vec<SocketAddr>],
 ) -> bool {
     let mentor = |mentor: &SocketAddr| mentor.ip().to_canonical() == address;
@@ -106,8 +110,8 @@ pub(super) fn is_registrar_permitted(
 pub(super) struct Associations {
     by_id: HashMap<AssociationId, Association, FixedState>,
     /// Associations by the other side's endpoint.
-    by_address: HashMap<(Protocol, SocketAddr), AssociationId, FixedState>,
-    pub(super) hosts: Hosts,
+    by_address: HashMap<(PoolProtocol, SocketAddr), AssociationId, FixedState>,
+    pub(super) hosts: HostQuotas,
 }
 
 impl Associations {
@@ -115,7 +119,7 @@ impl Associations {
         Associations {
             by_id: HashMap::with_hasher(FixedState::with_seed(seed)),
             by_address: HashMap::with_hasher(FixedState::with_seed(seed)),
-            hosts: Hosts::new(seed),
+            hosts: HostQuotas::new(seed),
         }
     }
 
@@ -124,9 +128,9 @@ impl Associations {
         &mut self,
         now: Duration,
         id: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         addresses: &[SocketAddr],
-        limits: &Limits,
+        limits: &ResourceLimits,
     ) -> Result<(), &'static str> {
         let transport = SctpTransport {
             port: addresses.first().map_or(0, SocketAddr::port),
@@ -225,7 +229,7 @@ impl Associations {
     /// Returns the associations of registrars that have not identified themselves, in the order of their numbers.
     pub(super) fn unknown_registrars(&self) -> Vec<AssociationId> {
         let unknown = self.by_id.iter().filter(|(_, association)| {
-            association.protocol == Protocol::Enrp
+            association.protocol == PoolProtocol::Enrp
                 && association.may_be_registrar
                 && association.peer.is_none()
         });
@@ -235,7 +239,7 @@ impl Associations {
     }
 
     /// Returns the association with the endpoint that has one of these addresses.
-    pub(super) fn find(&self, protocol: Protocol, at: &[SocketAddr]) -> Option<AssociationId> {
+    pub(super) fn find(&self, protocol: PoolProtocol, at: &[SocketAddr]) -> Option<AssociationId> {
         let association = |at: &SocketAddr| {
             let at = SocketAddr::new(at.ip().to_canonical(), at.port());
             self.by_address.get(&(protocol, at)).copied()
@@ -244,7 +248,7 @@ impl Associations {
     }
 
     /// Adds an element to an association; returns its index in the list.
-    pub(super) fn link(
+    pub(super) fn link_element(
         &mut self,
         id: AssociationId,
         key: ElementKey,
@@ -258,7 +262,7 @@ impl Associations {
     }
 
     /// Removes an element from an association; returns the element that has moved to its index, if any.
-    pub(super) fn unlink(
+    pub(super) fn unlink_element(
         &mut self,
         id: AssociationId,
         index: usize,

@@ -1,6 +1,6 @@
 //! Configuration of a registrar: its fixed part, and the settings that an operator may change at run time.
 
-use super::access::Access;
+use super::permissions::OperationPermissions;
 use crate::registration_life::LifeUnit;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, Transport};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub struct Config {
     /// Transports in ASAP announces. If empty, receivers use the datagram's source address (rsplib).
     pub announced_transports: Vec<Transport>,
     /// Settings that may change at run time.
-    pub settings: Settings,
+    pub settings: RegistrarSettings,
 }
 
 /// Winner when two registrars want to take over the same one.
@@ -33,13 +33,13 @@ pub enum TakeoverRace {
     HigherId,
 }
 
-/// Settings that an operator may change at run time. [`Settings::default`] has the values in parentheses.
+/// Settings that an operator may change at run time. [`RegistrarSettings::default`] has the values in parentheses.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct RegistrarSettings {
     /// Permissions (registering and resolving: everybody; being a registrar: the mentors only).
-    pub access: Access,
+    pub access: OperationPermissions,
     /// Limits on the resources of one host, and of all together.
-    pub limits: Limits,
+    pub limits: ResourceLimits,
     /// The unit of a registration's life (milliseconds).
     pub life_unit: LifeUnit,
     /// Number of elements in the answer to a resolution that names none: MaxHResItems (3).
@@ -96,7 +96,7 @@ pub struct Settings {
 
 /// Limits on the resources of one host, identified by its first address, and of all together.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Length of the prefix that makes IPv6 addresses one host (64): a network of 64 bits belongs to one customer.
     pub ipv6_host_bits: u8,
     /// Associations per host (10,000).
@@ -126,9 +126,9 @@ pub struct Limits {
     pub registrars: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ResourceLimits {
+    fn default() -> ResourceLimits {
+        ResourceLimits {
             ipv6_host_bits: 64,
             associations_per_host: 10_000,
             elements_per_host: 100_000,
@@ -146,11 +146,11 @@ impl Default for Limits {
     }
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            access: Access::default(),
-            limits: Limits::default(),
+impl Default for RegistrarSettings {
+    fn default() -> RegistrarSettings {
+        RegistrarSettings {
+            access: OperationPermissions::default(),
+            limits: ResourceLimits::default(),
             life_unit: LifeUnit::default(),
             resolution_items: 3,
             resolution_items_max: 64,
@@ -188,7 +188,7 @@ impl Config {
             transport,
             mentors: Vec::new(),
             announced_transports: Vec::new(),
-            settings: Settings::default(),
+            settings: RegistrarSettings::default(),
         }
     }
 }

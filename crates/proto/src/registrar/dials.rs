@@ -1,6 +1,6 @@
 //! Associations begun by the registrar: to elements for a keep-alive, to peers, to mentors.
 
-use super::{AssociationId, DialId, Output, Protocol, Registrar};
+use super::{AssociationId, DialId, Output, PoolProtocol, Registrar};
 use holdfast_handlespace::ElementKey;
 use holdfast_wire::rserpool::RegistrarId;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(super) enum DialPurpose {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Dials {
+pub(super) struct OpenDials {
     pub(super) open_dials: BTreeMap<DialId, DialPurpose>,
     pub(super) element_dials: BTreeMap<SocketAddr, DialId>,
     last_id: u64,
@@ -29,7 +29,7 @@ pub(super) struct Dials {
 impl Registrar {
     pub(super) fn dial(
         &mut self,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         addresses: Vec<SocketAddr>,
         purpose: DialPurpose,
     ) -> DialId {

@@ -12,9 +12,9 @@
 //! from a registrar other than its home has that registrar's delay in its distance: the home is asked for its table
 //! once it is connected.
 
-use super::schedule::Timer;
-use super::{AssociationId, Output, Protocol, Registrar};
-use holdfast_handlespace::{Cursor, ElementKey};
+use super::timer_queue::RegistrarTimer;
+use super::{AssociationId, Output, PoolProtocol, Registrar};
+use holdfast_handlespace::{ElementCursor, ElementKey};
 use holdfast_wire::rserpool::{Policy, RegistrarId};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) enum DistanceUpdate {
     /// Elements registered over the association: so many, from the start of its list.
     OwnElements(usize),
     /// Elements of the registrar at the other side of the association.
-    PeerElements(RegistrarId, Cursor),
+    PeerElements(RegistrarId, ElementCursor),
 }
 
 /// Returns the distance of a policy that has one.
@@ -78,7 +78,8 @@ impl Registrar {
     pub fn needs_measurement(&self, association: AssociationId) -> bool {
         let known_association = self.associations.get(association);
         known_association.is_some_and(|known_association| {
-            known_association.protocol == Protocol::Enrp || known_association.distant_elements > 0
+            known_association.protocol == PoolProtocol::Enrp
+                || known_association.distant_elements > 0
         })
     }
 
@@ -117,7 +118,7 @@ impl Registrar {
         }
         if let Some(known_association) = self.associations.get_mut(association) {
             known_association.distance_update = Some(match known_association.peer {
-                Some(peer) => DistanceUpdate::PeerElements(peer, Cursor::owned_by(peer)),
+                Some(peer) => DistanceUpdate::PeerElements(peer, ElementCursor::owned_by(peer)),
                 None => DistanceUpdate::OwnElements(known_association.elements.len()),
             });
             self.update_some_distances(now, association);
@@ -165,7 +166,8 @@ impl Registrar {
             known_association.distance_update = unfinished;
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
-            self.schedule.set(Timer::DistanceUpdate(association), next);
+            self.schedule
+                .set(RegistrarTimer::DistanceUpdate(association), next);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::associations::is_registrar_permitted;
 use super::dials::DialPurpose;
-use super::schedule::Timer;
-use super::{AssociationId, Protocol, Registrar};
+use super::timer_queue::RegistrarTimer;
+use super::{AssociationId, PoolProtocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::enrp::{Body, Message};
 use holdfast_wire::rserpool::{Cause, RegistrarId, asap};
@@ -20,7 +20,7 @@ impl Registrar {
         };
         if !association.may_be_registrar {
             self.counters.denied += 1;
-            self.report_ignored(Some(from), Protocol::Enrp, "not an allowed registrar");
+            self.report_ignored(Some(from), PoolProtocol::Enrp, "not an allowed registrar");
             return self.abort(from, "not an allowed registrar");
         }
         match Message::parse(bytes) {
@@ -44,7 +44,7 @@ impl Registrar {
                 if bytes.first() != Some(&ERROR) {
                     self.send_enrp_errors(from, RegistrarId(0), error.reports);
                 }
-                self.on_malformed(from, Protocol::Enrp, error.kind);
+                self.on_malformed(from, PoolProtocol::Enrp, error.kind);
             }
         }
     }
@@ -75,7 +75,7 @@ impl Registrar {
         } else {
             let new = !self.peers.contains_key(&sender);
             if !self.add_peer(now, sender) {
-                self.report_ignored(Some(from), Protocol::Enrp, "too many registrars");
+                self.report_ignored(Some(from), PoolProtocol::Enrp, "too many registrars");
                 return false;
             }
             self.bind_association(now, from, sender);
@@ -85,7 +85,7 @@ impl Registrar {
             }
             return true;
         };
-        self.report_ignored(Some(from), Protocol::Enrp, refusal);
+        self.report_ignored(Some(from), PoolProtocol::Enrp, refusal);
         false
     }
 
@@ -146,7 +146,7 @@ impl Registrar {
             Body::InitTakeover { target } => self.on_init_takeover(now, from, sender, target),
             Body::InitTakeoverAck { target } => self.on_takeover_ack(now, sender, target),
             Body::TakeoverServer { target } => self.on_takeover_server(now, sender, target),
-            Body::Error(causes) => self.report_errors(from, Protocol::Enrp, &causes),
+            Body::Error(causes) => self.report_errors(from, PoolProtocol::Enrp, &causes),
         }
     }
 
@@ -156,7 +156,7 @@ impl Registrar {
         &mut self,
         now: Duration,
         source: SocketAddr,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         bytes: &Bytes,
     ) {
         let config = &self.config;
@@ -164,8 +164,10 @@ impl Registrar {
         let settings = &config.settings;
         let accepted = is_registrar_permitted(address, settings, &config.mentors)
             && match protocol {
-                Protocol::Enrp => settings.enrp_multicast && self.on_multicast_presence(now, bytes),
-                Protocol::Asap => {
+                PoolProtocol::Enrp => {
+                    settings.enrp_multicast && self.on_multicast_presence(now, bytes)
+                }
+                PoolProtocol::Asap => {
                     settings.announce_cycle.is_some() && self.on_multicast_announce(now, bytes)
                 }
             };
@@ -225,8 +227,8 @@ impl Registrar {
 
     pub(super) fn start_announcing(&mut self, now: Duration) {
         match self.config.settings.announce_cycle {
-            Some(_) => self.schedule.set(Timer::Announce, now),
-            None => self.schedule.stop(Timer::Announce),
+            Some(_) => self.schedule.set(RegistrarTimer::Announce, now),
+            None => self.schedule.stop(RegistrarTimer::Announce),
         }
     }
 
@@ -245,7 +247,7 @@ impl Registrar {
             transports: self.config.announced_transports.clone(),
         });
         let next = now + cycle * (self.announcers.len() as u32 + 1);
-        self.schedule.set(Timer::Announce, next);
+        self.schedule.set(RegistrarTimer::Announce, next);
     }
 
     /// Asks registrars with an association to identify themselves: the first request is lost if a buffer was full.
@@ -259,7 +261,7 @@ impl Registrar {
     pub(super) fn dial_mentors(&mut self) {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {
-            let association = self.associations.find(Protocol::Enrp, &mentor);
+            let association = self.associations.find(PoolProtocol::Enrp, &mentor);
             let listed = self.peers.values().any(|peer| {
                 let transport = peer.transport.as_ref();
                 transport.is_some_and(|transport| {
@@ -271,7 +273,7 @@ impl Registrar {
                 })
             });
             if association.is_none() && !listed {
-                self.dial(Protocol::Enrp, mentor, DialPurpose::ConfiguredPeer);
+                self.dial(PoolProtocol::Enrp, mentor, DialPurpose::ConfiguredPeer);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Reports of a registrar: events for logs, counters for metrics.
 
-use super::{AssociationId, Protocol};
+use super::{AssociationId, PoolProtocol};
 use holdfast_wire::rserpool::{CauseCode, ElementId, PoolHandle, RegistrarId};
 
 /// A rare event. [`Counters`] count the frequent ones.
@@ -56,7 +56,7 @@ pub enum Event {
     /// A message was ignored.
     Ignored {
         from: Option<AssociationId>,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         reason: &'static str,
     },
     /// An association was aborted because of its messages or its silence.
@@ -67,7 +67,7 @@ pub enum Event {
     /// A peer reported errors.
     ErrorReported {
         from: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         causes: Vec<CauseCode>,
     },
 }

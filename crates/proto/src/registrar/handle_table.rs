@@ -1,17 +1,17 @@
 //! Handle tables: the handlespace, in blocks, for a peer that asks (RFC 5353 sections 3.2.3 and 3.6.3).
 
-use super::schedule::Timer;
+use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Registrar};
-use holdfast_handlespace::Cursor;
+use holdfast_handlespace::ElementCursor;
 use holdfast_wire::rserpool::RegistrarId;
 use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
 use std::time::Duration;
 
 /// Progress of a peer's download.
 #[derive(Debug)]
-pub(super) struct Download {
+pub(super) struct TableDownload {
     own_only: bool,
-    cursor: Cursor,
+    cursor: ElementCursor,
 }
 
 impl Registrar {
@@ -28,7 +28,7 @@ impl Registrar {
             .and_then(|a| a.download.take());
         if open_download.is_some() {
             self.downloads -= 1;
-            self.schedule.stop(Timer::DownloadTimeout(from));
+            self.schedule.stop(RegistrarTimer::DownloadTimeout(from));
         }
         if !self.is_ready()
             || !self.has_no_home_transfers()
@@ -43,11 +43,11 @@ impl Registrar {
         }
         let download = match open_download {
             Some(begun) if begun.own_only == own_only => begun,
-            _ => Download {
+            _ => TableDownload {
                 own_only,
                 cursor: match own_only {
-                    true => Cursor::owned_by(self.config.id),
-                    false => Cursor::all(),
+                    true => ElementCursor::owned_by(self.config.id),
+                    false => ElementCursor::all(),
                 },
             },
         };
@@ -57,7 +57,8 @@ impl Registrar {
                 association.download = Some(unfinished);
             }
             let until = now + self.config.settings.no_response_max;
-            self.schedule.set(Timer::DownloadTimeout(from), until);
+            self.schedule
+                .set(RegistrarTimer::DownloadTimeout(from), until);
         }
     }
 
@@ -66,8 +67,8 @@ impl Registrar {
         &mut self,
         to: AssociationId,
         peer: RegistrarId,
-        mut download: Download,
-    ) -> Option<Download> {
+        mut download: TableDownload,
+    ) -> Option<TableDownload> {
         let settings = &self.config.settings;
         let (own_id, bytes_max, elements_max) = (
             self.config.id,

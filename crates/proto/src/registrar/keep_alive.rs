@@ -2,8 +2,8 @@
 
 use super::associations::endpoints;
 use super::dials::DialPurpose;
-use super::entry::{Claim, ElementEntry, KeepAliveState};
-use super::{AssociationId, Protocol, Registrar, RemovalReason};
+use super::element_entry::{ElementEntry, FormerClaim, KeepAliveState};
+use super::{AssociationId, PoolProtocol, Registrar, RemovalReason};
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, asap};
 use rand::Rng;
@@ -62,7 +62,7 @@ impl Registrar {
         // An element without addresses cannot be asked, and its timer expires.
         let Some(transport) = transport else { return };
         let addresses: Vec<_> = endpoints(&transport).collect();
-        match self.associations.find(Protocol::Asap, &addresses) {
+        match self.associations.find(PoolProtocol::Asap, &addresses) {
             Some(to) => self.send_keep_alive(to, key),
             None => self.dial_element(addresses, key),
         }
@@ -104,13 +104,13 @@ impl Registrar {
         if !self.may_be_sender(from, key) {
             return self.report_ignored(
                 Some(from),
-                Protocol::Asap,
+                PoolProtocol::Asap,
                 "keep-alive answer from another element's association",
             );
         }
         let next = now + self.spread_interval();
         let claim = self.handlespace.get(key).map(|view| view.payload().claim);
-        let accepts_home = claim == Some(Claim::AwaitingAnswer(from));
+        let accepts_home = claim == Some(FormerClaim::AwaitingAnswer(from));
         if accepts_home {
             // The element follows this registrar, although another one has claimed to be its home meanwhile.
             self.become_home(now, key, now);
@@ -141,7 +141,7 @@ impl Registrar {
         self.update_timer(key);
         let mut moved = false;
         if is_own && agreed {
-            self.link(key, Some(from));
+            self.link_to_association(key, Some(from));
             let delay = self.associations.get(from).map(|from| from.delay_ms);
             moved =
                 changed_association && delay.is_some_and(|delay| self.set_delay(key, None, delay));
@@ -196,7 +196,7 @@ impl Registrar {
     ) {
         let Some(association) = self.associations.get(from).filter(|a| a.may_resolve) else {
             self.counters.denied += 1;
-            return self.report_ignored(Some(from), Protocol::Asap, "report not allowed");
+            return self.report_ignored(Some(from), PoolProtocol::Asap, "report not allowed");
         };
         self.counters.unreachable_reports += 1;
         let host = association.host;
@@ -255,10 +255,10 @@ impl Registrar {
     pub fn handle_send_failed(
         &mut self,
         association: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         bytes: &bytes::Bytes,
     ) {
-        if protocol != Protocol::Asap {
+        if protocol != PoolProtocol::Asap {
             return;
         }
         let Ok(parsed) = asap::Message::parse(bytes) else {
@@ -336,7 +336,7 @@ impl Registrar {
             return keys.push(key);
         }
         let dial = self.dial(
-            Protocol::Asap,
+            PoolProtocol::Asap,
             addresses,
             DialPurpose::Elements(first, vec![key]),
         );

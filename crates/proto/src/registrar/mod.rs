@@ -19,58 +19,60 @@
 //! and takes an answer to its own keep-alive with the H flag as newer than the home's word. A home whose element has
 //! ended its association sets the H flag in the next keep-alive.
 
-mod access;
 mod asap;
 mod associations;
+mod claimed_addresses;
 mod config;
 mod dials;
 pub mod distance;
+mod element_entry;
 mod enrp;
-mod entry;
 mod event;
 mod handle_table;
-mod hosts;
+mod host_quotas;
 mod keep_alive;
+mod operator_queries;
 mod outbox;
 mod peers;
-mod pending;
-mod queries;
-mod refresh;
-mod register;
+mod permissions;
+mod registration;
 mod registration_cache;
+mod reregistration_announcements;
 mod resolution_cache;
-mod schedule;
+mod resynchronisation;
 mod startup;
 mod subscriptions;
-mod sync;
 mod takeover;
+mod timer_queue;
 mod unknown_peers;
 
 pub use crate::registration_life::LifeUnit;
-pub use access::{Access, HostClass, Permission, Prefix, PrefixError};
-pub use config::{Config, Limits, Settings, TakeoverRace};
+pub use config::{Config, RegistrarSettings, ResourceLimits, TakeoverRace};
 pub use event::{Counters, Event, RemovalReason};
 pub use peers::PeerStatus;
+pub use permissions::{
+    AddressPrefix, AddressPrefixError, HostClass, OperationPermissions, PermittedHosts,
+};
 
 use associations::Associations;
 use bytes::Bytes;
-use dials::Dials;
-use entry::ElementEntry;
+use dials::OpenDials;
+use element_entry::ElementEntry;
 use holdfast_handlespace::{AnnouncedOperation, ElementKey, Handlespace};
-use holdfast_wire::rserpool::{RegistrarId, asap as asap_wire, enrp as enrp_wire, peek};
-use outbox::Outbox;
-use peers::Peer;
+use holdfast_wire::rserpool::{RegistrarId, asap as asap_wire, enrp as enrp_wire, message_subject};
+use outbox::RegistrarOutbox;
+use peers::PeerRegistrar;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use refresh::Refreshes;
-use schedule::{Schedule, Timer};
-use startup::Startup;
+use reregistration_announcements::PendingAnnouncements;
+use startup::StartupPhase;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use subscriptions::Subscriptions;
 use takeover::HomeTransfer;
+use timer_queue::{RegistrarTimer, TimerQueue};
 use unknown_peers::UnknownPeers;
 
 /// Number of an association, assigned by the daemon and unique among the associations that are up.
@@ -83,19 +85,19 @@ pub struct DialId(pub u64);
 
 /// Protocol of a message or an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
+pub enum PoolProtocol {
     /// RFC 5352.
     Asap,
     /// RFC 5353.
     Enrp,
 }
 
-impl Protocol {
+impl PoolProtocol {
     /// Returns the protocol's payload protocol identifier in SCTP.
     pub fn ppid(self) -> u32 {
         match self {
-            Protocol::Asap => asap_wire::PPID,
-            Protocol::Enrp => enrp_wire::PPID,
+            PoolProtocol::Asap => asap_wire::PPID,
+            PoolProtocol::Enrp => enrp_wire::PPID,
         }
     }
 }
@@ -107,13 +109,13 @@ pub enum Output {
     /// Send a message on an association.
     Send {
         to: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         message: Bytes,
     },
     /// Send the same message on several associations.
     SendMany {
         to: Arc<[AssociationId]>,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         message: Bytes,
     },
     /// Make an association with the endpoint at these addresses; [`Registrar::handle_association_up`] or
@@ -121,11 +123,14 @@ pub enum Output {
     /// with that one's number.
     Connect {
         dial: DialId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         addresses: Vec<SocketAddr>,
     },
     /// Send a message to the protocol's multicast group.
-    Multicast { protocol: Protocol, message: Bytes },
+    Multicast {
+        protocol: PoolProtocol,
+        message: Bytes,
+    },
     /// Report the association's round trip from time to time, as long as [`Registrar::needs_measurement`] returns true.
     Measure(AssociationId),
     /// Abort an association at once; [`Registrar::handle_association_down`] follows.
@@ -140,8 +145,8 @@ pub struct Registrar {
     config: Config,
     handlespace: Handlespace<ElementEntry>,
     associations: Associations,
-    dials: Dials,
-    peers: BTreeMap<RegistrarId, Peer>,
+    dials: OpenDials,
+    peers: BTreeMap<RegistrarId, PeerRegistrar>,
     /// Own elements that a peer claims as well, while this registrar probes them.
     contested: HashMap<ElementKey, RegistrarId>,
     /// Elements of dead registrars that still need their new home.
@@ -152,14 +157,14 @@ pub struct Registrar {
     distant_elements: usize,
     unknown_peers: UnknownPeers,
     subscriptions: Subscriptions,
-    refreshes: Refreshes,
-    startup: Startup,
+    refreshes: PendingAnnouncements,
+    startup: StartupPhase,
     mentor_failures: usize,
     mentor_dial: Option<DialId>,
     /// Number of handle tables that are being sent.
     downloads: usize,
-    schedule: Schedule,
-    outbox: Outbox,
+    schedule: TimerQueue,
+    outbox: RegistrarOutbox,
     random: SmallRng,
     counters: Counters,
 }
@@ -170,7 +175,7 @@ impl Registrar {
         let mut registrar = Registrar {
             handlespace: Handlespace::new(config.seed),
             associations: Associations::new(config.seed),
-            dials: Dials::default(),
+            dials: OpenDials::default(),
             peers: BTreeMap::new(),
             contested: HashMap::new(),
             home_transfers: BTreeMap::new(),
@@ -178,13 +183,13 @@ impl Registrar {
             distant_elements: 0,
             unknown_peers: UnknownPeers::default(),
             subscriptions: Subscriptions::default(),
-            refreshes: Refreshes::default(),
-            startup: Startup::default(),
+            refreshes: PendingAnnouncements::default(),
+            startup: StartupPhase::default(),
             mentor_failures: 0,
             mentor_dial: None,
             downloads: 0,
-            schedule: Schedule::default(),
-            outbox: Outbox::new(config.id),
+            schedule: TimerQueue::default(),
+            outbox: RegistrarOutbox::new(config.id),
             random: SmallRng::seed_from_u64(config.seed),
             counters: Counters::default(),
             config,
@@ -200,7 +205,7 @@ impl Registrar {
         &mut self,
         now: Duration,
         association: AssociationId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         addresses: &[SocketAddr],
         dial: Option<DialId>,
     ) {
@@ -222,12 +227,14 @@ impl Registrar {
                 return;
             }
             let silence_deadline = now + limits.first_message_timeout;
-            self.schedule
-                .set(Timer::SilentAssociation(association), silence_deadline);
+            self.schedule.set(
+                RegistrarTimer::SilentAssociation(association),
+                silence_deadline,
+            );
             if let Some(new) = self.associations.get_mut(association) {
                 new.set_permissions(&self.config.settings, &self.config.mentors);
             }
-            if protocol == Protocol::Enrp {
+            if protocol == PoolProtocol::Enrp {
                 self.outbox.push(Output::Measure(association));
             }
         }
@@ -250,10 +257,10 @@ impl Registrar {
             return;
         };
         for timer in [
-            Timer::DownloadTimeout,
-            Timer::SilentAssociation,
-            Timer::AddressConfirmation,
-            Timer::DistanceUpdate,
+            RegistrarTimer::DownloadTimeout,
+            RegistrarTimer::SilentAssociation,
+            RegistrarTimer::AddressConfirmation,
+            RegistrarTimer::DistanceUpdate,
         ] {
             self.schedule.stop(timer(association));
         }
@@ -280,7 +287,8 @@ impl Registrar {
         for handle in std::mem::take(&mut restarted.pools) {
             self.subscriptions.unsubscribe(association, &handle);
         }
-        self.schedule.stop(Timer::DownloadTimeout(association));
+        self.schedule
+            .stop(RegistrarTimer::DownloadTimeout(association));
         self.abort_download(association);
         for key in keys {
             self.probe_element(now, key);
@@ -292,7 +300,7 @@ impl Registrar {
 
     /// Applies changed settings. A peer or element that loses a permission is treated as if it had never had it:
     /// elements are removed, and associations of registrars aborted.
-    pub fn handle_settings(&mut self, now: Duration, settings: Settings) {
+    pub fn handle_settings(&mut self, now: Duration, settings: RegistrarSettings) {
         self.config.settings = settings;
         let (mut elements, mut registrars) = (Vec::new(), Vec::new());
         for (id, association) in self.associations.iter_mut() {
@@ -300,7 +308,7 @@ impl Registrar {
             if !association.may_register {
                 elements.extend_from_slice(&association.elements);
             }
-            if association.protocol == Protocol::Enrp && !association.may_be_registrar {
+            if association.protocol == PoolProtocol::Enrp && !association.may_be_registrar {
                 registrars.push(*id);
             }
         }
@@ -311,7 +319,7 @@ impl Registrar {
             self.abort(association, "no longer an allowed registrar");
         }
         if self.is_ready() {
-            self.schedule.set(Timer::Heartbeat, now);
+            self.schedule.set(RegistrarTimer::Heartbeat, now);
             self.start_announcing(now);
         }
     }
@@ -322,45 +330,50 @@ impl Registrar {
         self.send_updates(now);
         while let Some(timer) = self.schedule.pop(now) {
             match timer {
-                Timer::Heartbeat => self.send_heartbeat(now),
-                Timer::Announce => self.send_announce(now),
-                Timer::Refresh => self.announce_some(now),
-                Timer::StartupStep => self.on_startup_timeout(now),
-                Timer::PeerState(id) => self.on_peer_timeout(now, id),
-                Timer::DialPeer(id) => self.dial_peer(id),
-                Timer::SyncTimeout(id) => self.on_sync_timeout(id),
-                Timer::Sweep(id) => self.sweep_some(now, id),
-                Timer::DistanceUpdate(association) => self.update_some_distances(now, association),
-                Timer::HomeTransfer(id) => self.transfer_some_homes(now, id),
-                Timer::DownloadTimeout(association) => self.abort_download(association),
-                Timer::SilentAssociation(association) => {
+                RegistrarTimer::Heartbeat => self.send_heartbeat(now),
+                RegistrarTimer::Announce => self.send_announce(now),
+                RegistrarTimer::Refresh => self.announce_due_reregistrations(now),
+                RegistrarTimer::StartupStep => self.on_startup_timeout(now),
+                RegistrarTimer::PeerState(id) => self.on_peer_timeout(now, id),
+                RegistrarTimer::DialPeer(id) => self.dial_peer(id),
+                RegistrarTimer::SyncTimeout(id) => self.on_sync_timeout(id),
+                RegistrarTimer::Sweep(id) => self.sweep_stale_elements(now, id),
+                RegistrarTimer::DistanceUpdate(association) => {
+                    self.update_some_distances(now, association)
+                }
+                RegistrarTimer::HomeTransfer(id) => self.transfer_some_homes(now, id),
+                RegistrarTimer::DownloadTimeout(association) => self.abort_download(association),
+                RegistrarTimer::SilentAssociation(association) => {
                     self.abort(association, "silent for too long")
                 }
-                Timer::AddressConfirmation(association) => {
+                RegistrarTimer::AddressConfirmation(association) => {
                     self.end_confirmation_wait(now, association)
                 }
             }
         }
     }
 
-    /// Number of messages ahead at which to call [`expect`](Self::expect).
+    /// Number of messages ahead at which to call [`expect`](Self::announce_message).
     pub const PREFETCH_DISTANCE: usize = Handlespace::<ElementEntry>::ANNOUNCE_DISTANCE;
 
-    /// Announces the message that comes [`ANNOUNCE_DISTANCE`](Self::PREFETCH_DISTANCE) messages after the next one, if known, so that the
-    /// memory it will touch is prefetched. The daemon should call this function once for each message; correctness does
-    /// not depend on it.
+    /// Announces the message that comes [`PREFETCH_DISTANCE`](Self::PREFETCH_DISTANCE) messages after the next one, if
+    /// known, so that the memory it will touch is prefetched. The daemon should call this function once for each
+    /// message; correctness does not depend on it.
     #[inline]
-    pub fn expect(&mut self, upcoming: Option<(Protocol, &[u8])>) {
+    pub fn announce_message(&mut self, upcoming: Option<(PoolProtocol, &[u8])>) {
         let subject = upcoming.and_then(|(protocol, message)| match protocol {
-            Protocol::Asap => peek::asap(message),
-            Protocol::Enrp => peek::enrp(message),
+            PoolProtocol::Asap => message_subject::asap_subject(message),
+            PoolProtocol::Enrp => message_subject::enrp_subject(message),
         });
         let items = self.config.settings.resolution_items;
-        self.handlespace.expect(subject.map(|about| match about.id {
-            Some(id) if about.is_removal => AnnouncedOperation::Deregistration(about.handle, id),
-            Some(id) => AnnouncedOperation::Registration(about.handle, id),
-            None => AnnouncedOperation::Resolution(about.handle, items),
-        }));
+        self.handlespace
+            .announce_operation(subject.map(|about| match about.id {
+                Some(id) if about.is_removal => {
+                    AnnouncedOperation::Deregistration(about.handle, id)
+                }
+                Some(id) => AnnouncedOperation::Registration(about.handle, id),
+                None => AnnouncedOperation::Resolution(about.handle, items),
+            }));
     }
 
     /// Returns the next output; none until the next input.
@@ -382,7 +395,7 @@ impl Registrar {
     pub(self) fn report_ignored(
         &mut self,
         from: Option<AssociationId>,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         reason: &'static str,
     ) {
         self.outbox.push_event(Event::Ignored {
@@ -398,7 +411,8 @@ impl Registrar {
             && !known_association.has_spoken
         {
             known_association.has_spoken = true;
-            self.schedule.stop(Timer::SilentAssociation(association));
+            self.schedule
+                .stop(RegistrarTimer::SilentAssociation(association));
         }
     }
 

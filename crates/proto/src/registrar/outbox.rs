@@ -1,6 +1,6 @@
 //! Outputs of the registrar, each encoded once.
 
-use super::{AssociationId, Event, Output, Protocol};
+use super::{AssociationId, Event, Output, PoolProtocol};
 use bytes::{Bytes, BytesMut};
 use holdfast_wire::rserpool::{EncodeError, RegistrarId, asap, enrp};
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct RegistrarOutbox {
     id: RegistrarId,
     queue: VecDeque<Output>,
     buffer: BytesMut,
@@ -20,9 +20,9 @@ pub(super) struct Outbox {
     pub(super) peers_version: u32,
 }
 
-impl Outbox {
-    pub(super) fn new(id: RegistrarId) -> Outbox {
-        Outbox {
+impl RegistrarOutbox {
+    pub(super) fn new(id: RegistrarId) -> RegistrarOutbox {
+        RegistrarOutbox {
             id,
             queue: VecDeque::new(),
             buffer: BytesMut::with_capacity(CHUNK_BYTES),
@@ -75,7 +75,7 @@ impl Outbox {
         let message = self.encode(write)?;
         self.push(Output::Send {
             to,
-            protocol: Protocol::Asap,
+            protocol: PoolProtocol::Asap,
             message,
         });
         Ok(())
@@ -113,7 +113,7 @@ impl Outbox {
     fn send_to_peers(&mut self, message: Bytes) {
         self.push(Output::SendMany {
             to: self.peers.clone(),
-            protocol: Protocol::Enrp,
+            protocol: PoolProtocol::Enrp,
             message,
         });
     }
@@ -128,7 +128,7 @@ impl Outbox {
         if let Ok(message) = self.encode(write) {
             self.push(Output::Send {
                 to,
-                protocol: Protocol::Enrp,
+                protocol: PoolProtocol::Enrp,
                 message,
             });
         }
@@ -168,7 +168,7 @@ impl Outbox {
             body,
         };
         if let Ok(message) = self.encode(|buffer| message.encode(buffer)) {
-            let protocol = Protocol::Enrp;
+            let protocol = PoolProtocol::Enrp;
             self.push(Output::Multicast { protocol, message });
         }
     }
@@ -176,7 +176,7 @@ impl Outbox {
     /// Sends an ASAP message by multicast.
     pub(super) fn multicast_asap(&mut self, message: &asap::Message) {
         if let Ok(message) = self.encode(|buffer| message.encode(buffer)) {
-            let protocol = Protocol::Asap;
+            let protocol = PoolProtocol::Asap;
             self.push(Output::Multicast { protocol, message });
         }
     }

@@ -2,17 +2,17 @@
 
 use super::associations::{endpoints, is_registrar_permitted};
 use super::dials::DialPurpose;
-use super::schedule::Timer;
-use super::sync::Sweep;
-use super::takeover::Takeover;
-use super::{AssociationId, DialId, Event, Protocol, Registrar};
+use super::resynchronisation::StaleElementSweep;
+use super::takeover::TakeoverArbitration;
+use super::timer_queue::RegistrarTimer;
+use super::{AssociationId, DialId, Event, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::enrp::Body;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation};
 use rand::seq::IteratorRandom;
 use std::time::Duration;
 
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerRegistrar {
     /// Transport address of the peer; unknown for one that was only named as an element's home.
     pub(super) transport: Option<SctpTransport>,
     pub(super) association: Option<AssociationId>,
@@ -24,7 +24,7 @@ pub(super) struct Peer {
     pub(super) sync_stamp: u32,
     /// True while its table is requested, or elements missing from it are removed.
     pub(super) is_syncing: bool,
-    pub(super) sweep: Option<Sweep>,
+    pub(super) sweep: Option<StaleElementSweep>,
     /// True if another registrar has described elements of this peer that have a distance, and the peer's own table is
     /// needed.
     pub(super) has_hearsay_distances: bool,
@@ -40,7 +40,7 @@ pub(super) enum PeerState {
     /// Another registrar wants to take over its elements ("not active").
     NotActive,
     /// This registrar is taking over its elements.
-    TakingOver(Takeover),
+    TakingOver(TakeoverArbitration),
 }
 
 /// Status of a peer, for operators.
@@ -93,7 +93,7 @@ impl Registrar {
         if self.peers.len() >= self.config.settings.limits.registrars {
             return false;
         }
-        let peer = Peer {
+        let peer = PeerRegistrar {
             transport: None,
             association: None,
             dial: None,
@@ -107,7 +107,7 @@ impl Registrar {
         };
         self.peers.insert(id, peer);
         let silent = now + self.config.settings.last_heard_max;
-        self.schedule.set(Timer::PeerState(id), silent);
+        self.schedule.set(RegistrarTimer::PeerState(id), silent);
         self.outbox.push_event(Event::PeerUp(id));
         true
     }
@@ -123,7 +123,7 @@ impl Registrar {
         }
         let before = std::mem::replace(&mut peer.state, PeerState::Active);
         let silent = now + self.config.settings.last_heard_max;
-        self.schedule.set(Timer::PeerState(id), silent);
+        self.schedule.set(RegistrarTimer::PeerState(id), silent);
         if matches!(before, PeerState::TakingOver(_)) {
             self.outbox.push_event(Event::TakeoverEnded(id));
         }
@@ -144,7 +144,7 @@ impl Registrar {
             && peer.association.is_none()
         {
             peer.association = Some(association);
-            self.schedule.stop(Timer::DialPeer(id));
+            self.schedule.stop(RegistrarTimer::DialPeer(id));
             self.update_connected_peers();
             self.on_peer_bound(now, association);
         }
@@ -178,7 +178,7 @@ impl Registrar {
             return;
         };
         let addresses = endpoints(transport).collect();
-        let dial = self.dial(Protocol::Enrp, addresses, DialPurpose::Peer(id));
+        let dial = self.dial(PoolProtocol::Enrp, addresses, DialPurpose::Peer(id));
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.dial = Some(dial);
         }
@@ -201,7 +201,7 @@ impl Registrar {
         match peer.state {
             // RFC 5353 section 3.4.3: "If the send fails".
             PeerState::Suspect if peer.association.is_none() => self.on_peer_dead(now, id),
-            _ => self.schedule.set(Timer::DialPeer(id), retry_at),
+            _ => self.schedule.set(RegistrarTimer::DialPeer(id), retry_at),
         }
     }
 
@@ -232,10 +232,10 @@ impl Registrar {
             return;
         };
         for timer in [
-            Timer::PeerState(id),
-            Timer::DialPeer(id),
-            Timer::SyncTimeout(id),
-            Timer::Sweep(id),
+            RegistrarTimer::PeerState(id),
+            RegistrarTimer::DialPeer(id),
+            RegistrarTimer::SyncTimeout(id),
+            RegistrarTimer::Sweep(id),
         ] {
             self.schedule.stop(timer);
         }
@@ -262,7 +262,7 @@ impl Registrar {
             PeerState::Active => {
                 let due = peer.last_heard + self.config.settings.last_heard_max;
                 if now < due {
-                    self.schedule.set(Timer::PeerState(id), due);
+                    self.schedule.set(RegistrarTimer::PeerState(id), due);
                 } else {
                     self.suspect_peer(now, id);
                 }
@@ -286,7 +286,7 @@ impl Registrar {
         };
         peer.state = PeerState::Suspect;
         let association = peer.association;
-        self.schedule.set(Timer::PeerState(id), until);
+        self.schedule.set(RegistrarTimer::PeerState(id), until);
         match association {
             Some(to) => self.send_presence(to, id, true),
             None => self.dial_peer(id),
@@ -305,7 +305,7 @@ impl Registrar {
         if !self.has_no_home_transfers() {
             // The checksum would differ from the peers' knowledge.
             let soon = now + Duration::from_millis(1);
-            return self.schedule.set(Timer::Heartbeat, soon);
+            return self.schedule.set(RegistrarTimer::Heartbeat, soon);
         }
         let body = self.presence(false);
         let body = self.outbox.announce_to_peers(body);
@@ -313,7 +313,7 @@ impl Registrar {
             self.outbox.multicast_enrp(body);
         }
         let next = now + self.config.settings.heartbeat_cycle;
-        self.schedule.set(Timer::Heartbeat, next);
+        self.schedule.set(RegistrarTimer::Heartbeat, next);
         let ids: Vec<_> = self.peers.keys().copied().collect();
         for id in ids {
             self.dial_peer(id);

@@ -5,7 +5,7 @@
 //! identical to the last byte, has the same effect without being parsed, checked or encoded. Changes that could affect
 //! the result clear the cache, or are checked each time: the element may be removed, or belong to another registrar.
 
-use super::refresh::AnnouncementState;
+use super::reregistration_announcements::AnnouncementState;
 use super::{AssociationId, Registrar};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, counts_selections};

@@ -2,14 +2,14 @@
 
 use super::associations::endpoints;
 use super::dials::DialPurpose;
-use super::schedule::Timer;
-use super::{AssociationId, Event, Protocol, Registrar};
+use super::timer_queue::RegistrarTimer;
+use super::{AssociationId, Event, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::enrp::{Body, PoolEntry};
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport};
 use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Startup {
+pub(super) enum StartupPhase {
     /// Listening for a registrar.
     #[default]
     Hunting,
@@ -29,13 +29,13 @@ const MENTOR_ROUNDS: usize = 2;
 impl Registrar {
     pub(super) fn begin_startup(&mut self, now: Duration) {
         if !self.config.mentors.is_empty() {
-            self.startup = Startup::Connecting;
+            self.startup = StartupPhase::Connecting;
             self.dial_mentor(now);
         } else if self.config.settings.enrp_multicast {
             let body = self.presence(true);
             self.outbox.multicast_enrp(body);
             let until = now + self.config.settings.mentor_hunt_time;
-            self.schedule.set(Timer::StartupStep, until);
+            self.schedule.set(RegistrarTimer::StartupStep, until);
         } else {
             // "If no existing peer server is specified, the initiating server MUST assume that it is alone".
             self.finish_startup(now);
@@ -43,7 +43,7 @@ impl Registrar {
     }
 
     pub(super) fn is_hunting(&self) -> bool {
-        self.startup == Startup::Hunting
+        self.startup == StartupPhase::Hunting
     }
 
     fn dial_mentor(&mut self, now: Duration) {
@@ -56,10 +56,10 @@ impl Registrar {
     }
 
     fn reach_mentor(&mut self, now: Duration, mentor: Vec<std::net::SocketAddr>) {
-        self.startup = Startup::Connecting;
+        self.startup = StartupPhase::Connecting;
         let until = now + self.config.settings.no_response_max;
-        self.schedule.set(Timer::StartupStep, until);
-        let dial = self.dial(Protocol::Enrp, mentor, DialPurpose::Mentor);
+        self.schedule.set(RegistrarTimer::StartupStep, until);
+        let dial = self.dial(PoolProtocol::Enrp, mentor, DialPurpose::Mentor);
         self.mentor_dial = Some(dial);
     }
 
@@ -75,8 +75,8 @@ impl Registrar {
     }
 
     pub(super) fn on_mentor_reached(&mut self, now: Duration, association: AssociationId) {
-        if self.startup == Startup::Connecting {
-            self.startup = Startup::RequestingList(association);
+        if self.startup == StartupPhase::Connecting {
+            self.startup = StartupPhase::RequestingList(association);
             self.mentor_dial = None;
             self.ask_mentor(now, association, RegistrarId(0), Body::ListRequest);
         }
@@ -84,12 +84,12 @@ impl Registrar {
 
     fn ask_mentor(&mut self, now: Duration, to: AssociationId, id: RegistrarId, body: Body) {
         let until = now + self.config.settings.no_response_max;
-        self.schedule.set(Timer::StartupStep, until);
+        self.schedule.set(RegistrarTimer::StartupStep, until);
         self.outbox.send_enrp(to, id, body);
     }
 
     pub(super) fn on_mentor_lost(&mut self, now: Duration, association: AssociationId) {
-        if matches!(self.startup, Startup::RequestingList(a) | Startup::RequestingHandlespace(a) if a == association)
+        if matches!(self.startup, StartupPhase::RequestingList(a) | StartupPhase::RequestingHandlespace(a) if a == association)
         {
             self.on_mentor_failed(now);
         }
@@ -97,7 +97,7 @@ impl Registrar {
 
     /// Turns to the next mentor, if there is one; after all of them have failed, the registrar begins alone.
     pub(super) fn on_mentor_failed(&mut self, now: Duration) {
-        if self.startup == Startup::Done {
+        if self.startup == StartupPhase::Done {
             return;
         }
         self.outbox.push_event(Event::MentorFailed);
@@ -106,19 +106,19 @@ impl Registrar {
         if self.mentor_failures >= MENTOR_ROUNDS * self.config.mentors.len() {
             return self.finish_startup(now);
         }
-        self.startup = Startup::Connecting;
+        self.startup = StartupPhase::Connecting;
         let retry_at = now + self.config.settings.retry_interval;
-        self.schedule.set(Timer::StartupStep, retry_at);
+        self.schedule.set(RegistrarTimer::StartupStep, retry_at);
     }
 
     pub(super) fn on_startup_timeout(&mut self, now: Duration) {
         match self.startup {
-            Startup::Hunting => self.finish_startup(now),
-            Startup::Connecting if self.mentor_dial.is_none() => self.dial_mentor(now),
-            Startup::Connecting
-            | Startup::RequestingList(_)
-            | Startup::RequestingHandlespace(_) => self.on_mentor_failed(now),
-            Startup::Done => {}
+            StartupPhase::Hunting => self.finish_startup(now),
+            StartupPhase::Connecting if self.mentor_dial.is_none() => self.dial_mentor(now),
+            StartupPhase::Connecting
+            | StartupPhase::RequestingList(_)
+            | StartupPhase::RequestingHandlespace(_) => self.on_mentor_failed(now),
+            StartupPhase::Done => {}
         }
     }
 
@@ -129,13 +129,13 @@ impl Registrar {
         mentor: RegistrarId,
         rejected: bool,
     ) {
-        if self.startup != Startup::RequestingList(from) {
+        if self.startup != StartupPhase::RequestingList(from) {
             return;
         }
         if rejected {
             return self.on_mentor_failed(now);
         }
-        self.startup = Startup::RequestingHandlespace(from);
+        self.startup = StartupPhase::RequestingHandlespace(from);
         let body = Body::HandleTableRequest { own_only: false };
         self.ask_mentor(now, from, mentor, body);
     }
@@ -160,9 +160,9 @@ impl Registrar {
     }
 
     fn finish_startup(&mut self, now: Duration) {
-        self.startup = Startup::Done;
-        self.schedule.stop(Timer::StartupStep);
-        self.schedule.set(Timer::Heartbeat, now);
+        self.startup = StartupPhase::Done;
+        self.schedule.stop(RegistrarTimer::StartupStep);
+        self.schedule.set(RegistrarTimer::Heartbeat, now);
         self.start_announcing(now);
         let elements = self.handlespace.elements();
         self.outbox.push_event(Event::Ready { elements });

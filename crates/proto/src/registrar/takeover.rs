@@ -2,9 +2,9 @@
 
 use super::config::TakeoverRace;
 use super::peers::PeerState;
-use super::schedule::Timer;
+use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, Registrar};
-use holdfast_handlespace::{Cursor, ElementKey};
+use holdfast_handlespace::{ElementCursor, ElementKey};
 use holdfast_wire::rserpool::RegistrarId;
 use holdfast_wire::rserpool::enrp::Body;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// An arbitration that this registrar began.
 #[derive(Debug)]
-pub(super) struct Takeover {
+pub(super) struct TakeoverArbitration {
     /// Peers that have not agreed yet.
     pending_acks: BTreeSet<RegistrarId>,
     attempts: u32,
@@ -39,7 +39,7 @@ impl Registrar {
         });
         let waiting = others.map(|(id, _)| *id).collect();
         if let Some(peer) = self.peers.get_mut(&target) {
-            peer.state = PeerState::TakingOver(Takeover {
+            peer.state = PeerState::TakingOver(TakeoverArbitration {
                 pending_acks: waiting,
                 attempts: 0,
             });
@@ -52,7 +52,7 @@ impl Registrar {
     fn send_init_takeover(&mut self, now: Duration, target: RegistrarId) {
         self.outbox.announce_to_peers(Body::InitTakeover { target });
         let until = now + self.config.settings.no_response_max;
-        self.schedule.set(Timer::PeerState(target), until);
+        self.schedule.set(RegistrarTimer::PeerState(target), until);
         self.complete_if_agreed(now, target);
     }
 
@@ -130,7 +130,7 @@ impl Registrar {
                 self.outbox.push_event(Event::TakeoverEnded(target));
             }
             peer.state = PeerState::NotActive;
-            self.schedule.set(Timer::PeerState(target), until);
+            self.schedule.set(RegistrarTimer::PeerState(target), until);
         }
         self.outbox
             .send_enrp(from, initiator, Body::InitTakeoverAck { target });
@@ -222,7 +222,8 @@ impl Registrar {
             );
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
-            self.schedule.set(Timer::HomeTransfer(target), next);
+            self.schedule
+                .set(RegistrarTimer::HomeTransfer(target), next);
         }
     }
 
@@ -234,7 +235,7 @@ impl Registrar {
     fn some_owned_by(&self, home: RegistrarId, max: usize) -> Vec<ElementKey> {
         let mut keys = Vec::with_capacity(self.handlespace.elements_owned_by(home).min(max));
         self.handlespace
-            .next_block(&mut Cursor::owned_by(home), max, |element| {
+            .next_block(&mut ElementCursor::owned_by(home), max, |element| {
                 keys.push(element.key());
             });
         keys

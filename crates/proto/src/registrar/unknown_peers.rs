@@ -6,7 +6,7 @@
 
 use super::associations::{endpoints, is_registrar_permitted};
 use super::dials::DialPurpose;
-use super::{Protocol, Registrar};
+use super::{PoolProtocol, Registrar};
 use holdfast_wire::rserpool::{SctpTransport, enrp};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,7 +36,11 @@ impl Registrar {
         let Some(&first) = addresses.first() else {
             return false;
         };
-        if self.associations.find(Protocol::Enrp, &addresses).is_some() {
+        if self
+            .associations
+            .find(PoolProtocol::Enrp, &addresses)
+            .is_some()
+        {
             return true;
         }
         if self
@@ -62,7 +66,11 @@ impl Registrar {
         if open_dials >= DIALS_MAX {
             return false;
         }
-        self.dial(Protocol::Enrp, addresses, DialPurpose::MulticastPeer(first));
+        self.dial(
+            PoolProtocol::Enrp,
+            addresses,
+            DialPurpose::MulticastPeer(first),
+        );
         true
     }
 

@@ -81,7 +81,7 @@ fn acceptor_activates_only_after_holder_commits() {
         ms(5),
         ChangeKind::Commit,
         6,
-        Record::owned(B, 7),
+        OwnershipRecord::owned(B, 7),
     );
     let Command::Activate { token, flows } = take_command(&mut acceptor) else {
         panic!("not an activation");

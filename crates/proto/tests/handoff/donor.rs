@@ -17,7 +17,7 @@ fn donor_sends_frozen_state_at_once_without_copying() {
         panic!("not the state");
     };
     assert_eq!(flows[0].dynamic.as_ptr(), dynamic.as_ptr());
-    let times = holdfast_wire::frame::AcceptorTimes {
+    let times = holdfast_wire::frame::AcceptorPhaseTimes {
         restore_us: 2_000,
         commit_us: 1_000,
     };
@@ -78,13 +78,13 @@ fn check_final_events(donor: &mut Handoff) {
 #[test]
 fn yielding_donor_rests_half_its_busy_time_between_batches() {
     let mut donor = new_machine(A, HOLDER);
-    donor.set_yielding(true);
+    donor.set_pause_between_batches(true);
     let batch = run_donor_to_state(&mut donor, Bytes::from_static(b"state"));
     take_sent_frame(&mut donor);
     let next: Flow = "tcp:10.0.0.1:80-10.0.1.2:4243".parse().expect("a flow");
     let another = Request {
         flows: vec![next],
-        ..new_request(Drain::No)
+        ..new_request(DrainPolicy::No)
     };
     donor.handle_request(ms(11), another).expect("possible");
     let Command::ReadStatic { token, .. } = take_command(&mut donor) else {
@@ -184,7 +184,7 @@ fn unanswered_donor_stays_frozen_until_holder_answers() {
 fn holder_node_arbitrates_own_request_without_frame() {
     let mut donor = new_machine(A, A);
     donor
-        .handle_request(ms(0), new_request(Drain::No))
+        .handle_request(ms(0), new_request(DrainPolicy::No))
         .expect("possible");
     complete_read(&mut donor, ms(1), SendQueueInfo::default());
     complete_prepare(&mut donor, ms(2));
@@ -197,7 +197,7 @@ fn holder_node_arbitrates_own_request_without_frame() {
         panic!("not an arbitration");
     };
     assert_eq!(changes[0].epoch, 5);
-    let results = Results::Arbitrated(vec![Ok(Some(Record::transit(A, B, 6)))]);
+    let results = Results::Arbitrated(vec![Ok(Some(OwnershipRecord::transit(A, B, 6)))]);
     complete(&mut donor, ms(3), token, results);
     assert!(matches!(take_command(&mut donor), Command::Freeze { .. }));
 }
@@ -206,7 +206,7 @@ fn holder_node_arbitrates_own_request_without_frame() {
 fn full_queue_drains_before_divert_within_limit() {
     let mut donor = new_machine(A, HOLDER);
     donor
-        .handle_request(ms(0), new_request(Drain::Yes))
+        .handle_request(ms(0), new_request(DrainPolicy::Yes))
         .expect("possible");
     let queue = SendQueueInfo {
         unsent: 90_000,
@@ -247,7 +247,7 @@ fn impossible_requests_are_refused_at_once() {
             Request {
                 flows,
                 to,
-                drain: Drain::No,
+                drain: DrainPolicy::No,
             },
         )
     };
@@ -262,7 +262,7 @@ fn impossible_requests_are_refused_at_once() {
         panic!("not a read");
     };
     donor
-        .handle_request(ms(0), new_request(Drain::No))
+        .handle_request(ms(0), new_request(DrainPolicy::No))
         .expect("a request with refusals per flow");
     let refused = donor.poll_output();
     let Some(Output::Event(Event::Outcome { flows, .. })) = refused else {

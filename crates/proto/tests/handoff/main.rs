@@ -5,11 +5,12 @@ mod donor;
 
 use bytes::Bytes;
 use holdfast_proto::handoff::{
-    Command, Completion, Config, Drain, Event, FrozenFlow, Handoff, KeepReason, Outcome, Output,
-    Request, RequestError, Results, SendQueueInfo, StaticFlow, Token,
+    Command, CommandToken, Completion, DrainPolicy, Event, FrozenFlow, Handoff,
+    HandoffMachineConfig, KeepReason, Outcome, Output, Request, RequestError, Results,
+    SendQueueInfo, StaticFlow,
 };
 use holdfast_wire::frame::PrepareFlow;
-use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, Record};
+use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, OwnershipRecord};
 use std::time::Duration;
 
 const A: NodeId = NodeId(1);
@@ -21,14 +22,14 @@ fn flow() -> Flow {
 }
 
 fn new_machine(node: NodeId, holder: NodeId) -> Handoff {
-    Handoff::new(Config::new(node, 9, holder, [A, B, HOLDER]))
+    Handoff::new(HandoffMachineConfig::new(node, 9, holder, [A, B, HOLDER]))
 }
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn new_request(drain: Drain) -> Request {
+fn new_request(drain: DrainPolicy) -> Request {
     Request {
         flows: vec![flow()],
         to: B,
@@ -57,7 +58,7 @@ fn take_sent_frame(machine: &mut Handoff) -> (NodeId, Frame) {
     }
 }
 
-fn complete(machine: &mut Handoff, now: Duration, token: Token, results: Results) {
+fn complete(machine: &mut Handoff, now: Duration, token: CommandToken, results: Results) {
     machine.handle_completion(now, Completion { token, results });
 }
 
@@ -98,7 +99,7 @@ fn answer_holder_request(
     now: Duration,
     kind: ChangeKind,
     epoch: u32,
-    record: Record,
+    record: OwnershipRecord,
 ) {
     let (HOLDER, Frame::ChangeRequest { request, changes }) = take_sent_frame(machine) else {
         panic!("not a question to the holder");
@@ -111,11 +112,11 @@ fn answer_holder_request(
 /// Advances a donor to its `State`, with the given blob.
 fn run_donor_to_state(machine: &mut Handoff, dynamic: Bytes) -> BatchId {
     machine
-        .handle_request(ms(0), new_request(Drain::No))
+        .handle_request(ms(0), new_request(DrainPolicy::No))
         .expect("possible");
     complete_read(machine, ms(1), SendQueueInfo::default());
     let batch = complete_prepare(machine, ms(3));
-    let transit = Record::transit(A, B, 6);
+    let transit = OwnershipRecord::transit(A, B, 6);
     answer_holder_request(
         machine,
         ms(6),

@@ -3,7 +3,7 @@
 use crate::net::Node;
 use bytes::Bytes;
 use holdfast_proto::pool_element::{
-    self, CookieKey, HuntConfig, Link, PoolElement, Sessions, SessionsConfig,
+    self, CookieKey, LinkId, PoolElement, ServerHuntConfig, UserSessions, UserSessionsConfig,
 };
 use holdfast_proto::pool_user::{self, PoolUser, SessionId};
 use holdfast_wire::rserpool::asap::Message;
@@ -18,8 +18,8 @@ fn handle() -> impl Strategy<Value = PoolHandle> {
     prop_oneof![9 => Just(PoolHandle::from("pool")), 1 => Just(PoolHandle::from("other"))]
 }
 
-fn link() -> impl Strategy<Value = Link> {
-    prop_oneof![9 => (1u64..9).prop_map(Link::Initiated), 3 => (1u64..4).prop_map(Link::Accepted)]
+fn link() -> impl Strategy<Value = LinkId> {
+    prop_oneof![9 => (1u64..9).prop_map(LinkId::Initiated), 3 => (1u64..4).prop_map(LinkId::Accepted)]
 }
 
 fn causes() -> impl Strategy<Value = Vec<Cause>> {
@@ -99,9 +99,9 @@ fn message() -> impl Strategy<Value = Message> {
 
 #[derive(Debug, Clone)]
 enum Input {
-    Connected(Link),
-    Lost(Link),
-    Message(Link, Message),
+    Connected(LinkId),
+    Lost(LinkId),
+    Message(LinkId, Message),
     Announce(usize),
     AdvanceTime(Duration),
     /// A request of the program above, by number.
@@ -119,9 +119,9 @@ fn input() -> impl Strategy<Value = Input> {
     ]
 }
 
-fn hunt() -> HuntConfig {
+fn hunt() -> ServerHuntConfig {
     let known = (0..2).map(|index| Node::Registrar(index).transport());
-    let mut config = HuntConfig::new(known.collect());
+    let mut config = ServerHuntConfig::new(known.collect());
     config.trust_announces = true;
     config
 }
@@ -203,7 +203,7 @@ fn check_outputs_end<E>(
 proptest! {
     #[test]
     fn users_survive_any_inputs(inputs in proptest::collection::vec(input(), 0..120)) {
-        let mut user = PoolUser::new(pool_user::Config::new(hunt(), [1; 32]));
+        let mut user = PoolUser::new(pool_user::PoolUserConfig::new(hunt(), [1; 32]));
         let mut now = Duration::from_secs(1);
         for input in inputs {
             let woken = if let Input::AdvanceTime(time) = input { now += time; true } else { false };
@@ -217,7 +217,7 @@ proptest! {
     fn elements_survive_any_inputs(inputs in proptest::collection::vec(input(), 0..120)) {
         let policy = Policy::LeastUsed { load: 0 };
         let at = Node::Element(0).transport();
-        let config = pool_element::Config::new(PoolHandle::from("pool"), at, policy, hunt(), [1; 32]);
+        let config = pool_element::PoolElementConfig::new(PoolHandle::from("pool"), at, policy, hunt(), [1; 32]);
         let mut element = PoolElement::new(config);
         let mut now = Duration::from_secs(1);
         element.handle_register(now);
@@ -233,7 +233,7 @@ proptest! {
     fn control_channels_survive_any_inputs(inputs in proptest::collection::vec(input(), 0..60)) {
         let keys = vec![CookieKey([1; 32])];
         let (handle, policy) = (PoolHandle::from("pool"), Policy::Random);
-        let mut sessions = Sessions::new(SessionsConfig { handle, policy, keys });
+        let mut sessions = UserSessions::new(UserSessionsConfig { handle, policy, keys });
         for input in inputs {
             match input {
                 Input::Connected(link) => sessions.handle_connected(link),
@@ -241,7 +241,7 @@ proptest! {
                 Input::Message(link, Message::Cookie(state)) => sessions.handle_state(link, &state),
                 Input::Message(_, Message::BusinessCard { elements, .. }) => sessions.handle_failover_order(elements),
                 Input::Message(link, message) => sessions.handle_message(link, message),
-                _ => sessions.handle_message(Link::Accepted(1), Message::CookieEcho(Bytes::new())),
+                _ => sessions.handle_message(LinkId::Accepted(1), Message::CookieEcho(Bytes::new())),
             }
             check_outputs_end(Duration::ZERO, || sessions.poll_output(), None, false);
         }

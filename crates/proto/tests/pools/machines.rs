@@ -5,8 +5,10 @@ use crate::net::{Node, Packet};
 use crate::registrar_model;
 use crate::rng::Rng;
 use crate::world::{World, WorldEvent, parse};
-use holdfast_proto::pool_element::{self, CookieKey, PoolElement, Sessions, SessionsConfig};
-use holdfast_proto::pool_element::{HuntConfig, Link};
+use holdfast_proto::pool_element::{
+    self, CookieKey, PoolElement, UserSessions, UserSessionsConfig,
+};
+use holdfast_proto::pool_element::{LinkId, ServerHuntConfig};
 use holdfast_proto::pool_user::{self, PoolUser, SessionId};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Policy, PoolHandle, Transport};
@@ -15,9 +17,9 @@ use std::time::Duration;
 
 pub struct Element {
     pub machine: PoolElement,
-    pub sessions: Sessions,
+    pub sessions: UserSessions,
     /// State of each user's session.
-    pub counts: BTreeMap<Link, u64>,
+    pub counts: BTreeMap<LinkId, u64>,
     known_registrars: Vec<Transport>,
     pub policy: Policy,
     pub next_wake: Option<Duration>,
@@ -26,21 +28,21 @@ pub struct Element {
 pub struct User {
     pub machine: PoolUser,
     /// The link of each session, while it has one.
-    pub sessions: BTreeMap<SessionId, Option<Link>>,
+    pub sessions: BTreeMap<SessionId, Option<LinkId>>,
     /// Time of each session's last answer.
     pub last_answers: BTreeMap<SessionId, Duration>,
     pub next_wake: Option<Duration>,
 }
 
 /// Returns hunt settings: with registrars known beforehand, with trust in announces, or both.
-fn hunt_config(known: &[Transport], rng: &mut Rng) -> HuntConfig {
+fn hunt_config(known: &[Transport], rng: &mut Rng) -> ServerHuntConfig {
     let announces = rng.percent(40);
     let configured = if announces && rng.percent(50) {
         &[][..]
     } else {
         known
     };
-    let mut config = HuntConfig::new(configured.to_vec());
+    let mut config = ServerHuntConfig::new(configured.to_vec());
     config.trust_announces = announces;
     config.parallel = rng.range(1, 4) as usize;
     config
@@ -55,7 +57,7 @@ impl Element {
         let policy = Policy::LeastUsed { load: 0 };
         let at = Node::Element(index).transport();
         let handle = PoolHandle::from("pool");
-        let mut config = pool_element::Config::new(
+        let mut config = pool_element::PoolElementConfig::new(
             handle.clone(),
             at,
             policy,
@@ -70,7 +72,7 @@ impl Element {
         let keys = vec![CookieKey([3; 32])];
         Element {
             machine: PoolElement::new(config),
-            sessions: Sessions::new(SessionsConfig {
+            sessions: UserSessions::new(UserSessionsConfig {
                 handle,
                 policy,
                 keys,
@@ -85,7 +87,7 @@ impl Element {
 
 impl User {
     pub fn new(known: &[Transport], rng: &mut Rng) -> User {
-        let config = pool_user::Config::new(hunt_config(known, rng), seed(rng));
+        let config = pool_user::PoolUserConfig::new(hunt_config(known, rng), seed(rng));
         User {
             machine: PoolUser::new(config),
             sessions: BTreeMap::new(),
@@ -111,7 +113,7 @@ impl World {
         }
     }
 
-    pub fn on_connected(&mut self, node: Node, link: Link) {
+    pub fn on_connected(&mut self, node: Node, link: LinkId) {
         let now = self.now;
         match node {
             Node::Element(index) => self.elements[index].machine.handle_connected(now, link),
@@ -130,7 +132,7 @@ impl World {
         }
     }
 
-    pub fn on_link_lost(&mut self, node: Node, link: Link) {
+    pub fn on_link_lost(&mut self, node: Node, link: LinkId) {
         let now = self.now;
         match node {
             Node::Element(index) => {
@@ -189,13 +191,13 @@ impl World {
         self.carry_out_outputs(Node::Element(index));
     }
 
-    pub fn on_element_packet(&mut self, index: usize, conn: usize, link: Link, packet: Packet) {
+    pub fn on_element_packet(&mut self, index: usize, conn: usize, link: LinkId, packet: Packet) {
         let now = self.now;
         let from_user = matches!(self.conns[conn].ends[0].node, Node::User(_));
         match packet {
             Packet::Asap(_)
                 if !from_user
-                    && matches!(link, Link::Accepted(_))
+                    && matches!(link, LinkId::Accepted(_))
                     && self.fault == Fault::ElementMissesKeepAlives => {}
             Packet::Asap(bytes) if from_user => self.elements[index]
                 .sessions
@@ -227,7 +229,7 @@ impl World {
         self.carry_out_outputs(Node::Element(index));
     }
 
-    pub fn on_user_packet(&mut self, index: usize, link: Link, packet: Packet) {
+    pub fn on_user_packet(&mut self, index: usize, link: LinkId, packet: Packet) {
         match packet {
             Packet::Asap(bytes) => {
                 let message = parse(&bytes);

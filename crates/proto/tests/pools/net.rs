@@ -2,7 +2,7 @@
 //! four times, and early data travels with the third.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_element::LinkId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{SctpTransport, Transport, TransportUse};
 use std::net::{IpAddr, Ipv4Addr};
@@ -76,7 +76,7 @@ impl Packet {
 pub struct LinkEnd {
     pub node: Node,
     pub boot: u64,
-    pub link: Link,
+    pub link: LinkId,
 }
 
 #[derive(Debug)]

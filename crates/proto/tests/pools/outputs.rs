@@ -4,7 +4,7 @@ use crate::fault::Fault;
 use crate::machines::read_state;
 use crate::net::{Node, Packet};
 use crate::world::{World, WorldEvent};
-use holdfast_proto::pool_element::{self, LinkOutput as Output, SessionEvent};
+use holdfast_proto::pool_element::{self, LinkOutput as Output, UserSessionEvent};
 use holdfast_proto::pool_user;
 use holdfast_wire::rserpool::asap::Message;
 use std::time::Duration;
@@ -89,10 +89,10 @@ impl World {
         });
     }
 
-    fn on_session_event(&mut self, node: Node, event: SessionEvent) {
+    fn on_session_event(&mut self, node: Node, event: UserSessionEvent) {
         let Node::Element(index) = node else { return };
         match event {
-            SessionEvent::Resumed { link, state } => {
+            UserSessionEvent::Resumed { link, state } => {
                 let (key, count) = read_state(&state);
                 assert_eq!(
                     self.cookies.get(&key),

@@ -2,7 +2,7 @@
 
 use crate::net::{Node, Packet};
 use crate::world::{World, WorldEvent};
-use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_element::LinkId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, PoolElement, PoolHandle, RegistrarId};
 use std::collections::BTreeMap;
@@ -155,7 +155,7 @@ impl World {
                     && self.is_live_end(*connection, 1)
             });
             let connection = usable.unwrap_or_else(|| {
-                let link = Link::Initiated(self.conns.len() as u64);
+                let link = LinkId::Initiated(self.conns.len() as u64);
                 self.connect(Node::Registrar(owner), link, &node.transport())
             });
             self.keep_alive_links.insert((owner, element), connection);

@@ -6,7 +6,7 @@ use crate::net::{Connection, LinkEnd, Node, Packet};
 use crate::registrar_model::ModelHandlespace;
 use crate::rng::Rng;
 use bytes::Bytes;
-use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_element::LinkId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{PoolHandle, Transport};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub struct World {
     pub queue: BTreeMap<(Duration, u64), WorldEvent>,
     sequence: u64,
     pub conns: Vec<Connection>,
-    ends_by_link: BTreeMap<(Node, u64, Link), (usize, usize)>,
+    ends_by_link: BTreeMap<(Node, u64, LinkId), (usize, usize)>,
     /// Number of starts of each node, and its running state.
     pub boots: BTreeMap<Node, (u64, bool)>,
     pub handlespace: ModelHandlespace,
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// Opens a link for the machine of `node`.
-    pub fn connect(&mut self, node: Node, link: Link, to: &Transport) -> usize {
+    pub fn connect(&mut self, node: Node, link: LinkId, to: &Transport) -> usize {
         let other = Node::at_transport(to);
         let number = self.conns.len();
         let delay = Duration::from_micros(self.rng.range(self.delay_us.0, self.delay_us.1));
@@ -223,7 +223,7 @@ impl World {
             LinkEnd {
                 node: other,
                 boot,
-                link: Link::Accepted(number as u64),
+                link: LinkId::Accepted(number as u64),
             },
         ];
         for (end, at) in ends.iter().enumerate() {
@@ -256,7 +256,7 @@ impl World {
         number
     }
 
-    fn connection_of(&self, node: Node, link: Link) -> (usize, usize) {
+    fn connection_of(&self, node: Node, link: LinkId) -> (usize, usize) {
         let life = self.boots[&node].0;
         let found = self.ends_by_link.get(&(node, life, link)).copied();
         let (number, end) = found.unwrap_or_else(|| panic!("{node:?} has no {link:?}"));
@@ -265,12 +265,12 @@ impl World {
         (number, end)
     }
 
-    pub fn element_of(&self, user: Node, link: Link) -> Node {
+    pub fn element_of(&self, user: Node, link: LinkId) -> Node {
         let (number, _) = self.connection_of(user, link);
         self.conns[number].ends[1].node
     }
 
-    pub fn send(&mut self, node: Node, link: Link, packet: Packet) {
+    pub fn send(&mut self, node: Node, link: LinkId, packet: Packet) {
         let (number, end) = self.connection_of(node, link);
         let connection = &mut self.conns[number];
         let arrival = (self.now + connection.delay).max(connection.last_arrivals[end]);
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    pub fn close(&mut self, node: Node, link: Link) {
+    pub fn close(&mut self, node: Node, link: LinkId) {
         let (number, end) = self.connection_of(node, link);
         let connection = &mut self.conns[number];
         // Packets sent before still arrive; then the other end notices the close.

@@ -2,7 +2,7 @@
 
 use crate::security::causes;
 use crate::test_bench::*;
-use holdfast_proto::registrar::{AssociationId, Permission};
+use holdfast_proto::registrar::{AssociationId, PermittedHosts};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId, Transport};
@@ -77,7 +77,7 @@ fn claimed_address_gives_no_control_over_its_elements() {
 #[test]
 fn claimed_address_gives_no_permission() {
     let mut config = config();
-    config.settings.access.register = Permission::Only(vec!["10.1.0.9".parse().unwrap()]);
+    config.settings.access.register = PermittedHosts::Only(vec!["10.1.0.9".parse().unwrap()]);
     let mut bench = TestBench::new(config);
     let impostor = impostor(&mut bench);
     let mut own_registration = element(1, 66, RR);
@@ -165,7 +165,7 @@ fn element_without_asap_transport_belongs_to_service_address() {
 #[test]
 fn any_confirmed_address_identifies_the_element() {
     let mut config = config();
-    config.settings.access.register = Permission::Only(vec!["10.2.0.0/16".parse().unwrap()]);
+    config.settings.access.register = PermittedHosts::Only(vec!["10.2.0.0/16".parse().unwrap()]);
     let mut bench = TestBench::new(config);
     let honest = bench.open_association(9);
     assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), DENIED);

@@ -2,7 +2,7 @@
 
 use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, Event, Protocol, RemovalReason};
+use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol, RemovalReason};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
@@ -240,7 +240,7 @@ fn lost_association_probes_elements_at_once() {
         .machine
         .handle_association_down(bench.now, AssociationId(from));
     let outputs = bench.outputs();
-    let [TestOutput::Connect(dial, Protocol::Asap, at)] = outputs[..] else {
+    let [TestOutput::Connect(dial, PoolProtocol::Asap, at)] = outputs[..] else {
         panic!("{outputs:?}");
     };
     assert_eq!(at, "10.1.0.9:5000".parse().unwrap());
@@ -319,7 +319,9 @@ fn undeliverable_keep_alive_removes_element() {
         for (to, message) in keep_alives {
             let bytes = bytes(|buffer| message.encode(buffer).unwrap());
             let to = AssociationId(to);
-            bench.machine.handle_send_failed(to, Protocol::Asap, &bytes);
+            bench
+                .machine
+                .handle_send_failed(to, PoolProtocol::Asap, &bytes);
         }
         assert_eq!(
             removal_reason(&bench.outputs()),

@@ -4,7 +4,7 @@ use crate::fault::Fault;
 use crate::net::{NodeIndex, address, node_at};
 use crate::world::{World, WorldEvent};
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, Output, PoolProtocol};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl World {
                 protocol,
                 addresses,
             } => {
-                if self.fault != Fault::NoSupervision || protocol != Protocol::Asap {
+                if self.fault != Fault::NoSupervision || protocol != PoolProtocol::Asap {
                     self.connect(node, dial, protocol, addresses[0]);
                 }
             }
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    fn connect(&mut self, node: usize, dial: DialId, protocol: Protocol, at: SocketAddr) {
+    fn connect(&mut self, node: usize, dial: DialId, protocol: PoolProtocol, at: SocketAddr) {
         let to = node_of(at, self.nodes.len());
         let after = if self.is_up(to) && self.network.is_cut(node, to) {
             // No host answers, not even with a refusal.
@@ -60,7 +60,7 @@ impl World {
         self.schedule(after, event);
     }
 
-    fn multicast(&mut self, node: usize, protocol: Protocol, message: Bytes) {
+    fn multicast(&mut self, node: usize, protocol: PoolProtocol, message: Bytes) {
         let Some(bytes) = self.fault.apply_to_registrar_message(protocol, message) else {
             return;
         };
@@ -88,7 +88,13 @@ impl World {
         Duration::from_micros(self.rng.range(200, max))
     }
 
-    fn send_from(&mut self, node: usize, to: AssociationId, protocol: Protocol, message: Bytes) {
+    fn send_from(
+        &mut self,
+        node: usize,
+        to: AssociationId,
+        protocol: PoolProtocol,
+        message: Bytes,
+    ) {
         if let Some(message) = self.fault.apply_to_registrar_message(protocol, message) {
             self.send(node, to.0, message);
         }
@@ -150,8 +156,8 @@ impl World {
         let association = AssociationId(link);
         if to < self.nodes.len() {
             self.feed(to, |machine, now| match protocol {
-                Protocol::Asap => machine.handle_asap(now, association, &message),
-                Protocol::Enrp => machine.handle_enrp(now, association, &message),
+                PoolProtocol::Asap => machine.handle_asap(now, association, &message),
+                PoolProtocol::Enrp => machine.handle_enrp(now, association, &message),
             });
         } else {
             self.on_element_message(to - self.nodes.len(), link, &message);
@@ -161,7 +167,7 @@ impl World {
 
 fn node_of(at: SocketAddr, registrars: usize) -> NodeIndex {
     let end = node_at(at);
-    let is_element = address(end, registrars, Protocol::Asap).port() == 5_000;
+    let is_element = address(end, registrars, PoolProtocol::Asap).port() == 5_000;
     assert_eq!(is_element, at.port() == 5_000);
     end
 }

@@ -1,7 +1,7 @@
 //! Distances of elements: measured at any time, often after their registration.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::{AssociationId, Event, Protocol};
+use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId};
@@ -237,7 +237,7 @@ fn distances_are_fetched_from_home_registrar() {
     let (now, id) = (bench.now, AssociationId(1003));
     bench
         .machine
-        .handle_association_up(now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(now, id, PoolProtocol::Enrp, &at, None);
     bench.report_round_trip(1003, 20);
     let known_checksum = bench.machine.checksum(home);
     let outputs = bench.send_enrp(home, presence(false, known_checksum));

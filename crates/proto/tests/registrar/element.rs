@@ -1,7 +1,7 @@
 //! Model of a pool element: it seeks a registrar, re-registers regularly, answers keep-alives, and follows the H flag.
 
 use crate::net::address;
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
@@ -48,7 +48,7 @@ impl Element {
 
     pub fn registration(&mut self, registrars: usize) -> Message {
         self.load = self.load.wrapping_mul(29).wrapping_add(12_345_678);
-        let at = address(self.end, registrars, Protocol::Asap);
+        let at = address(self.end, registrars, PoolProtocol::Asap);
         Message::Registration {
             handle: self.handle.clone(),
             element: PoolElement {

@@ -1,7 +1,7 @@
 //! Rules of RFC 5353, one by one.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::{AssociationId, Event, Protocol};
+use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId};
@@ -17,7 +17,7 @@ fn checksum_mismatch_removes_elements_missing_from_table() {
     let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     bench
         .machine
-        .handle_association_up(bench.now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(bench.now, id, PoolProtocol::Enrp, &at, None);
     let peer = RegistrarId(2);
     let outputs = bench.send_enrp(peer, presence(false, 0xffff));
     assert_eq!(count_enrp_messages(&outputs, "PRESENCE"), 1);
@@ -120,7 +120,7 @@ fn unidentified_registrar_is_asked_at_each_heartbeat() {
     let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
     bench
         .machine
-        .handle_association_up(bench.now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(bench.now, id, PoolProtocol::Enrp, &at, None);
     bench.outputs();
     let asks_presence = |outputs: &[TestOutput]| {
         let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
@@ -279,7 +279,7 @@ fn mentor_sends_list_then_handlespace() {
     let dial = Some(holdfast_proto::registrar::DialId(1));
     bench
         .machine
-        .handle_association_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
+        .handle_association_up(bench.now, up.0, PoolProtocol::Enrp, &up.1, dial);
     assert_eq!(count_enrp_messages(&bench.outputs(), "LIST_REQUEST"), 1);
     let mentor = RegistrarId(2);
     // A starting registrar refuses requests.
@@ -338,7 +338,7 @@ fn element_attributed_by_mentor_is_probed() {
     let (now, mentor) = (bench.now, RegistrarId(2));
     bench
         .machine
-        .handle_association_up(now, id, Protocol::Enrp, &at, dial);
+        .handle_association_up(now, id, PoolProtocol::Enrp, &at, dial);
     let servers = Vec::new();
     let rejected = false;
     bench.send_enrp(mentor, Body::ListResponse { rejected, servers });
@@ -356,7 +356,8 @@ fn element_attributed_by_mentor_is_probed() {
     bench.send_enrp(mentor, table);
     assert!(bench.machine.is_ready() && bench.has_element(1));
     let outputs = bench.wait(SECOND);
-    let called = |output: &TestOutput| matches!(output, TestOutput::Connect(_, Protocol::Asap, _));
+    let called =
+        |output: &TestOutput| matches!(output, TestOutput::Connect(_, PoolProtocol::Asap, _));
     assert!(outputs.iter().any(called), "{outputs:?}");
     bench.wait(SECOND * 5);
     assert!(!bench.has_element(1));

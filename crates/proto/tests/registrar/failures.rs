@@ -4,7 +4,7 @@ use crate::element::{ANSWER_TIMEOUT, REREGISTRATION_INTERVAL};
 use crate::net::{NodeIndex, address};
 use crate::world::{CONVERGENCE_BOUND, World, WorldEvent, encoded};
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Protocol, RemovalReason};
+use holdfast_proto::registrar::{AssociationId, DialId, PoolProtocol, RemovalReason};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    pub fn on_dialled(&mut self, node: usize, dial: DialId, to: NodeIndex, protocol: Protocol) {
+    pub fn on_dialled(&mut self, node: usize, dial: DialId, to: NodeIndex, protocol: PoolProtocol) {
         if !self.is_up(to) || self.network.is_cut(node, to) {
             return self.feed(node, |machine, now| machine.handle_dial_failed(now, dial));
         }
@@ -148,17 +148,17 @@ impl World {
             if !self.is_up(to) || self.network.is_cut(end, to) {
                 return self.seek_registrar(number);
             }
-            let known = self.network.link_between(end, to, Protocol::Asap);
-            let link = known.unwrap_or_else(|| self.network.open([end, to], Protocol::Asap));
+            let known = self.network.link_between(end, to, PoolProtocol::Asap);
+            let link = known.unwrap_or_else(|| self.network.open([end, to], PoolProtocol::Asap));
             self.elements[number].home = Some(link);
             if known.is_none() {
-                let local_address = address(end, registrars, Protocol::Asap);
+                let local_address = address(end, registrars, PoolProtocol::Asap);
                 self.feed(to, |machine, now| {
                     let association = AssociationId(link);
                     machine.handle_association_up(
                         now,
                         association,
-                        Protocol::Asap,
+                        PoolProtocol::Asap,
                         &[local_address],
                         None,
                     );

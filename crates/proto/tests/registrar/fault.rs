@@ -1,7 +1,7 @@
 //! Deliberate faults, each of which breaks one rule of registrars. The oracles must find every one.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
 use holdfast_wire::rserpool::{RegistrarId, asap};
 
@@ -36,11 +36,11 @@ pub const ALL_FAULTS: [Fault; 7] = [
 
 impl Fault {
     /// Applies the fault to a message from a registrar.
-    pub fn apply_to_registrar_message(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+    pub fn apply_to_registrar_message(self, protocol: PoolProtocol, bytes: Bytes) -> Option<Bytes> {
         match (self, protocol) {
             (Fault::None, _) => Some(bytes),
-            (_, Protocol::Enrp) => self.apply_to_enrp(bytes),
-            (Fault::NoSupervision, Protocol::Asap) => {
+            (_, PoolProtocol::Enrp) => self.apply_to_enrp(bytes),
+            (Fault::NoSupervision, PoolProtocol::Asap) => {
                 let parsed = asap::Message::parse(&bytes).ok()?;
                 let asks = matches!(parsed.message, asap::Message::EndpointKeepAlive { .. });
                 (!asks).then_some(bytes)

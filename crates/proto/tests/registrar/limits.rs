@@ -3,7 +3,7 @@
 use crate::security::{causes, report, resolution};
 use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Permission, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, PermittedHosts, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
 use holdfast_wire::rserpool::{
@@ -163,7 +163,7 @@ fn ipv6_network_counts_as_one_reporter() {
         let id = AssociationId(number);
         bench
             .machine
-            .handle_association_up(bench.now, id, Protocol::Asap, &[at], None);
+            .handle_association_up(bench.now, id, PoolProtocol::Asap, &[at], None);
         bench.send_asap(number, &report());
         bench.has_element(1)
     };
@@ -207,7 +207,7 @@ fn deliver_multicast_presence(
     let presence = encoded_presence(id, host, port);
     bench
         .machine
-        .handle_multicast(bench.now, source, Protocol::Enrp, &presence);
+        .handle_multicast(bench.now, source, PoolProtocol::Enrp, &presence);
     let called = bench.outputs().into_iter().filter_map(|out| match out {
         TestOutput::Connect(dial, _, at) => Some((dial, at)),
         _ => None,
@@ -279,10 +279,10 @@ fn forged_announces_do_not_slow_own_announces() {
         let announce = bytes(|buffer| announce.encode(buffer).unwrap());
         bench
             .machine
-            .handle_multicast(bench.now, source, Protocol::Asap, &announce);
+            .handle_multicast(bench.now, source, PoolProtocol::Asap, &announce);
     }
     let outputs = bench.wait(SECOND * 10);
-    let announced = |out: &&TestOutput| **out == TestOutput::Multicast(Protocol::Asap);
+    let announced = |out: &&TestOutput| **out == TestOutput::Multicast(PoolProtocol::Asap);
     let announces = outputs.iter().filter(announced).count();
     assert!(announces >= 9, "{announces} announces in 10 s");
 }
@@ -296,7 +296,7 @@ fn element_without_permission_is_removed() {
     bench.add_peer(2);
     bench.add_peer(3);
     bench.outputs();
-    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
+    let only = |text: &str| PermittedHosts::Only(vec![text.parse().unwrap()]);
     let mut settings = config().settings;
     settings.access.register = only("10.1.0.9");
     settings.access.registrar = only("10.0.0.2");
@@ -322,7 +322,7 @@ fn stray_messages_abort_association() {
     for _ in 0..16 {
         bench
             .machine
-            .handle_stray(bench.now, AssociationId(stray_association));
+            .handle_unknown_protocol(bench.now, AssociationId(stray_association));
     }
     assert!(
         bench

@@ -2,7 +2,7 @@
 //! cut it breaks, on both sides and at different times.
 
 use bytes::Bytes;
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub type NodeIndex = usize;
 
 pub struct Link {
     pub ends: [NodeIndex; 2],
-    pub protocol: Protocol,
+    pub protocol: PoolProtocol,
     /// For each end: the messages in flight, with their earliest arrival times.
     pub queues: [VecDeque<(Duration, Bytes)>; 2],
     /// For each end, true until it notices the association's loss.
@@ -27,7 +27,7 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn open(&mut self, ends: [NodeIndex; 2], protocol: Protocol) -> u64 {
+    pub fn open(&mut self, ends: [NodeIndex; 2], protocol: PoolProtocol) -> u64 {
         self.last_id += 1;
         let link = Link {
             ends,
@@ -58,7 +58,7 @@ impl Network {
         matching.map(|(id, _)| *id).collect()
     }
 
-    pub fn link_between(&self, a: NodeIndex, b: NodeIndex, protocol: Protocol) -> Option<u64> {
+    pub fn link_between(&self, a: NodeIndex, b: NodeIndex, protocol: PoolProtocol) -> Option<u64> {
         let links = self.links.iter();
         let mut between = links.filter(|(_, link)| {
             link.protocol == protocol
@@ -69,11 +69,11 @@ impl Network {
     }
 }
 
-pub fn address(end: NodeIndex, registrars: usize, protocol: Protocol) -> SocketAddr {
+pub fn address(end: NodeIndex, registrars: usize, protocol: PoolProtocol) -> SocketAddr {
     let port = match protocol {
         _ if end >= registrars => 5_000,
-        Protocol::Asap => 3_863,
-        Protocol::Enrp => 9_901,
+        PoolProtocol::Asap => 3_863,
+        PoolProtocol::Enrp => 9_901,
     };
     SocketAddr::from(([10, u8::from(end >= registrars), 0, end as u8 + 1], port))
 }

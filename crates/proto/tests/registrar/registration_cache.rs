@@ -1,7 +1,7 @@
 //! Registrations that repeat the previous one: the effects are the same as without the cache.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::{AssociationId, Event, Permission, Protocol};
+use holdfast_proto::registrar::{AssociationId, Event, PermittedHosts, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId};
@@ -46,7 +46,7 @@ fn is_registration_accepted(outputs: &[TestOutput]) -> bool {
 /// Opens an association at the address of `bench.open_association(host)`, with another number.
 fn open_second_association(bench: &mut TestBench, host: u8, id: u64) -> u64 {
     let at = SocketAddr::from(([10, 1, 0, host], 5001));
-    let (protocol, id) = (Protocol::Asap, AssociationId(id));
+    let (protocol, id) = (PoolProtocol::Asap, AssociationId(id));
     bench
         .machine
         .handle_association_up(bench.now, id, protocol, &[at], None);
@@ -162,7 +162,7 @@ fn element_without_permission_is_refused_despite_cache() {
             &bench.register(from, element(1, 9, RR))
         ));
     }
-    config.settings.access.register = Permission::Only(Vec::new());
+    config.settings.access.register = PermittedHosts::Only(Vec::new());
     bench.machine.handle_settings(bench.now, config.settings);
     bench.outputs();
     let outputs = bench.register(from, element(1, 9, RR));

@@ -1,7 +1,7 @@
 //! Resolutions that repeat the previous one: the answers are the same as without the cache.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::{Config, Permission};
+use holdfast_proto::registrar::{Config, PermittedHosts};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolHandle};
 
@@ -116,7 +116,7 @@ fn user_without_permission_is_refused_despite_cache() {
     for _ in 0..3 {
         bench.send_asap(user, &resolution_request(handle(), None));
     }
-    config.settings.access.resolve = Permission::Only(Vec::new());
+    config.settings.access.resolve = PermittedHosts::Only(Vec::new());
     bench.machine.handle_settings(bench.now, config.settings);
     bench.outputs();
     let outputs = bench.send_asap(user, &resolution_request(handle(), None));

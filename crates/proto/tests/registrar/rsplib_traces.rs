@@ -2,7 +2,7 @@
 
 use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, Protocol};
+use holdfast_proto::registrar::{AssociationId, PoolProtocol};
 use holdfast_wire::rserpool::enrp::{Body, Message};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn open_registrar_association(bench: &mut TestBench) {
     let id = AssociationId(1002);
     bench
         .machine
-        .handle_association_up(bench.now, id, Protocol::Enrp, &at, None);
+        .handle_association_up(bench.now, id, PoolProtocol::Enrp, &at, None);
 }
 
 #[test]

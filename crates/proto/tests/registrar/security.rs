@@ -2,7 +2,7 @@
 
 use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, Config, Permission, Protocol};
+use holdfast_proto::registrar::{AssociationId, Config, PermittedHosts, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, RegistrarId};
@@ -35,7 +35,7 @@ pub fn report() -> Asap {
 
 #[test]
 fn permissions_restrict_registration_and_resolution_at_run_time() {
-    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
+    let only = |text: &str| PermittedHosts::Only(vec![text.parse().unwrap()]);
     let mut config: Config = config();
     config.settings.access.register = only("10.1.0.9");
     config.settings.access.resolve = only("10.1.0.8");
@@ -47,14 +47,14 @@ fn permissions_restrict_registration_and_resolution_at_run_time() {
     assert_eq!(causes(&bench.register(eight, element(2, 8, RR))), denied);
     assert_eq!(causes(&bench.send_asap(eight, &resolution())), []);
     assert_eq!(causes(&bench.send_asap(nine, &resolution())), denied);
-    settings.access.resolve = Permission::Everyone;
+    settings.access.resolve = PermittedHosts::Everyone;
     bench.machine.handle_settings(bench.now, settings);
     assert_eq!(causes(&bench.send_asap(nine, &resolution())), []);
 }
 
 #[test]
 fn certificate_name_permits_any_address() {
-    let only = |text: &str| Permission::Only(vec![text.parse().unwrap()]);
+    let only = |text: &str| PermittedHosts::Only(vec![text.parse().unwrap()]);
     let mut config: Config = config();
     config.settings.access.register = only("tls:web");
     config.settings.access.resolve = only("tls:*");
@@ -89,7 +89,7 @@ fn certified_element_is_not_controlled_by_same_address() {
         let now = bench.now;
         bench
             .machine
-            .handle_association_up(now, id, Protocol::Asap, &at, None);
+            .handle_association_up(now, id, PoolProtocol::Asap, &at, None);
         if let Some(name) = name {
             bench.machine.handle_certificate_name(id, name.to_owned());
         }
@@ -123,7 +123,7 @@ fn unpermitted_registrar_is_ignored_and_aborted() {
     let at = SocketAddr::from(([192, 0, 2, 66], 9901));
     bench
         .machine
-        .handle_association_up(bench.now, id, Protocol::Enrp, &[at], None);
+        .handle_association_up(bench.now, id, PoolProtocol::Enrp, &[at], None);
     let add = Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
@@ -163,7 +163,7 @@ fn multicast_is_ignored_unless_configured() {
             let source = source.parse().unwrap();
             bench
                 .machine
-                .handle_multicast(bench.now, source, Protocol::Enrp, &datagram);
+                .handle_multicast(bench.now, source, PoolProtocol::Enrp, &datagram);
             // The registrar must identify itself over an association.
             assert_eq!(bench.machine.peers().count(), 0);
         }
@@ -264,7 +264,7 @@ fn flood_from_one_host_does_not_block_others() {
     let at = [SocketAddr::from(([10, 1, 0, 66], 5001))];
     bench
         .machine
-        .handle_association_up(bench.now, second, Protocol::Asap, &at, None);
+        .handle_association_up(bench.now, second, PoolProtocol::Asap, &at, None);
     assert!(bench.outputs().contains(&TestOutput::Abort(1)));
     assert_eq!(bench.machine.counters().associations_refused, 1);
     assert_eq!(causes(&bench.register(honest, element(7_000, 9, RR))), []);

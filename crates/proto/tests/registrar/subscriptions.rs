@@ -124,7 +124,7 @@ fn changes_are_batched_for_all_subscribers() {
     for user in &users {
         let at = format!("10.2.{}.{}:5000", user / 200, user % 200);
         let (id, at) = (AssociationId(*user), [at.parse().unwrap()]);
-        let protocol = holdfast_proto::registrar::Protocol::Asap;
+        let protocol = holdfast_proto::registrar::PoolProtocol::Asap;
         bench
             .machine
             .handle_association_up(bench.now, id, protocol, &at, None);

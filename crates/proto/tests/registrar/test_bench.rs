@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{
-    AssociationId, Config, DialId, Event, Output, Protocol, Registrar,
+    AssociationId, Config, DialId, Event, Output, PoolProtocol, Registrar,
 };
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
@@ -20,8 +20,8 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub enum TestOutput {
     Asap(u64, Asap),
     Enrp(Vec<u64>, Enrp),
-    Multicast(Protocol),
-    Connect(DialId, Protocol, SocketAddr),
+    Multicast(PoolProtocol),
+    Connect(DialId, PoolProtocol, SocketAddr),
     Abort(u64),
     Event(Event),
 }
@@ -42,7 +42,7 @@ pub fn transport(address: [u8; 4], port: u16) -> SctpTransport {
 pub fn config() -> Config {
     let mut config = Config::new(OWN, 7, transport([10, 0, 0, 1], 9901));
     config.settings.access.registrar =
-        holdfast_proto::registrar::Permission::Only(vec!["10.0.0.0/24".parse().unwrap()]);
+        holdfast_proto::registrar::PermittedHosts::Only(vec!["10.0.0.0/24".parse().unwrap()]);
     config
 }
 
@@ -90,7 +90,7 @@ impl TestBench {
             all.push(match output {
                 Output::Send {
                     to,
-                    protocol: Protocol::Asap,
+                    protocol: PoolProtocol::Asap,
                     message,
                 } => TestOutput::Asap(to.0, Asap::parse(&message).unwrap().message),
                 Output::Send { to, message, .. } => TestOutput::Enrp(vec![to.0], enrp(message)),
@@ -116,7 +116,7 @@ impl TestBench {
         let id = AssociationId(u64::from(host));
         let at = SocketAddr::from(([10, 1, 0, host], 5000));
         self.machine
-            .handle_association_up(self.now, id, Protocol::Asap, &[at], None);
+            .handle_association_up(self.now, id, PoolProtocol::Asap, &[at], None);
         id.0
     }
 
@@ -125,7 +125,7 @@ impl TestBench {
         let id = AssociationId(1000 + u64::from(host));
         let at = SocketAddr::from(([10, 0, 0, host], 9901));
         self.machine
-            .handle_association_up(self.now, id, Protocol::Enrp, &[at], None);
+            .handle_association_up(self.now, id, PoolProtocol::Enrp, &[at], None);
         let peer = RegistrarId(u32::from(host));
         self.send_enrp(peer, presence(false, 0xffff));
         peer

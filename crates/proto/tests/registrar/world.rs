@@ -5,7 +5,9 @@ use crate::fault::{Fault, registrar_id};
 use crate::net::{Network, NodeIndex, address};
 use crate::rng::Rng;
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{Config, DialId, Event, Protocol, Registrar, Settings};
+use holdfast_proto::registrar::{
+    Config, DialId, Event, PoolProtocol, Registrar, RegistrarSettings,
+};
 use holdfast_wire::rserpool::{SctpTransport, TransportUse, asap};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,12 +57,12 @@ pub enum WorldEvent {
         boot: u64,
         dial: DialId,
         to: NodeIndex,
-        protocol: Protocol,
+        protocol: PoolProtocol,
     },
     Datagram {
         to: usize,
         from: NodeIndex,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         bytes: Bytes,
     },
     Wake {
@@ -259,7 +261,7 @@ impl World {
             return;
         }
         self.last_fault = self.now;
-        let own = address(node, self.nodes.len(), Protocol::Enrp);
+        let own = address(node, self.nodes.len(), PoolProtocol::Enrp);
         let transport = SctpTransport {
             port: own.port(),
             usage: TransportUse::DataOnly,
@@ -271,7 +273,7 @@ impl World {
         if !self.multicast {
             let others = (0..self.nodes.len()).filter(|other| *other != node);
             config.mentors = others
-                .map(|other| vec![address(other, self.nodes.len(), Protocol::Enrp)])
+                .map(|other| vec![address(other, self.nodes.len(), PoolProtocol::Enrp)])
                 .collect();
         }
         self.nodes[node].boot += 1;
@@ -330,8 +332,8 @@ impl World {
     }
 }
 
-fn settings(multicast: bool) -> Settings {
-    let mut settings = Settings {
+fn settings(multicast: bool) -> RegistrarSettings {
+    let mut settings = RegistrarSettings {
         keep_alive_interval: Duration::from_secs(2),
         keep_alive_timeout: Duration::from_millis(900),
         heartbeat_cycle: Duration::from_secs(1),
@@ -342,11 +344,11 @@ fn settings(multicast: bool) -> Settings {
         table_elements_max: 4,
         batch_elements_max: 2,
         enrp_multicast: multicast,
-        ..Settings::default()
+        ..RegistrarSettings::default()
     };
     if multicast {
         settings.access.registrar =
-            holdfast_proto::registrar::Permission::Only(vec!["10.0.0.0/24".parse().unwrap()]);
+            holdfast_proto::registrar::PermittedHosts::Only(vec!["10.0.0.0/24".parse().unwrap()]);
     }
     settings
 }

@@ -1,14 +1,14 @@
 //! Actions of operators, server programs and clients.
 
-use super::node::{Entry, Node, Socket, State};
-use super::world::World;
-use crate::group::{World as _, change, node_id};
+use super::node::{KernelFlowEntry, KernelFlowState, ServerSocket, SimulatedNode};
+use super::world::HandoffWorld;
+use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
-use holdfast_proto::handoff::{Drain, Request};
+use holdfast_proto::handoff::{DrainPolicy, Request};
 use holdfast_wire::{ChangeKind, Flow, NodeId};
 use std::time::Duration;
 
-impl World {
+impl HandoffWorld {
     /// An operator requests a handoff: of all flows of a node, or of some.
     pub(super) fn request_handoff(&mut self, random: &mut Random) {
         let (node, to) = (
@@ -20,19 +20,25 @@ impl World {
             let is_owned_here = self.nodes[node]
                 .kernel
                 .get(flow)
-                .is_some_and(Entry::may_send);
+                .is_some_and(KernelFlowEntry::may_send);
             (is_owned_here && everything) || random.chance(0.1)
         };
         let flows: Vec<Flow> = self.flows.iter().filter(chosen).copied().collect();
         let drain = match random.below(3) {
-            0 => Drain::No,
-            1 => Drain::Yes,
-            _ => Drain::Within(Duration::from_millis(3)),
+            0 => DrainPolicy::No,
+            1 => DrainPolicy::Yes,
+            _ => DrainPolicy::Within(Duration::from_millis(3)),
         };
         self.start_handoff(node, to, flows, drain);
     }
 
-    pub(super) fn start_handoff(&mut self, node: usize, to: usize, flows: Vec<Flow>, drain: Drain) {
+    pub(super) fn start_handoff(
+        &mut self,
+        node: usize,
+        to: usize,
+        flows: Vec<Flow>,
+        drain: DrainPolicy,
+    ) {
         let now = Duration::from(self.core.now);
         let Some(machine) = self.core.daemons[node].machine.as_mut() else {
             return;
@@ -58,7 +64,7 @@ impl World {
     pub(super) fn serve(&mut self) {
         for flow in &self.flows {
             for node in &mut self.nodes {
-                if node.kernel.get(flow).is_some_and(Entry::may_send)
+                if node.kernel.get(flow).is_some_and(KernelFlowEntry::may_send)
                     && let Some(socket) = node.sockets.get_mut(flow)
                     && let Some(truth) = self.expected_flows.get_mut(flow)
                 {
@@ -80,7 +86,7 @@ impl World {
             if !entry.may_send() || !self.core.is_alive(index) {
                 continue;
             }
-            entry.state = State::Closing;
+            entry.state = KernelFlowState::Closing;
             let epoch = entry.epoch;
             node.sockets.remove(&flow);
             if let Some(truth) = self.expected_flows.get_mut(&flow) {
@@ -95,9 +101,9 @@ impl World {
     /// A client connects to a node, with addresses and ports that may have been used before.
     pub(super) fn connect_client(&mut self, node: usize) {
         let free = self.flows.iter().find(|flow| {
-            let busy = |node: &Node| {
+            let busy = |node: &SimulatedNode| {
                 let entry = node.kernel.get(flow);
-                entry.is_some_and(|entry| entry.state != State::Moved)
+                entry.is_some_and(|entry| entry.state != KernelFlowState::Moved)
             };
             !self.core.steering.contains_key(flow) && !self.nodes.iter().any(busy)
         });
@@ -105,11 +111,15 @@ impl World {
             return;
         };
         self.core.count("opened");
-        let (state, epoch, peer) = (State::Owned, 0, NodeId(0));
+        let (state, epoch, peer) = (KernelFlowState::Owned, 0, NodeId(0));
         let flow_node = &mut self.nodes[node];
-        flow_node.kernel.insert(flow, Entry { state, epoch, peer });
+        flow_node
+            .kernel
+            .insert(flow, KernelFlowEntry { state, epoch, peer });
         let (content, restored) = (0, true);
-        flow_node.sockets.insert(flow, Socket { content, restored });
+        flow_node
+            .sockets
+            .insert(flow, ServerSocket { content, restored });
         let truth = self.expected_flows.entry(flow).or_default();
         (truth.alive, truth.content) = (true, 0);
         let report = vec![change(flow, ChangeKind::Establish, 1)];

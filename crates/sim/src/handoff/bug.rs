@@ -3,7 +3,7 @@
 
 /// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+pub enum HandoffBug {
     /// An acceptor activates the flow when it requests the commit, before the answer.
     ActivatesBeforeCommitted,
     /// A donor resumes the flow when it requests the rollback, before the answer.
@@ -34,22 +34,22 @@ pub enum Bug {
     NoTimers,
 }
 
-impl Bug {
+impl HandoffBug {
     /// All bugs.
-    pub const ALL: [Bug; 14] = [
-        Bug::ActivatesBeforeCommitted,
-        Bug::ResumesBeforeAnswer,
-        Bug::StaleEpochAccepted,
-        Bug::CommitAfterRollback,
-        Bug::FreezeKeepsSending,
-        Bug::RestartResumes,
-        Bug::RestartForgets,
-        Bug::AsksOnce,
-        Bug::NoEpochFloors,
-        Bug::DiscardLeavesEntry,
-        Bug::RestoresTwice,
-        Bug::DoneReportsSuccess,
-        Bug::ClosesEarly,
-        Bug::NoTimers,
+    pub const ALL: [HandoffBug; 14] = [
+        HandoffBug::ActivatesBeforeCommitted,
+        HandoffBug::ResumesBeforeAnswer,
+        HandoffBug::StaleEpochAccepted,
+        HandoffBug::CommitAfterRollback,
+        HandoffBug::FreezeKeepsSending,
+        HandoffBug::RestartResumes,
+        HandoffBug::RestartForgets,
+        HandoffBug::AsksOnce,
+        HandoffBug::NoEpochFloors,
+        HandoffBug::DiscardLeavesEntry,
+        HandoffBug::RestoresTwice,
+        HandoffBug::DoneReportsSuccess,
+        HandoffBug::ClosesEarly,
+        HandoffBug::NoTimers,
     ];
 }

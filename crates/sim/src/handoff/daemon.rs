@@ -1,16 +1,17 @@
 //! Actions of a daemon for its state machine: commands, the holder's table, crash and restart.
 
-use super::Bug;
-use super::node::{Running, State, begin_results, flows_of};
-use super::world::{DaemonAction, World, seconds};
-use crate::group::{World as _, change, node_id, node_index};
+use super::HandoffBug;
+use super::node::{KernelFlowState, RunningCommand, begin_results, flows_of};
+use super::world::{HandoffDaemonAction, HandoffWorld, seconds};
+use crate::node_group::{GroupWorld as _, change, node_id, node_index};
+use holdfast_proto::flow_ownership;
 use holdfast_proto::handoff::{
-    Command, Config, Event, Handoff, KeepReason, Outcome, RequestId, Results, Token,
+    Command, CommandToken, Event, Handoff, HandoffMachineConfig, KeepReason, Outcome, RequestId,
+    Results,
 };
-use holdfast_proto::ownership;
-use holdfast_wire::{Change, ChangeKind, Flow, Record};
+use holdfast_wire::{ChangeKind, Flow, OwnershipChange, OwnershipRecord};
 
-impl World {
+impl HandoffWorld {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
         let (token, results) = begin_results(&command);
         if let Command::Arbitrate { asker, changes, .. } = &command {
@@ -21,7 +22,7 @@ impl World {
             let at = at.max(self.nodes[node].arbitration_busy_until);
             self.nodes[node].arbitration_busy_until = at;
             self.core
-                .schedule_action(node, at, DaemonAction::Arbitrate { token });
+                .schedule_action(node, at, HandoffDaemonAction::Arbitrate { token });
         }
         let flows = flows_of(&command);
         for (index, flow) in flows.iter().enumerate() {
@@ -33,9 +34,9 @@ impl World {
             }
             busy_until.insert(*flow, at);
             self.core
-                .schedule_action(node, at, DaemonAction::Effect { token, index });
+                .schedule_action(node, at, HandoffDaemonAction::Effect { token, index });
         }
-        let running = Running {
+        let running = RunningCommand {
             command,
             results,
             effects_left: flows.len(),
@@ -44,7 +45,7 @@ impl World {
     }
 
     /// Applies changes to the kernel's table; runs on the holder's daemon.
-    pub(super) fn arbitrate(&mut self, node: usize, token: Token) {
+    pub(super) fn arbitrate(&mut self, node: usize, token: CommandToken) {
         if node != self.core.holder {
             let message = format!("node {} arbitrates but is not the holder", node_id(node));
             return self.core.set_violation(message);
@@ -60,12 +61,12 @@ impl World {
         for mut change in changes {
             let current = self.core.steering.get(&change.flow).copied();
             self.apply_bug(current, &mut change);
-            let mut result = ownership::apply_change(current, &change, asker);
+            let mut result = flow_ownership::apply_change(current, &change, asker);
             if let Some(record) = current
-                && self.bug == Some(Bug::CommitAfterRollback)
+                && self.bug == Some(HandoffBug::CommitAfterRollback)
                 && change.kind == ChangeKind::Commit
             {
-                result = Ok(Some(Record::owned(asker, record.epoch + 1)));
+                result = Ok(Some(OwnershipRecord::owned(asker, record.epoch + 1)));
             }
             self.core.record_result(change.flow, &result);
             self.count_change(&change, result.is_ok());
@@ -77,16 +78,16 @@ impl World {
         self.complete_within(node, token, 50);
     }
 
-    fn apply_bug(&self, current: Option<Record>, change: &mut Change) {
+    fn apply_bug(&self, current: Option<OwnershipRecord>, change: &mut OwnershipChange) {
         match (self.bug, change.kind, current) {
-            (Some(Bug::NoEpochFloors), ChangeKind::Establish, _) => change.epoch = 1,
-            (Some(Bug::StaleEpochAccepted), ChangeKind::Establish, _) => {}
-            (Some(Bug::StaleEpochAccepted), _, Some(record)) => change.epoch = record.epoch,
+            (Some(HandoffBug::NoEpochFloors), ChangeKind::Establish, _) => change.epoch = 1,
+            (Some(HandoffBug::StaleEpochAccepted), ChangeKind::Establish, _) => {}
+            (Some(HandoffBug::StaleEpochAccepted), _, Some(record)) => change.epoch = record.epoch,
             _ => {}
         }
     }
 
-    fn count_change(&mut self, change: &Change, ok: bool) {
+    fn count_change(&mut self, change: &OwnershipChange, ok: bool) {
         let kind = match change.kind {
             ChangeKind::Divert { .. } => "divert".to_owned(),
             kind => format!("{kind:?}").to_lowercase(),
@@ -96,19 +97,19 @@ impl World {
     }
 
     /// Handles a request to the holder: applies the bugs that do not wait for the answer.
-    pub(super) fn on_request(&mut self, node: usize, changes: &[Change]) {
+    pub(super) fn on_request(&mut self, node: usize, changes: &[OwnershipChange]) {
         for change in changes {
             let flow = change.flow;
             match (self.bug, change.kind) {
-                (Some(Bug::ActivatesBeforeCommitted), ChangeKind::Commit) => {
+                (Some(HandoffBug::ActivatesBeforeCommitted), ChangeKind::Commit) => {
                     self.nodes[node].activate(flow, change.epoch + 1);
                     self.core.changed_flows.push(flow);
                 }
-                (Some(Bug::ResumesBeforeAnswer), ChangeKind::Rollback) => {
+                (Some(HandoffBug::ResumesBeforeAnswer), ChangeKind::Rollback) => {
                     if let Some(entry) = self.nodes[node].kernel.get_mut(&flow)
-                        && entry.state == State::Outgoing
+                        && entry.state == KernelFlowState::Outgoing
                     {
-                        entry.state = State::Owned;
+                        entry.state = KernelFlowState::Owned;
                         self.core.changed_flows.push(flow);
                     }
                 }
@@ -164,7 +165,12 @@ impl World {
     }
 
     /// Records the holder's answer to an establish or a removal.
-    fn on_change_result(&mut self, node: usize, change: Change, record: Option<Record>) {
+    fn on_change_result(
+        &mut self,
+        node: usize,
+        change: OwnershipChange,
+        record: Option<OwnershipRecord>,
+    ) {
         let flow = change.flow;
         let kernel = &mut self.nodes[node].kernel;
         let Some(entry) = kernel.get_mut(&flow) else {
@@ -174,7 +180,7 @@ impl World {
             (ChangeKind::Establish, Some(record)) if entry.may_send() => {
                 entry.epoch = entry.epoch.max(record.epoch);
             }
-            (ChangeKind::Remove, _) if entry.state == State::Closing => {
+            (ChangeKind::Remove, _) if entry.state == KernelFlowState::Closing => {
                 kernel.remove(&flow);
             }
             _ => {}
@@ -187,38 +193,42 @@ impl World {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(node_id);
         let life = core.incarnation(node);
-        let mut config = Config::new(node_id(node), life, node_id(core.holder), peers);
+        let mut config =
+            HandoffMachineConfig::new(node_id(node), life, node_id(core.holder), peers);
         config.batch_flows_max = self.batch_flows_max;
         let epochs = core.steering.values().map(|record| record.epoch);
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);
         config.new_flow_epoch_min = floor.max(life as u32 * 10_000);
         let mut machine = Handoff::new(config);
         // Half of the daemons have no spare processor time.
-        machine.set_yielding((node + life as usize) % 2 == 1);
+        machine.set_pause_between_batches((node + life as usize) % 2 == 1);
         core.daemons[node].machine = Some(machine);
         let mut recovered = self.nodes[node].recovered();
         for flow in &recovered {
             core.count(&format!("recovered {:?}", flow.role));
         }
-        if self.bug == Some(Bug::RestartResumes) {
+        if self.bug == Some(HandoffBug::RestartResumes) {
             for entry in self.nodes[node].kernel.values_mut() {
-                if entry.state == State::Outgoing {
-                    entry.state = State::Owned;
+                if entry.state == KernelFlowState::Outgoing {
+                    entry.state = KernelFlowState::Owned;
                 }
             }
             core.changed_flows
                 .extend(recovered.iter().map(|flow| flow.flow));
-            recovered.retain(|flow| self.nodes[node].kernel[&flow.flow].state != State::Owned);
+            recovered
+                .retain(|flow| self.nodes[node].kernel[&flow.flow].state != KernelFlowState::Owned);
         }
-        if self.bug != Some(Bug::RestartForgets) {
+        if self.bug != Some(HandoffBug::RestartForgets) {
             self.drive_machine(node, |machine, now| {
                 machine.handle_recovered(now, recovered)
             });
         }
         let entries = self.nodes[node].kernel.iter();
         let reports = entries.filter_map(|(flow, entry)| match entry.state {
-            State::Closing => Some(change(*flow, ChangeKind::Remove, entry.epoch)),
-            State::Owned if entry.epoch == 0 => Some(change(*flow, ChangeKind::Establish, 1)),
+            KernelFlowState::Closing => Some(change(*flow, ChangeKind::Remove, entry.epoch)),
+            KernelFlowState::Owned if entry.epoch == 0 => {
+                Some(change(*flow, ChangeKind::Establish, 1))
+            }
             _ => None,
         });
         let reports = reports.collect();

@@ -1,36 +1,40 @@
 //! The frames between daemons, and the bugs that alter them.
 
-use super::Bug;
-use super::node::State;
-use super::world::World;
-use crate::group::{self, node_id};
+use super::HandoffBug;
+use super::node::KernelFlowState;
+use super::world::HandoffWorld;
+use crate::node_group::{self, node_id};
 use holdfast_wire::{Flow, Frame};
 
-impl World {
+impl HandoffWorld {
     pub(super) fn send_frame(&mut self, from: usize, to: usize, frame: Frame) {
         if let Frame::ChangeRequest { request, changes } = &frame {
             self.on_request(from, changes);
             let is_repeated = self.core.is_repeated_request(from, *request);
-            if is_repeated && self.bug == Some(Bug::AsksOnce) {
+            if is_repeated && self.bug == Some(HandoffBug::AsksOnce) {
                 return;
             }
         }
         match self.bug {
-            Some(Bug::DoneReportsSuccess) => self.core.transmit(from, to, &report_all_moved(frame)),
+            Some(HandoffBug::DoneReportsSuccess) => {
+                self.core.transmit(from, to, &report_all_moved(frame))
+            }
             _ => self.core.transmit(from, to, &frame),
         }
     }
 
     pub(super) fn deliver_frame(&mut self, from: usize, to: usize, frame: Frame) {
-        if self.bug == Some(Bug::ClosesEarly) && matches!(frame, Frame::PrepareResponse { .. }) {
+        if self.bug == Some(HandoffBug::ClosesEarly)
+            && matches!(frame, Frame::PrepareResponse { .. })
+        {
             let entries = self.nodes[to].kernel.iter();
-            let prepared = entries.filter(|(_, entry)| entry.state == State::Prepared);
+            let prepared = entries.filter(|(_, entry)| entry.state == KernelFlowState::Prepared);
             let prepared: Vec<Flow> = prepared.map(|(flow, _)| *flow).collect();
             for flow in prepared {
                 self.nodes[to].close(flow, node_id(from));
             }
         }
-        group::World::drive_machine(self, to, |machine, now| {
+        node_group::GroupWorld::drive_machine(self, to, |machine, now| {
             machine.handle_frame(now, node_id(from), frame);
         });
     }

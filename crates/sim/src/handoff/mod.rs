@@ -15,12 +15,12 @@ mod oracle;
 mod tests;
 mod world;
 
-pub use bug::Bug;
+pub use bug::HandoffBug;
 
 use crate::Violation;
-use crate::group::{self, Faults, Outcome, Setting, Span};
+use crate::node_group::{self, CountRange, FaultFrequencies, GroupRunOutcome, PlanDistribution};
 use crate::time::Time;
-use world::World;
+use world::HandoffWorld;
 
 /// The part of a config specific to handoffs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,17 +28,17 @@ pub struct HandoffConfig {
     /// Maximum number of flows per batch, a setting of the state machines.
     pub batch_flows_max: usize,
     /// The deliberate bug, if any.
-    pub bug: Option<Bug>,
+    pub bug: Option<HandoffBug>,
 }
 
 /// Configuration of a run.
-pub type Config = group::Config<HandoffConfig>;
+pub type HandoffRunConfig = node_group::GroupRunConfig<HandoffConfig>;
 
 /// Three to five nodes, with a few flows that are handed around for two seconds.
-pub const DEFAULT: Setting = Setting {
-    nodes: Span::new(3, 5),
-    flows: Span::new(2, 8),
-    requests: Span::new(3, 13),
+pub const DEFAULT: PlanDistribution = PlanDistribution {
+    nodes: CountRange::new(3, 5),
+    flows: CountRange::new(2, 8),
+    requests: CountRange::new(3, 13),
     runtime: Time::from_micros(2_000_000),
     idle_deadline: Time::from_micros(200_000_000),
     action_delay_max: Time::from_micros(2_500),
@@ -46,13 +46,17 @@ pub const DEFAULT: Setting = Setting {
     cut: 0.25,
     close: 0.3,
     open: 0.1,
-    faults: Faults::DEFAULT,
+    faults: FaultFrequencies::DEFAULT,
 };
 
 /// Derives a config from a setting and a seed.
 #[must_use]
-pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
-    group::schedule(setting, seed, &[], |random, _| HandoffConfig {
+pub fn schedule(
+    setting: &PlanDistribution,
+    seed: u64,
+    bug: Option<HandoffBug>,
+) -> HandoffRunConfig {
+    node_group::schedule(setting, seed, &[], |random, _| HandoffConfig {
         batch_flows_max: random.between(1, 5) as usize,
         bug,
     })
@@ -64,19 +68,19 @@ pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
 /// # Errors
 /// The first violated invariant.
 pub fn try_run(
-    config: &Config,
+    config: &HandoffRunConfig,
     seed: u64,
     trace: Option<&mut Vec<String>>,
-) -> Result<Outcome, Violation> {
-    group::try_run::<World>(config, seed, trace)
+) -> Result<GroupRunOutcome, Violation> {
+    node_group::try_run::<HandoffWorld>(config, seed, trace)
 }
 
 /// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
 pub fn shrink(
-    setting: &Setting,
+    setting: &PlanDistribution,
     seed: u64,
-    bug: Option<Bug>,
-) -> Option<group::Failure<HandoffConfig>> {
-    group::shrink::<World>(schedule(setting, seed, bug), seed)
+    bug: Option<HandoffBug>,
+) -> Option<node_group::ShrunkSeedFailure<HandoffConfig>> {
+    node_group::shrink::<HandoffWorld>(schedule(setting, seed, bug), seed)
 }

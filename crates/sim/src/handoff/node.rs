@@ -1,12 +1,12 @@
 //! A node: the kernel's state and the server program's sockets, which survive its daemon, and the daemon's commands in
 //! progress.
 
-use super::Bug;
+use super::HandoffBug;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{
-    Command, FrozenFlow, KeepReason, RecoveredFlow, RecoveredRole, RequestId, Results,
-    SendQueueInfo, StaticFlow, Token,
+    Command, CommandToken, FrozenFlow, KeepReason, RecoveredFlow, RecoveredRole, RequestId,
+    Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_wire::{Flow, NodeId};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// State of a flow in a node's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum KernelFlowState {
     Owned,
     Prepared,
     Outgoing,
@@ -24,39 +24,42 @@ pub(super) enum State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) state: State,
+pub(super) struct KernelFlowEntry {
+    pub(super) state: KernelFlowState,
     /// The flow's epoch; 0 until the holder has confirmed the flow.
     pub(super) epoch: u32,
     pub(super) peer: NodeId,
 }
 
-impl Entry {
+impl KernelFlowEntry {
     pub(super) fn may_send(&self) -> bool {
-        matches!(self.state, State::Owned | State::Prepared)
+        matches!(
+            self.state,
+            KernelFlowState::Owned | KernelFlowState::Prepared
+        )
     }
 }
 
 /// A socket in the server program. Its only state is the number of bytes it has processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Socket {
+pub(super) struct ServerSocket {
     pub(super) content: u64,
     pub(super) restored: bool,
 }
 
 /// A command in progress.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningCommand {
     pub(super) command: Command,
     pub(super) results: Results,
     pub(super) effects_left: usize,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Node {
-    pub(super) kernel: BTreeMap<Flow, Entry>,
-    pub(super) sockets: BTreeMap<Flow, Socket>,
-    pub(super) running: BTreeMap<Token, Running>,
+pub(super) struct SimulatedNode {
+    pub(super) kernel: BTreeMap<Flow, KernelFlowEntry>,
+    pub(super) sockets: BTreeMap<Flow, ServerSocket>,
+    pub(super) running: BTreeMap<CommandToken, RunningCommand>,
     /// Time of the last scheduled action on a flow; below, of the last arbitration.
     pub(super) busy_until: BTreeMap<Flow, Time>,
     pub(super) arbitration_busy_until: Time,
@@ -64,7 +67,7 @@ pub(super) struct Node {
     pub(super) pending: BTreeMap<RequestId, Vec<Flow>>,
 }
 
-impl Node {
+impl SimulatedNode {
     /// Drops the daemon's commands in progress.
     pub(super) fn crash(&mut self) {
         self.running.clear();
@@ -77,9 +80,9 @@ impl Node {
         let entries = self.kernel.iter();
         let found = entries.filter_map(|(flow, entry)| {
             let role = match entry.state {
-                State::Prepared => RecoveredRole::DonorPrepared,
-                State::Outgoing => RecoveredRole::Donor,
-                State::Incoming => RecoveredRole::Acceptor,
+                KernelFlowState::Prepared => RecoveredRole::DonorPrepared,
+                KernelFlowState::Outgoing => RecoveredRole::Donor,
+                KernelFlowState::Incoming => RecoveredRole::Acceptor,
                 _ => return None,
             };
             let (flow, epoch, peer) = (*flow, entry.epoch, entry.peer);
@@ -96,11 +99,11 @@ impl Node {
     /// Executes a command for its flow number `index`.
     pub(super) fn execute(
         &mut self,
-        running: &mut Running,
+        running: &mut RunningCommand,
         index: usize,
         random: &mut Random,
         fails: bool,
-        bug: Option<Bug>,
+        bug: Option<HandoffBug>,
     ) -> Flow {
         let flow = flow_of(&running.command, index);
         match (&running.command, &mut running.results) {
@@ -146,7 +149,7 @@ impl Node {
                 }));
             }
             (Command::Discard { .. }, Results::Discarded) => {
-                if bug != Some(Bug::DiscardLeavesEntry) {
+                if bug != Some(HandoffBug::DiscardLeavesEntry) {
                     self.discard(flow);
                 }
             }
@@ -165,13 +168,13 @@ impl Node {
         let Some(entry) = self.kernel.get_mut(&flow) else {
             return Err(KeepReason::UnknownFlow);
         };
-        if entry.state != State::Owned {
+        if entry.state != KernelFlowState::Owned {
             return Err(KeepReason::OwnedElsewhere(None));
         }
         if fails || entry.epoch == 0 {
             return Err(KeepReason::Unmovable("the flow has urgent data".to_owned()));
         }
-        entry.state = State::Prepared;
+        entry.state = KernelFlowState::Prepared;
         let unsent = random.between(0, 3) as u32 * 30_000;
         Ok(StaticFlow {
             epoch: entry.epoch,
@@ -191,13 +194,13 @@ impl Node {
         epoch: u32,
         acceptor: NodeId,
         fails: bool,
-        bug: Option<Bug>,
+        bug: Option<HandoffBug>,
     ) -> Result<FrozenFlow, String> {
         match (self.kernel.get_mut(&flow), self.sockets.get(&flow)) {
-            (Some(entry), Some(socket)) if entry.state == State::Prepared => {
-                if bug != Some(Bug::FreezeKeepsSending) {
-                    let (state, peer) = (State::Outgoing, acceptor);
-                    *entry = Entry { state, epoch, peer };
+            (Some(entry), Some(socket)) if entry.state == KernelFlowState::Prepared => {
+                if bug != Some(HandoffBug::FreezeKeepsSending) {
+                    let (state, peer) = (KernelFlowState::Outgoing, acceptor);
+                    *entry = KernelFlowEntry { state, epoch, peer };
                 }
                 if fails {
                     return Err("the queue could not be read".to_owned());
@@ -218,11 +221,11 @@ impl Node {
         if let Some(entry) = self.kernel.get_mut(&flow)
             && matches!(
                 entry.state,
-                State::Owned | State::Prepared | State::Outgoing
+                KernelFlowState::Owned | KernelFlowState::Prepared | KernelFlowState::Outgoing
             )
             && epoch >= entry.epoch
         {
-            entry.state = State::Owned;
+            entry.state = KernelFlowState::Owned;
             entry.epoch = epoch;
         }
     }
@@ -231,10 +234,10 @@ impl Node {
         if let Some(entry) = self.kernel.get_mut(&flow)
             && matches!(
                 entry.state,
-                State::Owned | State::Prepared | State::Outgoing
+                KernelFlowState::Owned | KernelFlowState::Prepared | KernelFlowState::Outgoing
             )
         {
-            entry.state = State::Moved;
+            entry.state = KernelFlowState::Moved;
             entry.peer = peer;
             self.sockets.remove(&flow);
         }
@@ -242,13 +245,15 @@ impl Node {
 
     fn prepare(&mut self, flow: Flow, epoch: u32, peer: NodeId, fails: bool) -> Result<(), String> {
         let known = self.kernel.get(&flow).map(|entry| entry.state);
-        if fails || !matches!(known, None | Some(State::Moved)) {
+        if fails || !matches!(known, None | Some(KernelFlowState::Moved)) {
             return Err(format!("no socket for the flow: {known:?}"));
         }
-        let state = State::Incoming;
-        self.kernel.insert(flow, Entry { state, epoch, peer });
+        let state = KernelFlowState::Incoming;
+        self.kernel
+            .insert(flow, KernelFlowEntry { state, epoch, peer });
         let (content, restored) = (0, false);
-        self.sockets.insert(flow, Socket { content, restored });
+        self.sockets
+            .insert(flow, ServerSocket { content, restored });
         Ok(())
     }
 
@@ -257,14 +262,14 @@ impl Node {
         flow: Flow,
         dynamic: &[u8],
         fails: bool,
-        bug: Option<Bug>,
+        bug: Option<HandoffBug>,
     ) -> Result<(), String> {
         let socket = self.sockets.get_mut(&flow).ok_or("no socket")?;
         if fails {
             return Err("the repair failed".to_owned());
         }
         let content = u64::from_le_bytes(dynamic.try_into().map_err(|_| "no state")?);
-        let times = if bug == Some(Bug::RestoresTwice) {
+        let times = if bug == Some(HandoffBug::RestoresTwice) {
             2
         } else {
             1
@@ -276,9 +281,9 @@ impl Node {
 
     pub(super) fn activate(&mut self, flow: Flow, epoch: u32) {
         if let Some(entry) = self.kernel.get_mut(&flow)
-            && entry.state == State::Incoming
+            && entry.state == KernelFlowState::Incoming
         {
-            entry.state = State::Owned;
+            entry.state = KernelFlowState::Owned;
             entry.epoch = epoch;
         }
     }
@@ -287,7 +292,7 @@ impl Node {
         if self
             .kernel
             .get(&flow)
-            .is_some_and(|entry| entry.state == State::Incoming)
+            .is_some_and(|entry| entry.state == KernelFlowState::Incoming)
         {
             self.kernel.remove(&flow);
             self.sockets.remove(&flow);
@@ -335,7 +340,7 @@ fn flow_of(command: &Command, index: usize) -> Flow {
 }
 
 /// Returns the token and the empty results of a command.
-pub(super) fn begin_results(command: &Command) -> (Token, Results) {
+pub(super) fn begin_results(command: &Command) -> (CommandToken, Results) {
     match command {
         Command::ReadStatic { token, .. } => (*token, Results::ReadStatic(vec![])),
         Command::Drain { token, .. } => (*token, Results::Drained(vec![])),

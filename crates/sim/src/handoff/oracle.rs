@@ -1,11 +1,11 @@
 //! The invariants after every step, and at the end.
 
-use super::node::State;
-use super::world::World;
-use crate::group::{node_id, node_index, sender};
-use holdfast_wire::{Flow, Record, RecordState};
+use super::node::KernelFlowState;
+use super::world::HandoffWorld;
+use crate::node_group::{node_id, node_index, sender};
+use holdfast_wire::{Flow, OwnershipRecord, RecordState};
 
-impl World {
+impl HandoffWorld {
     pub(super) fn check_changed_flows(&mut self) -> Result<(), String> {
         while let Some(flow) = self.core.changed_flows.pop() {
             self.check_flow(flow)?;
@@ -44,7 +44,12 @@ impl World {
         }
     }
 
-    fn check_sender(&self, flow: Flow, at: usize, record: Option<Record>) -> Result<(), String> {
+    fn check_sender(
+        &self,
+        flow: Flow,
+        at: usize,
+        record: Option<OwnershipRecord>,
+    ) -> Result<(), String> {
         let node = &self.nodes[at];
         let entry = &node.kernel[&flow];
         match record {
@@ -105,7 +110,7 @@ impl World {
         });
         let entries = self.nodes.iter().enumerate().filter_map(|(node, of)| {
             let entry = of.kernel.get(&flow)?;
-            (entry.state != State::Moved).then_some((node, *entry))
+            (entry.state != KernelFlowState::Moved).then_some((node, *entry))
         });
         let entries: Vec<_> = entries.collect();
         if !alive {
@@ -120,7 +125,7 @@ impl World {
         }
         match entries[..] {
             [(node, entry)]
-                if entry.state == State::Owned && Some((node, entry.epoch)) == owner =>
+                if entry.state == KernelFlowState::Owned && Some((node, entry.epoch)) == owner =>
             {
                 Ok(())
             }

@@ -1,25 +1,25 @@
 //! Tests without faults: every flow moves, from node to node and on, and quickly.
 
-use super::node::Entry;
-use super::world::World;
+use super::node::KernelFlowEntry;
+use super::world::HandoffWorld;
 use super::{DEFAULT, schedule};
-use crate::group::{Faults, Setting, Span, World as _};
+use crate::node_group::{CountRange, FaultFrequencies, GroupWorld as _, PlanDistribution};
 use crate::time::Time;
-use holdfast_proto::handoff::Drain;
+use holdfast_proto::handoff::DrainPolicy;
 use holdfast_wire::Flow;
 
 /// Returns a world without faults and requests.
-fn faultless_world(seed: u64) -> World {
-    let setting = Setting {
-        requests: Span::new(0, 0),
-        faults: Faults::NONE,
+fn faultless_world(seed: u64) -> HandoffWorld {
+    let setting = PlanDistribution {
+        requests: CountRange::new(0, 0),
+        faults: FaultFrequencies::NONE,
         ..DEFAULT
     };
-    World::new(&schedule(&setting, seed, None), seed)
+    HandoffWorld::new(&schedule(&setting, seed, None), seed)
 }
 
 /// Runs until no state machine has work left; returns the duration.
-fn run_until_idle(world: &mut World) -> Time {
+fn run_until_idle(world: &mut HandoffWorld) -> Time {
     let started_at = world.core.now;
     while !world.is_idle() && world.handle_next(Time(u64::MAX)) {}
     world.core.now - started_at
@@ -37,10 +37,10 @@ fn all_flows_move_round_without_faults() {
                 world.nodes[node]
                     .kernel
                     .get(flow)
-                    .is_some_and(Entry::may_send)
+                    .is_some_and(KernelFlowEntry::may_send)
             };
             let flows: Vec<Flow> = world.flows.iter().filter(owned).copied().collect();
-            world.start_handoff(node, node + 1, flows, Drain::No);
+            world.start_handoff(node, node + 1, flows, DrainPolicy::No);
             let duration = run_until_idle(&mut world);
             assert!(
                 duration < Time::from_secs_f64(0.1),

@@ -1,20 +1,20 @@
 //! A group with daemons that hand flows off.
 
-use super::node::{Node, State};
-use super::{Bug, Config, HandoffConfig};
-use crate::group::{self, Core, client_flow, pairs};
+use super::node::{KernelFlowState, SimulatedNode};
+use super::{HandoffBug, HandoffConfig, HandoffRunConfig};
+use crate::node_group::{self, GroupCore, client_flow, pairs};
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::handoff::{Command, Completion, Event, Handoff, Token};
-use holdfast_wire::{Flow, Frame, Record};
+use holdfast_proto::handoff::{Command, CommandToken, Completion, Event, Handoff};
+use holdfast_wire::{Flow, Frame, OwnershipRecord};
 use std::collections::BTreeMap;
 
 /// An action of a daemon for its state machine.
 #[derive(Debug)]
-pub(super) enum DaemonAction {
-    Effect { token: Token, index: usize },
-    Arbitrate { token: Token },
-    Complete { token: Token },
+pub(super) enum HandoffDaemonAction {
+    Effect { token: CommandToken, index: usize },
+    Arbitrate { token: CommandToken },
+    Complete { token: CommandToken },
 }
 
 /// The expected state of a flow, independent of its location.
@@ -24,28 +24,30 @@ pub(super) struct ExpectedFlow {
     /// Number of bytes it has processed, all in the one socket that may send.
     pub(super) content: u64,
     pub(super) epoch: u32,
-    pub(super) record: Option<Record>,
+    pub(super) record: Option<OwnershipRecord>,
 }
 
 #[derive(Debug)]
-pub(super) struct World {
-    pub(super) core: Core<Handoff, DaemonAction>,
-    pub(super) nodes: Vec<Node>,
+pub(super) struct HandoffWorld {
+    pub(super) core: GroupCore<Handoff, HandoffDaemonAction>,
+    pub(super) nodes: Vec<SimulatedNode>,
     pub(super) flows: Vec<Flow>,
     pub(super) expected_flows: BTreeMap<Flow, ExpectedFlow>,
-    pub(super) bug: Option<Bug>,
+    pub(super) bug: Option<HandoffBug>,
     pub(super) batch_flows_max: usize,
 }
 
-impl group::World for World {
+impl node_group::GroupWorld for HandoffWorld {
     type Specific = HandoffConfig;
     type Machine = Handoff;
-    type Event = DaemonAction;
+    type Event = HandoffDaemonAction;
 
-    fn new(config: &Config, seed: u64) -> World {
-        let mut world = World {
-            core: Core::new(config, seed),
-            nodes: (0..config.nodes).map(|_| Node::default()).collect(),
+    fn new(config: &HandoffRunConfig, seed: u64) -> HandoffWorld {
+        let mut world = HandoffWorld {
+            core: GroupCore::new(config, seed),
+            nodes: (0..config.nodes)
+                .map(|_| SimulatedNode::default())
+                .collect(),
             flows: (0..config.flows as u64).map(client_flow).collect(),
             expected_flows: BTreeMap::new(),
             bug: config.specific.bug,
@@ -64,12 +66,12 @@ impl group::World for World {
         world
     }
 
-    fn core(&mut self) -> &mut Core<Handoff, DaemonAction> {
+    fn core(&mut self) -> &mut GroupCore<Handoff, HandoffDaemonAction> {
         &mut self.core
     }
 
     fn timers_fire(&self) -> bool {
-        self.bug != Some(Bug::NoTimers)
+        self.bug != Some(HandoffBug::NoTimers)
     }
 
     fn send(&mut self, from: usize, to: usize, frame: Frame) {
@@ -88,11 +90,11 @@ impl group::World for World {
         self.on_event(node, event);
     }
 
-    fn execute_action(&mut self, node: usize, event: DaemonAction) {
+    fn execute_action(&mut self, node: usize, event: HandoffDaemonAction) {
         match event {
-            DaemonAction::Effect { token, index } => self.execute_effect(node, token, index),
-            DaemonAction::Arbitrate { token } => self.arbitrate(node, token),
-            DaemonAction::Complete { token } => {
+            HandoffDaemonAction::Effect { token, index } => self.execute_effect(node, token, index),
+            HandoffDaemonAction::Arbitrate { token } => self.arbitrate(node, token),
+            HandoffDaemonAction::Complete { token } => {
                 if let Some(running) = self.nodes[node].running.remove(&token) {
                     let results = running.results;
                     let completion = Completion { token, results };
@@ -107,7 +109,7 @@ impl group::World for World {
     fn crash(&mut self, node: usize) {
         self.core.count("crash");
         let entries = self.nodes[node].kernel.values();
-        let states: Vec<State> = entries.map(|entry| entry.state).collect();
+        let states: Vec<KernelFlowState> = entries.map(|entry| entry.state).collect();
         for state in states {
             self.core.count(&format!("crash with a flow {state:?}"));
         }
@@ -153,8 +155,8 @@ impl group::World for World {
     }
 }
 
-impl World {
-    fn execute_effect(&mut self, node: usize, token: Token, index: usize) {
+impl HandoffWorld {
+    fn execute_effect(&mut self, node: usize, token: CommandToken, index: usize) {
         let fails = self.core.command_fails();
         let node_state = &mut self.nodes[node];
         let Some(mut running) = node_state.running.remove(&token) else {
@@ -170,10 +172,10 @@ impl World {
     }
 
     /// Schedules the report to the state machine that a command is done, at most `most_us` microseconds later.
-    pub(super) fn complete_within(&mut self, node: usize, token: Token, most_us: u64) {
+    pub(super) fn complete_within(&mut self, node: usize, token: CommandToken, most_us: u64) {
         let at = self.core.now + self.core.micros(0, most_us);
         self.core
-            .schedule_action(node, at, DaemonAction::Complete { token });
+            .schedule_action(node, at, HandoffDaemonAction::Complete { token });
     }
 }
 

@@ -1,12 +1,12 @@
 //! Actions of an acceptor's daemon, in steps.
 
-use super::Bug;
-use super::host::{Entry, MoveRecord, ProcessIdentity, State};
-use super::world::World;
+use super::MigrationBug;
+use super::host::{KernelFlowEntry, KernelFlowState, MoveRecord, ProcessIdentity};
+use super::world::MigrationWorld;
 use holdfast_proto::migration::{Command, RecoveredRole, Results, ResumeReport};
 use holdfast_wire::{Flow, MoveId};
 
-impl World {
+impl MigrationWorld {
     pub(super) fn execute_acceptor_step(
         &mut self,
         node: usize,
@@ -57,9 +57,10 @@ impl World {
             }
             Command::Resume { .. } => self.resume(node, command, step, fails),
             Command::Discard { id, .. } => {
-                if bug != Some(Bug::DiscardLeavesHolds) {
-                    host.entries
-                        .retain(|_, entry| entry.state != State::Incoming || entry.id != Some(*id));
+                if bug != Some(MigrationBug::DiscardLeavesHolds) {
+                    host.entries.retain(|_, entry| {
+                        entry.state != KernelFlowState::Incoming || entry.id != Some(*id)
+                    });
                 }
                 host.stub_processes.remove(id);
                 host.move_records.remove(id);
@@ -78,12 +79,13 @@ impl World {
         let host = &mut self.hosts[node];
         for (flow, epoch) in held {
             match host.entries.get(&flow).map(|entry| entry.state) {
-                None | Some(State::Moved) => {}
-                Some(State::Incoming) if host.entries[&flow].id == Some(id) => {}
+                None | Some(KernelFlowState::Moved) => {}
+                Some(KernelFlowState::Incoming) if host.entries[&flow].id == Some(id) => {}
                 other => return Err(format!("{flow} is {other:?}")),
             }
-            let (state, id) = (State::Incoming, Some(id));
-            host.entries.insert(flow, Entry { state, epoch, id });
+            let (state, id) = (KernelFlowState::Incoming, Some(id));
+            host.entries
+                .insert(flow, KernelFlowEntry { state, epoch, id });
         }
         Ok(())
     }
@@ -123,13 +125,14 @@ impl World {
             0 => {
                 for flow in flows {
                     let entry = host.entries.get(&flow.flow);
-                    if entry.is_some_and(|entry| entry.state == State::Incoming) {
-                        host.set_state(flow.flow, State::Owned, flow.epoch);
+                    if entry.is_some_and(|entry| entry.state == KernelFlowState::Incoming) {
+                        host.set_state(flow.flow, KernelFlowState::Owned, flow.epoch);
                     }
                     self.core.changed_flows.push(flow.flow);
                 }
-                host.entries
-                    .retain(|_, entry| entry.state != State::Incoming || entry.id != Some(*id));
+                host.entries.retain(|_, entry| {
+                    entry.state != KernelFlowState::Incoming || entry.id != Some(*id)
+                });
                 None
             }
             1 => {

@@ -1,18 +1,19 @@
 //! Actions of operators, programs and clients; the start of daemons, and their reports.
 
-use super::Bug;
-use super::host::{ProcessIdentity, State};
-use super::world::{DaemonAction, World};
-use crate::group::{World as _, change, node_id};
+use super::MigrationBug;
+use super::host::{KernelFlowState, ProcessIdentity};
+use super::world::{MigrationDaemonAction, MigrationWorld};
+use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
 use holdfast_proto::migration::{
-    Config, Event, KeepReason, Migration, Options, Outcome, ProcessId, RecoveredRole, Request,
+    Event, KeepReason, Migration, MigrationMachineConfig, Options, Outcome, ProcessId,
+    RecoveredRole, Request,
 };
-use holdfast_wire::migration::SocketStrategy;
-use holdfast_wire::{Change, ChangeKind, Flow};
+use holdfast_wire::move_frames::SocketStrategy;
+use holdfast_wire::{ChangeKind, Flow, OwnershipChange};
 use std::time::Duration;
 
-impl World {
+impl MigrationWorld {
     /// An operator moves or clones a process.
     pub(super) fn request_migration(&mut self, random: &mut Random) {
         let (node, to) = (
@@ -135,7 +136,7 @@ impl World {
         let Some(entry) = self.hosts[node].entries.get_mut(&flow) else {
             return;
         };
-        entry.state = State::Closing;
+        entry.state = KernelFlowState::Closing;
         let epoch = entry.epoch;
         let report = vec![change(flow, ChangeKind::Remove, epoch)];
         self.core.changed_flows.push(flow);
@@ -159,10 +160,10 @@ impl World {
         }
     }
 
-    fn schedule_report(&mut self, node: usize, change: Change) {
+    fn schedule_report(&mut self, node: usize, change: OwnershipChange) {
         let at = self.core.now + self.core.micros(50, 3_000);
         self.core
-            .schedule_action(node, at, DaemonAction::Report { change });
+            .schedule_action(node, at, MigrationDaemonAction::Report { change });
     }
 
     pub(super) fn on_event(&mut self, node: usize, event: Event) {
@@ -204,7 +205,7 @@ impl World {
     pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(node_id);
-        let config = Config::new(
+        let config = MigrationMachineConfig::new(
             node_id(node),
             core.incarnation(node),
             node_id(core.holder),
@@ -215,7 +216,7 @@ impl World {
         for recovered_move in &recovered {
             self.core
                 .count(&format!("recovered {}", role_name(&recovered_move.role)));
-            if self.bug == Some(Bug::RestartThaws)
+            if self.bug == Some(MigrationBug::RestartThaws)
                 && matches!(
                     recovered_move.role,
                     RecoveredRole::Donor {
@@ -227,7 +228,7 @@ impl World {
                 self.thaw(node, recovered_move.id);
             }
         }
-        if self.bug != Some(Bug::RestartForgets) {
+        if self.bug != Some(MigrationBug::RestartForgets) {
             self.drive_machine(node, |machine, now| {
                 machine.handle_recovered(now, recovered)
             });
@@ -235,11 +236,11 @@ impl World {
         let entries = self.hosts[node].entries.clone();
         for (flow, entry) in entries {
             match entry.state {
-                State::Closing => {
+                KernelFlowState::Closing => {
                     let report = vec![change(flow, ChangeKind::Remove, entry.epoch)];
                     self.drive_machine(node, |machine, _| machine.handle_changes(report));
                 }
-                State::Owned if entry.epoch == 1 => {
+                KernelFlowState::Owned if entry.epoch == 1 => {
                     self.schedule_report(node, change(flow, ChangeKind::Establish, 1));
                 }
                 _ => {}

@@ -3,7 +3,7 @@
 
 /// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+pub enum MigrationBug {
     /// An acceptor resumes the process when it requests the commit, before the answer.
     ResumesBeforeCommitted,
     /// A donor resumes the process when it requests the rollback, before the answer.
@@ -40,25 +40,25 @@ pub enum Bug {
     NoTimers,
 }
 
-impl Bug {
+impl MigrationBug {
     /// All bugs.
-    pub const ALL: [Bug; 17] = [
-        Bug::ResumesBeforeCommitted,
-        Bug::ThawsBeforeAnswer,
-        Bug::ReleasesEarly,
-        Bug::RollbackWithoutProcess,
-        Bug::CommitWithoutProcess,
-        Bug::CommitsProcessAlone,
-        Bug::StaleEpochAccepted,
-        Bug::FreezeKeepsRunning,
-        Bug::RestartThaws,
-        Bug::RestartForgets,
-        Bug::NotesNotStored,
-        Bug::AsksOnce,
-        Bug::DiscardLeavesHolds,
-        Bug::TranslatesOnce,
-        Bug::RecordRemovedEarly,
-        Bug::DoneReportsSuccess,
-        Bug::NoTimers,
+    pub const ALL: [MigrationBug; 17] = [
+        MigrationBug::ResumesBeforeCommitted,
+        MigrationBug::ThawsBeforeAnswer,
+        MigrationBug::ReleasesEarly,
+        MigrationBug::RollbackWithoutProcess,
+        MigrationBug::CommitWithoutProcess,
+        MigrationBug::CommitsProcessAlone,
+        MigrationBug::StaleEpochAccepted,
+        MigrationBug::FreezeKeepsRunning,
+        MigrationBug::RestartThaws,
+        MigrationBug::RestartForgets,
+        MigrationBug::NotesNotStored,
+        MigrationBug::AsksOnce,
+        MigrationBug::DiscardLeavesHolds,
+        MigrationBug::TranslatesOnce,
+        MigrationBug::RecordRemovedEarly,
+        MigrationBug::DoneReportsSuccess,
+        MigrationBug::NoTimers,
     ];
 }

@@ -1,29 +1,32 @@
 //! Actions of a daemon for its state machine, in steps, between which the daemon may die.
 
-use super::host::{MoveRecord, Running};
-use super::world::{DaemonAction, World};
+use super::host::{MoveRecord, RunningCommand};
+use super::world::{MigrationDaemonAction, MigrationWorld};
 use crate::time::Time;
-use holdfast_proto::migration::{Command, RecoveredRole, Results, Token};
-use holdfast_wire::migration::TranslateStep;
+use holdfast_proto::migration::{Command, CommandToken, RecoveredRole, Results};
+use holdfast_wire::move_frames::TranslationStep;
 use holdfast_wire::{Flow, MoveId};
 
-impl World {
+impl MigrationWorld {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
         let (token, _, id) = command_info(&command);
         let of_holder = matches!(command, Command::Arbitrate { .. } | Command::Lookup { .. });
-        let running = Running { command, step: 0 };
+        let running = RunningCommand { command, step: 0 };
         self.hosts[node].running.insert(token, running);
         if !of_holder {
             return self.schedule_next_step(node, token, id);
         }
         let at = self.core.now + self.core.micros(1, 60);
         self.holder_busy_until = at.max(self.holder_busy_until);
-        self.core
-            .schedule_action(node, self.holder_busy_until, DaemonAction::Effect { token });
+        self.core.schedule_action(
+            node,
+            self.holder_busy_until,
+            MigrationDaemonAction::Effect { token },
+        );
     }
 
     /// Schedules the next step. The steps of one move run in sequence, in the order of the commands.
-    fn schedule_next_step(&mut self, node: usize, token: Token, id: Option<MoveId>) {
+    fn schedule_next_step(&mut self, node: usize, token: CommandToken, id: Option<MoveId>) {
         let mut at = self.core.now + self.core.command_duration(150);
         if let Some(id) = id {
             let host = &mut self.hosts[node];
@@ -33,10 +36,10 @@ impl World {
             *busy = at + Time::from_micros(3);
         }
         self.core
-            .schedule_action(node, at, DaemonAction::Effect { token });
+            .schedule_action(node, at, MigrationDaemonAction::Effect { token });
     }
 
-    pub(super) fn execute_effect(&mut self, node: usize, token: Token) {
+    pub(super) fn execute_effect(&mut self, node: usize, token: CommandToken) {
         let Some(mut running) = self.hosts[node].running.remove(&token) else {
             return;
         };
@@ -47,8 +50,11 @@ impl World {
         match self.execute_step(node, &running.command, step, last) {
             Some(results) => {
                 let at = self.core.now + self.core.micros(0, 100);
-                self.core
-                    .schedule_action(node, at, DaemonAction::Complete { token, results });
+                self.core.schedule_action(
+                    node,
+                    at,
+                    MigrationDaemonAction::Complete { token, results },
+                );
             }
             None => {
                 let follows = match &running.command {
@@ -63,7 +69,7 @@ impl World {
                 };
                 let at = self.core.now + more;
                 self.core
-                    .schedule_action(node, at, DaemonAction::Effect { token });
+                    .schedule_action(node, at, MigrationDaemonAction::Effect { token });
             }
         }
     }
@@ -127,7 +133,7 @@ impl World {
         let (hops, to) = (*hops, *to);
         let host = &mut self.hosts[node];
         match step {
-            TranslateStep::Prepare => {
+            TranslationStep::Prepare => {
                 let connections = connections.clone();
                 let role = RecoveredRole::Peer { to, connections };
                 let is_known = host.processes.values().any(|process| {
@@ -142,7 +148,7 @@ impl World {
                 host.peer_translations
                     .insert(*id, MoveRecord { hops, role });
             }
-            TranslateStep::Switch | TranslateStep::Undo => {
+            TranslationStep::Switch | TranslationStep::Undo => {
                 host.peer_translations.remove(id);
             }
         }
@@ -150,7 +156,7 @@ impl World {
             for end in &mut process.image.connections {
                 let applies = hops >= end.hops;
                 if connections.contains(&end.flow.mirrored())
-                    && *step == TranslateStep::Switch
+                    && *step == TranslationStep::Switch
                     && applies
                 {
                     (end.peer, end.hops) = (to, hops + 1);
@@ -170,7 +176,7 @@ fn has_connection(command: &Command, end: &Flow) -> bool {
 }
 
 /// Returns the token of a command, its number of steps, and its move.
-fn command_info(command: &Command) -> (Token, usize, Option<MoveId>) {
+fn command_info(command: &Command) -> (CommandToken, usize, Option<MoveId>) {
     match command {
         Command::Check { token, .. } => (*token, 1, None),
         Command::CopyRound { token, id, .. } => (*token, 1, Some(*id)),

@@ -1,8 +1,10 @@
 //! Actions of a donor's daemon, in steps.
 
-use super::Bug;
-use super::host::{Host, Image, MoveRecord, Process, ProcessIdentity, State};
-use super::world::World;
+use super::MigrationBug;
+use super::host::{
+    KernelFlowState, MoveRecord, ProcessIdentity, SimulatedHost, SimulatedImage, SimulatedProcess,
+};
+use super::world::MigrationWorld;
 use holdfast_proto::migration::{
     CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, ProcessTree, RecoveredRole, Results,
     RoundReport,
@@ -17,7 +19,7 @@ const ONE_THREAD: ProcessTree = ProcessTree {
     shared_bytes: 0,
 };
 
-impl World {
+impl MigrationWorld {
     pub(super) fn execute_donor_step(
         &mut self,
         node: usize,
@@ -42,7 +44,7 @@ impl World {
                     && let RecoveredRole::Donor {
                         saved_flows: noted, ..
                     } = &mut written.role
-                    && bug != Some(Bug::NotesNotStored)
+                    && bug != Some(MigrationBug::NotesNotStored)
                 {
                     *noted = Some((flows.clone(), peers.clone()));
                 }
@@ -52,8 +54,8 @@ impl World {
             Command::Thaw { id, flows, .. } => {
                 for flow in flows {
                     let entry = host.entries.get(&flow.flow);
-                    if entry.is_some_and(|entry| entry.state != State::Incoming) {
-                        host.set_state(flow.flow, State::Owned, flow.epoch);
+                    if entry.is_some_and(|entry| entry.state != KernelFlowState::Incoming) {
+                        host.set_state(flow.flow, KernelFlowState::Owned, flow.epoch);
                     }
                     self.core.changed_flows.push(flow.flow);
                 }
@@ -65,8 +67,8 @@ impl World {
             Command::Release {
                 id, flows, kept, ..
             } => {
-                let moved = flows.iter().map(|of| (of, State::Moved));
-                let kept = kept.iter().map(|of| (of, State::Owned));
+                let moved = flows.iter().map(|of| (of, KernelFlowState::Moved));
+                let kept = kept.iter().map(|of| (of, KernelFlowState::Owned));
                 for (of, state) in moved.chain(kept) {
                     host.set_state(of.flow, state, of.epoch);
                     self.core.changed_flows.push(of.flow);
@@ -85,7 +87,7 @@ impl World {
         let Some(process) = host.processes.get(&process).filter(|_| !fails) else {
             return Results::Checked(Err(vec!["the process uses io_uring".to_owned()]));
         };
-        let peers = Host::peers_of(process);
+        let peers = SimulatedHost::peers_of(process);
         Results::Checked(Ok(CheckReport {
             hops: process.image.hops,
             memory: 1 << 20,
@@ -127,7 +129,7 @@ impl World {
         host.move_records
             .entry(*id)
             .or_insert(MoveRecord { hops, role });
-        let peers = Host::peers_of(&of);
+        let peers = SimulatedHost::peers_of(&of);
         Results::Copied(Ok(RoundReport {
             refusals: Vec::new(),
             sent_bytes: 1 << 20,
@@ -176,7 +178,7 @@ impl World {
                 *frozen = true;
             }
             for flow in flows {
-                host.set_state(flow.flow, State::Outgoing, flow.epoch);
+                host.set_state(flow.flow, KernelFlowState::Outgoing, flow.epoch);
                 self.core.changed_flows.push(flow.flow);
             }
             return None;
@@ -184,12 +186,12 @@ impl World {
         let Some(of) = host.processes.get_mut(&process).filter(|_| !fails) else {
             return failed("the process has ended");
         };
-        if !clone && self.bug != Some(Bug::FreezeKeepsRunning) {
+        if !clone && self.bug != Some(MigrationBug::FreezeKeepsRunning) {
             of.running = false;
         }
         let mut image = of.image.clone();
         if *clone {
-            image = Image {
+            image = SimulatedImage {
                 identity: ProcessIdentity::Clone(*id),
                 flows: Vec::new(),
                 connections: Vec::new(),
@@ -209,7 +211,7 @@ impl World {
     fn frozen_report(
         &mut self,
         node: usize,
-        process: &Process,
+        process: &SimulatedProcess,
         flows: &[FlowEpoch],
         id: MoveId,
     ) -> FreezeReport {

@@ -1,19 +1,19 @@
 //! The frames between daemons, and the bugs that alter them.
 
-use super::Bug;
+use super::MigrationBug;
 use super::holder::is_commit;
-use super::world::World;
-use crate::group::{World as _, node_id};
-use holdfast_wire::migration::MoveFrame;
-use holdfast_wire::{Change, ChangeKind, Frame, MoveId};
+use super::world::MigrationWorld;
+use crate::node_group::{GroupWorld as _, node_id};
+use holdfast_wire::move_frames::MoveFrame;
+use holdfast_wire::{ChangeKind, Frame, MoveId, OwnershipChange};
 
-impl World {
+impl MigrationWorld {
     pub(super) fn send_frame(&mut self, from: usize, to: usize, frame: Frame) {
         match &frame {
             Frame::ChangeRequest { request, changes } => {
                 let is_repeated = self.core.is_repeated_request(from, *request);
                 self.on_request(from, changes);
-                if is_repeated && self.bug == Some(Bug::AsksOnce) {
+                if is_repeated && self.bug == Some(MigrationBug::AsksOnce) {
                     return;
                 }
             }
@@ -21,22 +21,26 @@ impl World {
             _ => {}
         }
         match self.bug {
-            Some(Bug::DoneReportsSuccess) => self.core.transmit(from, to, &report_success(frame)),
+            Some(MigrationBug::DoneReportsSuccess) => {
+                self.core.transmit(from, to, &report_success(frame))
+            }
             _ => self.core.transmit(from, to, &frame),
         }
     }
 
     /// Handles a request to the holder: applies the bugs that do not wait for the answer.
-    fn on_request(&mut self, node: usize, changes: &[Change]) {
+    fn on_request(&mut self, node: usize, changes: &[OwnershipChange]) {
         let process = changes.iter().find_map(|change| {
             let deciding = is_commit(change.kind) || change.kind == ChangeKind::Rollback;
             Some((change.flow.move_id().filter(|_| deciding)?, change.kind))
         });
         match (self.bug, process) {
-            (Some(Bug::ResumesBeforeCommitted), Some((id, kind))) if is_commit(kind) => {
+            (Some(MigrationBug::ResumesBeforeCommitted), Some((id, kind))) if is_commit(kind) => {
                 self.start_process(node, id, &[]);
             }
-            (Some(Bug::ThawsBeforeAnswer), Some((id, ChangeKind::Rollback))) => self.thaw(node, id),
+            (Some(MigrationBug::ThawsBeforeAnswer), Some((id, ChangeKind::Rollback))) => {
+                self.thaw(node, id)
+            }
             _ => {}
         }
     }
@@ -44,11 +48,11 @@ impl World {
     /// Applies bugs to a frame of a move; returns true if the frame is not sent.
     fn apply_bug(&mut self, (from, to): (usize, usize), id: MoveId, frame: &MoveFrame) -> bool {
         match frame {
-            MoveFrame::Final { .. } if self.bug == Some(Bug::ReleasesEarly) => {
+            MoveFrame::Final { .. } if self.bug == Some(MigrationBug::ReleasesEarly) => {
                 self.release(from, id);
                 false
             }
-            MoveFrame::Translate { step, .. } if self.bug == Some(Bug::TranslatesOnce) => {
+            MoveFrame::Translate { step, .. } if self.bug == Some(MigrationBug::TranslatesOnce) => {
                 self.is_repeated_translation((from, to), id, *step)
             }
             _ => false,

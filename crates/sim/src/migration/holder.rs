@@ -1,20 +1,22 @@
-//! The holder: a table with the rules of `ownership`, and a simplified form of the handoff state machine's reports.
+//! The holder: a table with the rules of `flow_ownership`, and a simplified form of the handoff state machine's reports.
 
-use super::Bug;
-use super::host::State;
-use super::world::{DaemonAction, World};
-use crate::group::{World as _, change, node_id, node_index};
+use super::MigrationBug;
+use super::host::KernelFlowState;
+use super::world::{MigrationDaemonAction, MigrationWorld};
+use crate::node_group::{GroupWorld as _, change, node_id, node_index};
 use crate::time::Time;
-use holdfast_proto::ownership;
-use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Record, RecordState, Refusal};
+use holdfast_proto::flow_ownership;
+use holdfast_wire::{
+    ChangeKind, ChangeRefusal, Flow, NodeId, OwnershipChange, OwnershipRecord, RecordState,
+};
 
-impl World {
+impl MigrationWorld {
     /// Handles all changes of one request atomically.
     pub(super) fn arbitrate(
         &mut self,
         asker: NodeId,
-        changes: &[Change],
-    ) -> Vec<Result<Option<Record>, Refusal>> {
+        changes: &[OwnershipChange],
+    ) -> Vec<Result<Option<OwnershipRecord>, ChangeRefusal>> {
         let each = changes.iter();
         let results: Vec<_> = each
             .map(|change| self.arbitrate_one(asker, *change))
@@ -24,8 +26,8 @@ impl World {
     }
 
     /// Commits the flows that belong to their process's commit; returns true if they are committed.
-    fn commit_flows(&mut self, asker: NodeId, change: &Change) -> bool {
-        if self.bug == Some(Bug::CommitsProcessAlone) {
+    fn commit_flows(&mut self, asker: NodeId, change: &OwnershipChange) -> bool {
+        if self.bug == Some(MigrationBug::CommitsProcessAlone) {
             return true;
         }
         let current = |flow: &Flow| self.core.steering.get(flow).copied();
@@ -45,33 +47,33 @@ impl World {
     fn arbitrate_one(
         &mut self,
         asker: NodeId,
-        mut change: Change,
-    ) -> Result<Option<Record>, Refusal> {
+        mut change: OwnershipChange,
+    ) -> Result<Option<OwnershipRecord>, ChangeRefusal> {
         let current = self.core.steering.get(&change.flow).copied();
         let process = change.flow.is_process();
         match (self.bug, change.kind, current) {
-            (Some(Bug::StaleEpochAccepted), kind, Some(record))
+            (Some(MigrationBug::StaleEpochAccepted), kind, Some(record))
                 if kind != ChangeKind::Establish =>
             {
                 change.epoch = record.epoch;
             }
-            (Some(Bug::RollbackWithoutProcess), ChangeKind::Rollback, _) if process => {
-                return Ok(Some(Record::owned(asker, 3)));
+            (Some(MigrationBug::RollbackWithoutProcess), ChangeKind::Rollback, _) if process => {
+                return Ok(Some(OwnershipRecord::owned(asker, 3)));
             }
-            (Some(Bug::CommitWithoutProcess), kind, _) if process && is_commit(kind) => {
-                return Ok(Some(Record::owned(asker, 3)));
+            (Some(MigrationBug::CommitWithoutProcess), kind, _) if process && is_commit(kind) => {
+                return Ok(Some(OwnershipRecord::owned(asker, 3)));
             }
             _ => {}
         }
-        let mut result = ownership::apply_change(current, &change, asker);
+        let mut result = flow_ownership::apply_change(current, &change, asker);
         let commits_all = matches!(change.kind, ChangeKind::CommitAll { .. });
         let is_repeated = result == Ok(current);
         if commits_all && result.is_ok() && !is_repeated && !self.commit_flows(asker, &change) {
-            result = Err(Refusal { current });
+            result = Err(ChangeRefusal { current });
         }
         self.core.record_result(change.flow, &result);
         match &mut result {
-            Ok(_) if self.bug == Some(Bug::RecordRemovedEarly) => {
+            Ok(_) if self.bug == Some(MigrationBug::RecordRemovedEarly) => {
                 if process && is_commit(change.kind) {
                     self.core.steering.remove(&change.flow);
                 }
@@ -91,18 +93,20 @@ impl World {
     }
 
     /// Delivers a report to the holder, immediately or later.
-    pub(super) fn report(&mut self, node: usize, change: Change) {
+    pub(super) fn report(&mut self, node: usize, change: OwnershipChange) {
         let holder = self.core.holder;
         let reached =
             self.core.is_alive(holder) && (node == holder || self.core.is_up(node, holder));
         if !reached {
             let later = self.core.now + Time::from_micros(20_000);
-            return self
-                .core
-                .schedule_action(node, later, DaemonAction::Report { change });
+            return self.core.schedule_action(
+                node,
+                later,
+                MigrationDaemonAction::Report { change },
+            );
         }
         let entry = self.hosts[node].entries.get(&change.flow).copied();
-        let owned = entry.is_some_and(|entry| entry.state == State::Owned);
+        let owned = entry.is_some_and(|entry| entry.state == KernelFlowState::Owned);
         match change.kind {
             ChangeKind::Establish if owned => {
                 let _ = self.arbitrate(node_id(node), &[change]);
@@ -113,14 +117,14 @@ impl World {
         self.core.changed_flows.push(change.flow);
     }
 
-    fn remove(&mut self, node: usize, of: Change) {
+    fn remove(&mut self, node: usize, of: OwnershipChange) {
         let flow = of.flow;
         let machine = self.core.daemons[node].machine.as_ref();
         if machine.is_some_and(|machine| machine.is_moving(&flow)) {
             return self.drive_machine(node, |machine, _| machine.handle_changes(vec![of]));
         }
         let epoch = match self.core.steering.get(&flow).copied() {
-            Some(Record {
+            Some(OwnershipRecord {
                 epoch,
                 state: RecordState::Transit { donor, .. },
             }) if node_index(donor) == node => {
@@ -134,7 +138,7 @@ impl World {
         let entries = &mut self.hosts[node].entries;
         if entries
             .get(&flow)
-            .is_some_and(|entry| entry.state == State::Closing)
+            .is_some_and(|entry| entry.state == KernelFlowState::Closing)
         {
             entries.remove(&flow);
         }

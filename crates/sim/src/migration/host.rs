@@ -1,14 +1,14 @@
 //! A host: processes and the kernel's state, which survive its daemon, and the daemon's commands in progress.
 
 use crate::time::Time;
-use holdfast_proto::migration::{Command, ProcessId, RecoveredMove, RecoveredRole, Token};
-use holdfast_wire::migration::{DonorFlow, PeerConnections};
+use holdfast_proto::migration::{Command, CommandToken, ProcessId, RecoveredMove, RecoveredRole};
+use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use std::collections::BTreeMap;
 
 /// State of a flow in a host's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum KernelFlowState {
     Owned,
     Outgoing,
     Incoming,
@@ -17,8 +17,8 @@ pub(super) enum State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) state: State,
+pub(super) struct KernelFlowEntry {
+    pub(super) state: KernelFlowState,
     pub(super) epoch: u32,
     /// The move that holds the flow's packets.
     pub(super) id: Option<MoveId>,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
 
 /// A connection to another process of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Connection {
+pub(super) struct PeerConnection {
     /// The connection's flow as this process sees it.
     pub(super) flow: Flow,
     /// The node that its packets are sent to.
@@ -37,12 +37,12 @@ pub(super) struct Connection {
 
 /// The complete state of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Image {
+pub(super) struct SimulatedImage {
     pub(super) identity: ProcessIdentity,
     /// Number of its work steps.
     pub(super) content: u64,
     pub(super) flows: Vec<Flow>,
-    pub(super) connections: Vec<Connection>,
+    pub(super) connections: Vec<PeerConnection>,
     pub(super) hops: u32,
 }
 
@@ -54,8 +54,8 @@ pub(super) enum ProcessIdentity {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Process {
-    pub(super) image: Image,
+pub(super) struct SimulatedProcess {
+    pub(super) image: SimulatedImage,
     pub(super) running: bool,
 }
 
@@ -68,21 +68,21 @@ pub(super) struct MoveRecord {
 
 /// A command in progress.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningCommand {
     pub(super) command: Command,
     pub(super) step: usize,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Host {
-    pub(super) processes: BTreeMap<ProcessId, Process>,
+pub(super) struct SimulatedHost {
+    pub(super) processes: BTreeMap<ProcessId, SimulatedProcess>,
     /// The stub processes that become restored ones, with their image after it is restored.
-    pub(super) stub_processes: BTreeMap<MoveId, Option<Image>>,
-    pub(super) entries: BTreeMap<Flow, Entry>,
+    pub(super) stub_processes: BTreeMap<MoveId, Option<SimulatedImage>>,
+    pub(super) entries: BTreeMap<Flow, KernelFlowEntry>,
     pub(super) move_records: BTreeMap<MoveId, MoveRecord>,
     /// Stored translations of peers.
     pub(super) peer_translations: BTreeMap<MoveId, MoveRecord>,
-    pub(super) running: BTreeMap<Token, Running>,
+    pub(super) running: BTreeMap<CommandToken, RunningCommand>,
     /// Time of the last scheduled step of a move.
     pub(super) busy_until: BTreeMap<MoveId, Time>,
     /// Moves of this incarnation without outcome.
@@ -90,12 +90,12 @@ pub(super) struct Host {
     processes_made: u64,
 }
 
-impl Host {
-    pub(super) fn make(&mut self, image: Image) -> ProcessId {
+impl SimulatedHost {
+    pub(super) fn make(&mut self, image: SimulatedImage) -> ProcessId {
         self.processes_made += 1;
         let id = ProcessId(self.processes_made);
         let running = true;
-        let process = Process { image, running };
+        let process = SimulatedProcess { image, running };
         self.processes.insert(id, process);
         id
     }
@@ -126,17 +126,17 @@ impl Host {
     }
 
     /// Returns the flows for which a process may send.
-    pub(super) fn flows_of(&self, process: &Process) -> Vec<DonorFlow> {
+    pub(super) fn flows_of(&self, process: &SimulatedProcess) -> Vec<DonorFlow> {
         let flows = process.image.flows.iter();
         let flows = flows.filter_map(|flow| {
             let entry = self.entries.get(flow)?;
             let (flow, epoch) = (*flow, entry.epoch);
-            (entry.state == State::Owned).then_some(DonorFlow { flow, epoch })
+            (entry.state == KernelFlowState::Owned).then_some(DonorFlow { flow, epoch })
         });
         flows.collect()
     }
 
-    pub(super) fn peers_of(process: &Process) -> Vec<PeerConnections> {
+    pub(super) fn peers_of(process: &SimulatedProcess) -> Vec<PeerConnections> {
         let mut peers: BTreeMap<NodeId, Vec<Flow>> = BTreeMap::new();
         for connection in &process.image.connections {
             let connections = peers.entry(connection.peer).or_default();
@@ -147,10 +147,13 @@ impl Host {
         peers.collect()
     }
 
-    pub(super) fn set_state(&mut self, flow: Flow, state: State, epoch: u32) {
+    pub(super) fn set_state(&mut self, flow: Flow, state: KernelFlowState, epoch: u32) {
         if let Some(entry) = self.entries.get_mut(&flow)
             && entry.epoch <= epoch
-            && !matches!(entry.state, State::Closing | State::Moved)
+            && !matches!(
+                entry.state,
+                KernelFlowState::Closing | KernelFlowState::Moved
+            )
         {
             (entry.state, entry.epoch) = (state, epoch);
         }

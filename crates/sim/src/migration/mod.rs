@@ -20,20 +20,23 @@ mod oracle;
 mod tests;
 mod world;
 
-pub use bug::Bug;
+pub use bug::MigrationBug;
 
 use crate::Violation;
-use crate::group::{self, AccompanyingAction, Action, Faults, Outcome, Setting as Shared, Span};
+use crate::node_group::{
+    self, AccompanyingAction, CountRange, FaultFrequencies, GroupAction, GroupRunOutcome,
+    PlanDistribution as Shared,
+};
 use crate::time::Time;
-use world::World;
+use world::MigrationWorld;
 
 /// The possible actions and faults.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Setting {
+pub struct MigrationPlanDistribution {
     /// The settings common to all groups.
     pub group: Shared,
     /// Number of processes: at least two.
-    pub processes: Span,
+    pub processes: CountRange,
     /// Probability, per request, that an operator cancels it soon after.
     pub cancel: f64,
     /// Probability, per request, that a process is killed soon after.
@@ -50,18 +53,18 @@ pub struct MigrationConfig {
     /// Share of requests for a clone.
     pub clone_share: f64,
     /// The deliberate bug, if any.
-    pub bug: Option<Bug>,
+    pub bug: Option<MigrationBug>,
 }
 
 /// Configuration of a run.
-pub type Config = group::Config<MigrationConfig>;
+pub type MigrationRunConfig = node_group::GroupRunConfig<MigrationConfig>;
 
 /// Three to five nodes, with two or three processes that are moved around for two seconds.
-pub const DEFAULT: Setting = Setting {
+pub const DEFAULT: MigrationPlanDistribution = MigrationPlanDistribution {
     group: Shared {
-        nodes: Span::new(3, 5),
-        flows: Span::new(0, 6),
-        requests: Span::new(3, 13),
+        nodes: CountRange::new(3, 5),
+        flows: CountRange::new(0, 6),
+        requests: CountRange::new(3, 13),
         runtime: Time::from_micros(2_000_000),
         idle_deadline: Time::from_micros(2_000_000_000),
         action_delay_max: Time::from_micros(15_000),
@@ -69,9 +72,9 @@ pub const DEFAULT: Setting = Setting {
         cut: 0.25,
         close: 0.4,
         open: 0.4,
-        faults: Faults::DEFAULT,
+        faults: FaultFrequencies::DEFAULT,
     },
-    processes: Span::new(2, 3),
+    processes: CountRange::new(2, 3),
     cancel: 0.08,
     kill: 0.03,
     clone_share: 0.12,
@@ -79,12 +82,16 @@ pub const DEFAULT: Setting = Setting {
 
 /// Derives a config from a setting and a seed.
 #[must_use]
-pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
+pub fn schedule(
+    setting: &MigrationPlanDistribution,
+    seed: u64,
+    bug: Option<MigrationBug>,
+) -> MigrationRunConfig {
     let with_requests: [AccompanyingAction; 2] = [
-        (setting.kill, |draw| Action::Kill { draw }),
-        (setting.cancel, |_| Action::Cancel),
+        (setting.kill, |draw| GroupAction::Kill { draw }),
+        (setting.cancel, |_| GroupAction::Cancel),
     ];
-    group::schedule(&setting.group, seed, &with_requests, |random, nodes| {
+    node_group::schedule(&setting.group, seed, &with_requests, |random, nodes| {
         let count = setting.processes.draw(random);
         MigrationConfig {
             initial_nodes: (0..count).map(|_| random.below(nodes)).collect(),
@@ -100,19 +107,19 @@ pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
 /// # Errors
 /// The first violated invariant.
 pub fn try_run(
-    config: &Config,
+    config: &MigrationRunConfig,
     seed: u64,
     trace: Option<&mut Vec<String>>,
-) -> Result<Outcome, Violation> {
-    group::try_run::<World>(config, seed, trace)
+) -> Result<GroupRunOutcome, Violation> {
+    node_group::try_run::<MigrationWorld>(config, seed, trace)
 }
 
 /// Returns the smallest part of a failing seed's config that still fails. None if the seed does not fail.
 #[must_use]
 pub fn shrink(
-    setting: &Setting,
+    setting: &MigrationPlanDistribution,
     seed: u64,
-    bug: Option<Bug>,
-) -> Option<group::Failure<MigrationConfig>> {
-    group::shrink::<World>(schedule(setting, seed, bug), seed)
+    bug: Option<MigrationBug>,
+) -> Option<node_group::ShrunkSeedFailure<MigrationConfig>> {
+    node_group::shrink::<MigrationWorld>(schedule(setting, seed, bug), seed)
 }

@@ -1,12 +1,12 @@
 //! The invariants after every step, and at the end.
 
-use super::host::{Host, ProcessIdentity, State};
-use super::world::World;
-use crate::group::{node_id, sender};
+use super::host::{KernelFlowState, ProcessIdentity, SimulatedHost};
+use super::world::MigrationWorld;
+use crate::node_group::{node_id, sender};
 use holdfast_wire::Flow;
 use std::collections::BTreeMap;
 
-impl World {
+impl MigrationWorld {
     /// Checks that no process runs twice, and that each has all its work steps.
     pub(super) fn check_processes_run_once(&self) -> Result<(), String> {
         let mut running: BTreeMap<ProcessIdentity, usize> = BTreeMap::new();
@@ -49,9 +49,9 @@ impl World {
             }
             *highest = record.epoch;
         }
-        let owned = |host: &Host| {
+        let owned = |host: &SimulatedHost| {
             let entry = host.entries.get(&flow);
-            entry.is_some_and(|entry| entry.state == State::Owned)
+            entry.is_some_and(|entry| entry.state == KernelFlowState::Owned)
         };
         let may_send = |node: &usize| owned(&self.hosts[*node]);
         let senders: Vec<usize> = (0..self.hosts.len()).filter(may_send).collect();
@@ -102,7 +102,7 @@ impl World {
 
     /// Returns the nodes with this process, running or not.
     pub(super) fn nodes_of(&self, identity: ProcessIdentity) -> Vec<usize> {
-        let processes_of = |host: &Host| {
+        let processes_of = |host: &SimulatedHost| {
             let processes = host.processes.values();
             processes
                 .filter(|process| process.image.identity == identity)
@@ -137,7 +137,7 @@ impl World {
             // A repeated rollback that arrives after an establish, before which the first rollback arrived, leaves the
             // record's epoch above the entry's: the next change is refused with that record, and retried.
             let owned = entry.zip(record).is_some_and(|(entry, record)| {
-                entry.state == State::Owned
+                entry.state == KernelFlowState::Owned
                     && record.is_owned_by(node_id(node))
                     && entry.epoch <= record.epoch
             });
@@ -179,8 +179,9 @@ impl World {
     fn check_leftovers(&self) -> Result<(), String> {
         for (node, host) in self.hosts.iter().enumerate() {
             let mut entries = host.entries.iter();
-            let left =
-                entries.find(|(_, entry)| !matches!(entry.state, State::Owned | State::Moved));
+            let left = entries.find(|(_, entry)| {
+                !matches!(entry.state, KernelFlowState::Owned | KernelFlowState::Moved)
+            });
             if let Some((flow, entry)) = left {
                 return Err(format!(
                     "leftover entry of {flow} at node {}: {entry:?}",

@@ -1,32 +1,32 @@
 //! Tests without faults: each process moves from node to node and on, with its clients and its connections.
 
 use super::host::ProcessIdentity;
-use super::world::World;
-use super::{DEFAULT, Setting, schedule};
-use crate::group::{self, Faults, Span, World as _};
+use super::world::MigrationWorld;
+use super::{DEFAULT, MigrationPlanDistribution, schedule};
+use crate::node_group::{self, CountRange, FaultFrequencies, GroupWorld as _};
 use crate::time::Time;
 use holdfast_proto::migration::{Options, ProcessId};
 
 /// Returns a world without faults and requests.
-fn faultless_world(seed: u64) -> World {
-    let group = group::Setting {
-        requests: Span::new(0, 0),
-        faults: Faults::NONE,
+fn faultless_world(seed: u64) -> MigrationWorld {
+    let group = node_group::PlanDistribution {
+        requests: CountRange::new(0, 0),
+        faults: FaultFrequencies::NONE,
         ..DEFAULT.group
     };
-    let setting = Setting { group, ..DEFAULT };
-    World::new(&schedule(&setting, seed, None), seed)
+    let setting = MigrationPlanDistribution { group, ..DEFAULT };
+    MigrationWorld::new(&schedule(&setting, seed, None), seed)
 }
 
 const END_OF_TIME: Time = Time(u64::MAX);
 
 /// Runs until no state machine has work left and all reports have arrived.
-fn run_until_idle(world: &mut World) {
+fn run_until_idle(world: &mut MigrationWorld) {
     while world.handle_next(END_OF_TIME) {}
     assert!(world.is_idle());
 }
 
-fn is_kept(world: &World) -> Option<&String> {
+fn is_kept(world: &MigrationWorld) -> Option<&String> {
     let mut counts = world.core.counts.keys();
     counts.find(|what| what.starts_with("kept"))
 }
@@ -87,7 +87,7 @@ fn connections_to_a_peer_without_a_daemon_are_forwarded() {
 }
 
 /// Returns the first process, which is at that node.
-fn first_process(world: &World, node: usize) -> ProcessId {
+fn first_process(world: &MigrationWorld, node: usize) -> ProcessId {
     let mut processes = world.hosts[node].processes.iter();
     let first =
         processes.find(|(_, process)| process.image.identity == ProcessIdentity::Original(0));

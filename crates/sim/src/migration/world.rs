@@ -1,30 +1,33 @@
 //! A group with daemons that migrate processes.
 
-use super::host::{Connection, Entry, Host, Image, ProcessIdentity, State};
-use super::{Bug, Config, MigrationConfig};
-use crate::group::{self, Core, client_flow, node_id, pairs};
+use super::host::{
+    KernelFlowEntry, KernelFlowState, PeerConnection, ProcessIdentity, SimulatedHost,
+    SimulatedImage,
+};
+use super::{MigrationBug, MigrationConfig, MigrationRunConfig};
+use crate::node_group::{self, GroupCore, client_flow, node_id, pairs};
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::migration::{Command, Completion, Event, Migration, Results, Token};
-use holdfast_proto::ownership::ProcessTransits;
-use holdfast_wire::migration::TranslateStep;
-use holdfast_wire::{Change, Flow, Frame, MoveId, Protocol};
+use holdfast_proto::flow_ownership::ProcessTransits;
+use holdfast_proto::migration::{Command, CommandToken, Completion, Event, Migration, Results};
+use holdfast_wire::move_frames::TranslationStep;
+use holdfast_wire::{Flow, Frame, MoveId, OwnershipChange, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// An action of a daemon for its state machine.
 #[derive(Debug)]
-pub(super) enum DaemonAction {
+pub(super) enum MigrationDaemonAction {
     Effect {
-        token: Token,
+        token: CommandToken,
     },
     Complete {
-        token: Token,
+        token: CommandToken,
         results: Results,
     },
     /// The daemon reports a flow to the holder, as the handoff state machine does.
     Report {
-        change: Change,
+        change: OwnershipChange,
     },
 }
 
@@ -36,16 +39,16 @@ pub(super) struct ExpectedProcess {
 }
 
 #[derive(Debug)]
-pub(super) struct World {
-    pub(super) core: Core<Migration, DaemonAction>,
-    pub(super) hosts: Vec<Host>,
+pub(super) struct MigrationWorld {
+    pub(super) core: GroupCore<Migration, MigrationDaemonAction>,
+    pub(super) hosts: Vec<SimulatedHost>,
     pub(super) holder_busy_until: Time,
     /// The holder's memory of flows that were diverted with a process.
     pub(super) group_commit: ProcessTransits,
     /// The highest epoch of each flow.
     pub(super) epochs: BTreeMap<Flow, u32>,
     /// Process images that daemons have sent to each other.
-    pub(super) images: BTreeMap<MoveId, Image>,
+    pub(super) images: BTreeMap<MoveId, SimulatedImage>,
     pub(super) expected_processes: Vec<ExpectedProcess>,
     pub(super) clones: BTreeSet<MoveId>,
     /// Moves with memory sent by post-copy.
@@ -54,21 +57,23 @@ pub(super) struct World {
     pub(super) clones_run: BTreeSet<ProcessIdentity>,
     /// Translation requests to peers: sender, its incarnation, move, peer, step.
     pub(super) translation_requests: BTreeSet<(usize, u64, MoveId, usize, u8)>,
-    pub(super) bug: Option<Bug>,
+    pub(super) bug: Option<MigrationBug>,
     /// Share of requests for a clone.
     pub(super) clone_share: f64,
     flows_made: u64,
 }
 
-impl group::World for World {
+impl node_group::GroupWorld for MigrationWorld {
     type Specific = MigrationConfig;
     type Machine = Migration;
-    type Event = DaemonAction;
+    type Event = MigrationDaemonAction;
 
-    fn new(config: &Config, seed: u64) -> World {
-        let mut world = World {
-            core: Core::new(config, seed),
-            hosts: (0..config.nodes).map(|_| Host::default()).collect(),
+    fn new(config: &MigrationRunConfig, seed: u64) -> MigrationWorld {
+        let mut world = MigrationWorld {
+            core: GroupCore::new(config, seed),
+            hosts: (0..config.nodes)
+                .map(|_| SimulatedHost::default())
+                .collect(),
             holder_busy_until: Time::ZERO,
             group_commit: ProcessTransits::default(),
             epochs: BTreeMap::new(),
@@ -96,12 +101,12 @@ impl group::World for World {
         world
     }
 
-    fn core(&mut self) -> &mut Core<Migration, DaemonAction> {
+    fn core(&mut self) -> &mut GroupCore<Migration, MigrationDaemonAction> {
         &mut self.core
     }
 
     fn timers_fire(&self) -> bool {
-        self.bug != Some(Bug::NoTimers)
+        self.bug != Some(MigrationBug::NoTimers)
     }
 
     fn send(&mut self, from: usize, to: usize, frame: Frame) {
@@ -120,15 +125,15 @@ impl group::World for World {
         self.on_event(node, event);
     }
 
-    fn execute_action(&mut self, node: usize, event: DaemonAction) {
+    fn execute_action(&mut self, node: usize, event: MigrationDaemonAction) {
         match event {
-            DaemonAction::Effect { token } => self.execute_effect(node, token),
-            DaemonAction::Complete { token, results } => {
+            MigrationDaemonAction::Effect { token } => self.execute_effect(node, token),
+            MigrationDaemonAction::Complete { token, results } => {
                 self.drive_machine(node, |machine, now| {
                     machine.handle_completion(now, Completion { token, results });
                 })
             }
-            DaemonAction::Report { change } => self.report(node, change),
+            MigrationDaemonAction::Report { change } => self.report(node, change),
         }
     }
 
@@ -180,7 +185,7 @@ impl group::World for World {
     }
 }
 
-impl World {
+impl MigrationWorld {
     /// Creates the processes, of which the first two are connected to each other.
     fn populate(&mut self, homes: &[usize]) {
         let end = |of: usize| SocketAddr::from((Ipv4Addr::new(10, 9, 0, of as u8 + 1), 77));
@@ -191,12 +196,12 @@ impl World {
                 local: end(number),
                 remote: end(other),
             };
-            let connection = (number < 2).then(|| Connection {
+            let connection = (number < 2).then(|| PeerConnection {
                 flow,
                 peer: node_id(homes[other]),
                 hops: 0,
             });
-            self.hosts[*home].make(Image {
+            self.hosts[*home].make(SimulatedImage {
                 identity: ProcessIdentity::Original(number),
                 content: 0,
                 flows: Vec::new(),
@@ -213,8 +218,8 @@ impl World {
     pub(super) fn new_flow(&mut self, node: usize) -> Flow {
         let flow = client_flow(self.flows_made);
         self.flows_made += 1;
-        let (state, epoch, id) = (State::Owned, 1, None);
-        let entry = Entry { state, epoch, id };
+        let (state, epoch, id) = (KernelFlowState::Owned, 1, None);
+        let entry = KernelFlowEntry { state, epoch, id };
         self.hosts[node].entries.insert(flow, entry);
         flow
     }
@@ -224,7 +229,7 @@ impl World {
         &mut self,
         (from, to): (usize, usize),
         id: MoveId,
-        step: TranslateStep,
+        step: TranslationStep,
     ) -> bool {
         let life = self.core.incarnation(from);
         !self

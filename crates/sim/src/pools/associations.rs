@@ -1,11 +1,11 @@
 //! Associations like SCTP's: ordered, reliable while they last, with a four-way handshake.
 
-use super::node::{self, Node, Role};
-use super::world::{Event, World};
+use super::node::{self, NodeNumber, NodeRole};
+use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::pool_element::Link;
-use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
+use holdfast_proto::pool_element::LinkId;
+use holdfast_proto::registrar::{AssociationId, DialId, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message;
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use std::time::Duration;
 const HEADERS: usize = 20 + 8 + 12 + 16;
 
 /// An end of an association; 0 is the initiator.
-pub(super) type Side = u8;
+pub(super) type AssociationSide = u8;
 
 #[derive(Debug)]
-pub(super) struct Association {
-    pub(super) ends: [Node; 2],
-    pub(super) protocol: Protocol,
+pub(super) struct SimulatedAssociation {
+    pub(super) ends: [NodeNumber; 2],
+    pub(super) protocol: PoolProtocol,
     /// The initiator's name for the association.
     pub(super) initiator_name: InitiatorName,
     /// Arrival time of the last message that each end sent.
@@ -27,12 +27,12 @@ pub(super) struct Association {
     pub(super) is_up: [bool; 2],
     pub(super) is_open: bool,
     /// Messages that cannot be sent, in order, with their senders.
-    queued: Vec<(Side, Bytes)>,
+    queued: Vec<(AssociationSide, Bytes)>,
     /// The transport's smoothed round trip time, in seconds.
     round_trip_s: f64,
 }
 
-impl Association {
+impl SimulatedAssociation {
     /// Returns the transport's smoothed round trip time.
     pub(super) fn round_trip(&self) -> Duration {
         Time::from_secs_f64(self.round_trip_s).into()
@@ -42,18 +42,18 @@ impl Association {
 /// The initiator's name for an association.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum InitiatorName {
-    Link(Link),
+    Link(LinkId),
     Dial(DialId),
 }
 
 /// Returns the ID of an association at one of its ends, for a registrar there.
-pub(super) fn association_id(association: u32, side: Side) -> AssociationId {
+pub(super) fn association_id(association: u32, side: AssociationSide) -> AssociationId {
     AssociationId(u64::from(association) * 2 + u64::from(side))
 }
 
 /// Returns the association and the end of an ID: the inverse of [`id`].
-pub(super) fn from_association_id(id: AssociationId) -> (u32, Side) {
-    ((id.0 / 2) as u32, (id.0 % 2) as Side)
+pub(super) fn from_association_id(id: AssociationId) -> (u32, AssociationSide) {
+    ((id.0 / 2) as u32, (id.0 % 2) as AssociationSide)
 }
 
 pub(super) fn encode(message: &Message) -> Bytes {
@@ -63,17 +63,17 @@ pub(super) fn encode(message: &Message) -> Bytes {
     buffer.freeze()
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     /// Starts an association; `is_up` or `on_lost` follows.
     pub(super) fn connect(
         &mut self,
-        from: Node,
-        to: Node,
-        protocol: Protocol,
+        from: NodeNumber,
+        to: NodeNumber,
+        protocol: PoolProtocol,
         name: InitiatorName,
     ) -> u32 {
         let association = self.associations.len() as u32;
-        let mut new = Association {
+        let mut new = SimulatedAssociation {
             ends: [from, to],
             protocol,
             initiator_name: name,
@@ -94,7 +94,7 @@ impl World<'_> {
             let timeout = self.now + self.config.association_timeout.into();
             self.queue.push(
                 timeout,
-                Event::Lost {
+                PoolWorldEvent::Lost {
                     association,
                     side: 0,
                 },
@@ -104,14 +104,14 @@ impl World<'_> {
             new.round_trip_s = (one_way_delays[1] - self.now).as_secs_f64();
             self.queue.push(
                 one_way_delays[2],
-                Event::Up {
+                PoolWorldEvent::Up {
                     association,
                     side: 1,
                 },
             );
             self.queue.push(
                 one_way_delays[3],
-                Event::Up {
+                PoolWorldEvent::Up {
                     association,
                     side: 0,
                 },
@@ -119,7 +119,7 @@ impl World<'_> {
         } else {
             self.queue.push(
                 one_way_delays[1],
-                Event::Lost {
+                PoolWorldEvent::Lost {
                     association,
                     side: 0,
                 },
@@ -129,7 +129,12 @@ impl World<'_> {
         association
     }
 
-    fn arrival(&mut self, at: Time, (from, to): (Node, Node), bytes: usize) -> Option<Time> {
+    fn arrival(
+        &mut self,
+        at: Time,
+        (from, to): (NodeNumber, NodeNumber),
+        bytes: usize,
+    ) -> Option<Time> {
         let zones = (self.nodes.zone(from), self.nodes.zone(to));
         let bytes = bytes + HEADERS;
         self.network
@@ -138,12 +143,17 @@ impl World<'_> {
 
     /// Returns the arrival time of a message between a user and an element that is sent at `at`; none if it does not
     /// arrive.
-    pub(super) fn arrival_of_request(&mut self, at: Time, from: Node, to: Node) -> Option<Time> {
+    pub(super) fn arrival_of_request(
+        &mut self,
+        at: Time,
+        from: NodeNumber,
+        to: NodeNumber,
+    ) -> Option<Time> {
         self.arrival(at, (from, to), 0)
     }
 
     #[inline]
-    pub(super) fn send(&mut self, association: u32, side: Side, message: Bytes) {
+    pub(super) fn send(&mut self, association: u32, side: AssociationSide, message: Bytes) {
         let association_state = &self.associations[association as usize];
         if !association_state.is_open {
             return;
@@ -165,14 +175,15 @@ impl World<'_> {
         let Some(arrival) = arrival else {
             if association_state.queued.is_empty() {
                 let timeout = self.now + self.config.association_timeout.into();
-                self.queue.push(timeout, Event::Break { association });
+                self.queue
+                    .push(timeout, PoolWorldEvent::Break { association });
             }
             return association_state.queued.push((side, message));
         };
         let arrival = arrival.max(association_state.last_arrivals[from]);
         association_state.last_arrivals[from] = arrival;
         let side = 1 - side;
-        let deliver = Event::Deliver {
+        let deliver = PoolWorldEvent::Deliver {
             association,
             side,
             message,
@@ -198,12 +209,13 @@ impl World<'_> {
         }
         association_state.is_open = false;
         for side in [0, 1] {
-            self.queue.push(self.now, Event::Lost { association, side });
+            self.queue
+                .push(self.now, PoolWorldEvent::Lost { association, side });
         }
     }
 
     /// Ends an association because one end closes it or dies; the other end is notified.
-    pub(super) fn close(&mut self, association: u32, side: Side) {
+    pub(super) fn close(&mut self, association: u32, side: AssociationSide) {
         let association_state = &mut self.associations[association as usize];
         if !association_state.is_open {
             return;
@@ -220,22 +232,23 @@ impl World<'_> {
         let arrival = self.arrival(self.now, ends, 0);
         let timeout = self.now + self.config.association_timeout.into();
         let at = arrival.unwrap_or(timeout).max(last);
-        let side = other as Side;
-        self.queue.push(at, Event::Lost { association, side });
+        let side = other as AssociationSide;
+        self.queue
+            .push(at, PoolWorldEvent::Lost { association, side });
     }
 
     /// Ends all associations of a node that dies.
-    pub(super) fn close_all(&mut self, node: Node) {
+    pub(super) fn close_all(&mut self, node: NodeNumber) {
         for association in 0..self.associations.len() {
             let ends = self.associations[association].ends;
             if let Some(side) = ends.iter().position(|end| *end == node) {
-                self.close(association as u32, side as Side);
+                self.close(association as u32, side as AssociationSide);
             }
         }
     }
 
     /// Handles the step of the handshake at which this end has the association.
-    pub(super) fn on_up(&mut self, association: u32, side: Side) {
+    pub(super) fn on_up(&mut self, association: u32, side: AssociationSide) {
         let association_state = &mut self.associations[association as usize];
         if !association_state.is_open {
             return;
@@ -247,7 +260,7 @@ impl World<'_> {
         );
         let (protocol, name) = (association_state.protocol, association_state.initiator_name);
         match (self.nodes.role(node), name) {
-            (Role::Registrar(index), name) => {
+            (NodeRole::Registrar(index), name) => {
                 let dial = match name {
                     InitiatorName::Dial(dial) if side == 0 => Some(dial),
                     _ => None,
@@ -260,10 +273,10 @@ impl World<'_> {
                     machine.handle_association_up(now, id, protocol, &[at], dial);
                 });
             }
-            (Role::Element(index), InitiatorName::Link(link)) if side == 0 => {
+            (NodeRole::Element(index), InitiatorName::Link(link)) if side == 0 => {
                 self.drive_element(index, |machine, now| machine.handle_connected(now, link));
             }
-            (Role::User(index), InitiatorName::Link(link)) => {
+            (NodeRole::User(index), InitiatorName::Link(link)) => {
                 self.drive_user(index, |machine, now| machine.handle_connected(now, link));
             }
             _ => {}
@@ -271,7 +284,7 @@ impl World<'_> {
     }
 
     /// Notifies an end that the association has ended, or was never established.
-    pub(super) fn on_lost(&mut self, association: u32, side: Side) {
+    pub(super) fn on_lost(&mut self, association: u32, side: AssociationSide) {
         let association_state = &mut self.associations[association as usize];
         let was_up = std::mem::replace(&mut association_state.is_up[usize::from(side)], false);
         association_state.is_open = false;
@@ -281,10 +294,10 @@ impl World<'_> {
         );
         let (protocol, name) = (association_state.protocol, association_state.initiator_name);
         match (self.nodes.role(node), name) {
-            (Role::Registrar(index), InitiatorName::Dial(dial)) if side == 0 && !was_up => {
+            (NodeRole::Registrar(index), InitiatorName::Dial(dial)) if side == 0 && !was_up => {
                 self.drive_registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
             }
-            (Role::Registrar(index), _) if was_up => {
+            (NodeRole::Registrar(index), _) if was_up => {
                 let id = association_id(association, side);
                 let key = (node, other, protocol);
                 if self.open_associations.get(&key) == Some(&(association, side)) {
@@ -294,14 +307,14 @@ impl World<'_> {
                     machine.handle_association_down(now, id)
                 });
             }
-            (Role::Element(index), InitiatorName::Link(link)) if side == 0 => {
+            (NodeRole::Element(index), InitiatorName::Link(link)) if side == 0 => {
                 self.drive_element(index, |machine, now| machine.handle_lost(now, link));
             }
-            (Role::Element(index), _) => {
-                let link = Link::Accepted(u64::from(association));
+            (NodeRole::Element(index), _) => {
+                let link = LinkId::Accepted(u64::from(association));
                 self.drive_element(index, |machine, now| machine.handle_lost(now, link));
             }
-            (Role::User(index), InitiatorName::Link(link)) => {
+            (NodeRole::User(index), InitiatorName::Link(link)) => {
                 self.drive_user(index, |machine, now| machine.handle_lost(now, link));
             }
             _ => {}
@@ -310,7 +323,7 @@ impl World<'_> {
 
     /// Handles the arrival of a message.
     #[inline]
-    pub(super) fn on_message(&mut self, association: u32, side: Side, message: &Bytes) {
+    pub(super) fn on_message(&mut self, association: u32, side: AssociationSide, message: &Bytes) {
         let association_state = &self.associations[association as usize];
         if !association_state.is_up[usize::from(side)] {
             return;
@@ -321,27 +334,27 @@ impl World<'_> {
             association_state.initiator_name,
         );
         match self.nodes.role(node) {
-            Role::Registrar(index) => {
+            NodeRole::Registrar(index) => {
                 self.measure_round_trip(association);
                 let id = association_id(association, side);
                 self.drive_registrar(index, |machine, now| match protocol {
-                    Protocol::Asap => machine.handle_asap(now, id, message),
-                    Protocol::Enrp => machine.handle_enrp(now, id, message),
+                    PoolProtocol::Asap => machine.handle_asap(now, id, message),
+                    PoolProtocol::Enrp => machine.handle_enrp(now, id, message),
                 });
             }
-            Role::Element(index) => {
+            NodeRole::Element(index) => {
                 let Ok(parsed) = Message::parse(message) else {
                     return;
                 };
                 let link = match name {
                     InitiatorName::Link(link) => link,
-                    InitiatorName::Dial(_) => Link::Accepted(u64::from(association)),
+                    InitiatorName::Dial(_) => LinkId::Accepted(u64::from(association)),
                 };
                 self.drive_element(index, |machine, now| {
                     machine.handle_message(now, link, parsed.message)
                 });
             }
-            Role::User(index) => {
+            NodeRole::User(index) => {
                 let (Ok(parsed), InitiatorName::Link(link)) = (Message::parse(message), name)
                 else {
                     return;

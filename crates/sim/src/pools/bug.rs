@@ -1,13 +1,13 @@
 //! Deliberate bugs, each of which breaks one rule of the state machines: the oracle must detect every one.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::asap;
 use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
 
 /// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+pub enum PoolBug {
     /// No registrar requests a handle table.
     NoTables,
     /// Handle tables end after their first block.
@@ -32,36 +32,36 @@ pub enum Bug {
     NoUserTimers,
 }
 
-impl Bug {
+impl PoolBug {
     /// All bugs.
-    pub const ALL: [Bug; 11] = [
-        Bug::NoTables,
-        Bug::OneBlock,
-        Bug::NoRemovals,
-        Bug::NoAdditions,
-        Bug::NoPresences,
-        Bug::AllElements,
-        Bug::KeepAliveAcksIgnored,
-        Bug::NoMonitoring,
-        Bug::NoRegistrarTimers,
-        Bug::NoElementTimers,
-        Bug::NoUserTimers,
+    pub const ALL: [PoolBug; 11] = [
+        PoolBug::NoTables,
+        PoolBug::OneBlock,
+        PoolBug::NoRemovals,
+        PoolBug::NoAdditions,
+        PoolBug::NoPresences,
+        PoolBug::AllElements,
+        PoolBug::KeepAliveAcksIgnored,
+        PoolBug::NoMonitoring,
+        PoolBug::NoRegistrarTimers,
+        PoolBug::NoElementTimers,
+        PoolBug::NoUserTimers,
     ];
 
     /// Returns the altered message; none if it is not sent.
-    pub(super) fn apply(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+    pub(super) fn apply(self, protocol: PoolProtocol, bytes: Bytes) -> Option<Bytes> {
         match protocol {
-            Protocol::Asap => self.apply_to_asap(bytes),
-            Protocol::Enrp => self.apply_to_enrp(bytes),
+            PoolProtocol::Asap => self.apply_to_asap(bytes),
+            PoolProtocol::Enrp => self.apply_to_enrp(bytes),
         }
     }
 
     fn apply_to_asap(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = asap::Message::parse(&bytes).ok()?.message;
         match (self, &mut message) {
-            (Bug::KeepAliveAcksIgnored, asap::Message::EndpointKeepAliveAck { .. })
-            | (Bug::NoMonitoring, asap::Message::EndpointKeepAlive { .. }) => return None,
-            (Bug::NoMonitoring, asap::Message::Registration { element, .. }) => {
+            (PoolBug::KeepAliveAcksIgnored, asap::Message::EndpointKeepAliveAck { .. })
+            | (PoolBug::NoMonitoring, asap::Message::EndpointKeepAlive { .. }) => return None,
+            (PoolBug::NoMonitoring, asap::Message::Registration { element, .. }) => {
                 element.registration_life = -1;
             }
             _ => return Some(bytes),
@@ -74,21 +74,21 @@ impl Bug {
     fn apply_to_enrp(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
-            (Bug::NoTables, Body::HandleTableRequest { .. })
-            | (Bug::NoPresences, Body::Presence { .. }) => return None,
-            (Bug::AllElements, Body::HandleTableRequest { own_only }) => *own_only = false,
-            (Bug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
-            (Bug::NoRemovals, Body::HandleUpdate { action, .. })
+            (PoolBug::NoTables, Body::HandleTableRequest { .. })
+            | (PoolBug::NoPresences, Body::Presence { .. }) => return None,
+            (PoolBug::AllElements, Body::HandleTableRequest { own_only }) => *own_only = false,
+            (PoolBug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
+            (PoolBug::NoRemovals, Body::HandleUpdate { action, .. })
                 if *action == UpdateAction::Delete =>
             {
                 return None;
             }
-            (Bug::NoAdditions, Body::HandleUpdate { action, .. })
+            (PoolBug::NoAdditions, Body::HandleUpdate { action, .. })
                 if *action == UpdateAction::Add =>
             {
                 return None;
             }
-            (Bug::NoRemovals | Bug::NoAdditions, Body::Presence { checksum, .. }) => {
+            (PoolBug::NoRemovals | PoolBug::NoAdditions, Body::Presence { checksum, .. }) => {
                 *checksum = None;
             }
             _ => return Some(bytes),

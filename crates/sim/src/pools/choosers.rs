@@ -1,12 +1,12 @@
 //! Users that choose elements by their own observations instead of the registrars' selection.
 
-use super::config::{Choice, Sharing};
-use super::node::{self, Node};
+use super::config::{ElementChoice, ObservationSharing};
+use super::node::{self, NodeNumber};
 use super::users::UserMessage;
-use super::world::World;
+use super::world::PoolWorld;
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::choice::{LatencyChooser, ProbeChooser, ProbeSettings};
+use holdfast_proto::element_choice::{LatencyChooser, ProbeChooser, ProbeSettings};
 use holdfast_wire::rserpool::{ElementId, PoolElement};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 const DECAY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
-pub(super) enum Chooser {
+pub(super) enum UserChooser {
     Latency(LatencyChooser),
     Probes {
         probes: ProbeChooser,
@@ -24,11 +24,15 @@ pub(super) enum Chooser {
 }
 
 /// Returns the choosers of a world: one per zone or user, or none if the registrars choose.
-pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Chooser> {
-    let (sharing, new): (Sharing, Chooser) = match choice {
-        Choice::LeastUsed | Choice::LeastUsedDpf(_) | Choice::RoundRobin => return Vec::new(),
-        Choice::Latency(sharing) => (sharing, Chooser::Latency(LatencyChooser::new(DECAY))),
-        Choice::Probes {
+pub(super) fn choosers(choice: ElementChoice, zones: usize, users: usize) -> Vec<UserChooser> {
+    let (sharing, new): (ObservationSharing, UserChooser) = match choice {
+        ElementChoice::LeastUsed | ElementChoice::LeastUsedDpf(_) | ElementChoice::RoundRobin => {
+            return Vec::new();
+        }
+        ElementChoice::Latency(sharing) => {
+            (sharing, UserChooser::Latency(LatencyChooser::new(DECAY)))
+        }
+        ElementChoice::Probes {
             sharing,
             with_round_trip: with_way,
             hot_quantile: hot,
@@ -39,7 +43,7 @@ pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Choose
             });
             (
                 sharing,
-                Chooser::Probes {
+                UserChooser::Probes {
                     probes,
                     with_round_trip: with_way,
                 },
@@ -47,18 +51,18 @@ pub(super) fn choosers(choice: Choice, zones: usize, users: usize) -> Vec<Choose
         }
     };
     let count = match sharing {
-        Sharing::Zone => zones,
-        Sharing::User => users,
+        ObservationSharing::Zone => zones,
+        ObservationSharing::User => users,
     };
     vec![new; count]
 }
 
-impl World<'_> {
-    fn chooser(&mut self, user: usize) -> Option<(&mut Chooser, &mut Random)> {
+impl PoolWorld<'_> {
+    fn chooser(&mut self, user: usize) -> Option<(&mut UserChooser, &mut Random)> {
         let chooser_index = match self.config.choice {
-            Choice::Latency(Sharing::Zone)
-            | Choice::Probes {
-                sharing: Sharing::Zone,
+            ElementChoice::Latency(ObservationSharing::Zone)
+            | ElementChoice::Probes {
+                sharing: ObservationSharing::Zone,
                 ..
             } => usize::from(self.nodes.zone(self.nodes.user(user))),
             _ => user,
@@ -77,8 +81,8 @@ impl World<'_> {
         let mut below = |end| random.below(end);
         let mut probed = SmallVec::new();
         let chosen = match chooser {
-            Chooser::Latency(latency) => latency.choose(&ids, &mut below),
-            Chooser::Probes { probes, .. } => {
+            UserChooser::Latency(latency) => latency.choose(&ids, &mut below),
+            UserChooser::Probes { probes, .. } => {
                 probed = probes.choose_probe_targets(&ids, &mut below);
                 probes.choose(now, &ids, &mut below)
             }
@@ -88,8 +92,8 @@ impl World<'_> {
         }
         match chosen {
             Some(place) => {
-                if let Some((Chooser::Latency(latency), _)) = self.chooser(user) {
-                    latency.begin(ids[place]);
+                if let Some((UserChooser::Latency(latency), _)) = self.chooser(user) {
+                    latency.begin_request(ids[place]);
                 }
                 self.on_selected(user, &elements[place]);
             }
@@ -110,7 +114,7 @@ impl World<'_> {
     }
 
     /// Handles a probe at an element, which answers with its load.
-    pub(super) fn on_probe(&mut self, element: usize, user: Node, probe: UserMessage) {
+    pub(super) fn on_probe(&mut self, element: usize, user: NodeNumber, probe: UserMessage) {
         let (UserMessage::Probe { id, sent, elements }, Some(_)) =
             (probe, &self.elements[element].machine)
         else {
@@ -140,7 +144,7 @@ impl World<'_> {
         };
         let now = self.now;
         if let Some((
-            Chooser::Probes {
+            UserChooser::Probes {
                 probes,
                 with_round_trip: with_way,
             },
@@ -165,18 +169,18 @@ impl World<'_> {
         succeeded: bool,
     ) {
         let now = self.now;
-        if let Some((Chooser::Latency(latency), _)) = self.chooser(user) {
+        if let Some((UserChooser::Latency(latency), _)) = self.chooser(user) {
             let elapsed = now.since(sent).into();
             match succeeded {
-                true => latency.end(now.into(), id, elapsed),
-                false => latency.fail(now.into(), id, elapsed),
+                true => latency.end_request(now.into(), id, elapsed),
+                false => latency.fail_request(now.into(), id, elapsed),
             }
         }
     }
 
-    fn send_if_reachable(&mut self, from: Node, to: Node, letter: UserMessage) {
+    fn send_if_reachable(&mut self, from: NodeNumber, to: NodeNumber, letter: UserMessage) {
         if let Some(arrival) = self.arrival_of_request(self.now, from, to) {
-            let letter = super::world::Event::UserMessage { from, to, letter };
+            let letter = super::world::PoolWorldEvent::UserMessage { from, to, letter };
             self.queue.push(arrival, letter);
         }
     }

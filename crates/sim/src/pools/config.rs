@@ -1,27 +1,27 @@
 //! The configuration of a simulation of pools.
 
-use super::{Bug, Invariants};
-use crate::net::Link;
+use super::{Invariants, PoolBug};
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::registrar::{Limits, Settings};
+use crate::zone_network::LinkProperties;
+use holdfast_proto::registrar::{RegistrarSettings, ResourceLimits};
 use holdfast_wire::rserpool::Policy;
 use std::time::Duration;
 
 /// Registrars, elements and users of one pool, and the actions on them.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct PoolRunConfig {
     /// The zones: "Each LAN contains one PR and a variable amount of PEs and PUs" (paper 004 section 6.1).
-    pub zones: Vec<Zone>,
+    pub zones: Vec<ZoneConfig>,
     /// The one-way links between zones and within each: `links[from][to]`.
-    pub links: Vec<Vec<Link>>,
+    pub links: Vec<Vec<LinkProperties>>,
     /// Slow elements: the last one of each group of this size has only this share of the capacity.
     pub slow: Option<(u32, f64)>,
     /// The rule for choosing an element.
-    pub choice: Choice,
+    pub choice: ElementChoice,
     /// The users' requests.
     pub workload: Workload,
-    /// Seed of the users' [`Requests`]. None: random requests of the run.
+    /// Seed of the users' [`RequestGenerator`]. None: random requests of the run.
     pub requests: Option<u64>,
     /// Increase by one request of the load that an element reports, as a share of the whole.
     pub load_per_request: f64,
@@ -36,13 +36,13 @@ pub struct Config {
     /// network delays.
     pub delivery: Time,
     /// Settings of the registrars.
-    pub registrar: Settings,
+    pub registrar: RegistrarSettings,
     /// Time for which an association is kept although nothing arrives.
     pub association_timeout: Duration,
-    /// Initial number of elements in each zone: [`Action::Start`] starts the others. None: all elements.
+    /// Initial number of elements in each zone: [`PoolAction::Start`] starts the others. None: all elements.
     pub initial_elements: Option<Vec<u32>>,
     /// The planned actions with their times.
-    pub plan: Vec<(Time, Action)>,
+    pub plan: Vec<(Time, PoolAction)>,
     /// Time at which users start; before that, registrars connect and elements register.
     pub begin: Time,
     /// Duration of the users' requests: "the simulation runtime is 15 minutes".
@@ -50,7 +50,7 @@ pub struct Config {
     /// Invariants to check; none: no checks.
     pub invariants: Option<Invariants>,
     /// The deliberate bug, if any.
-    pub bug: Option<Bug>,
+    pub bug: Option<PoolBug>,
     /// Lifetime of an element's registration.
     pub registration_life: Duration,
     /// Intervals to report separately, counted from `begin`; none: the whole run.
@@ -59,7 +59,7 @@ pub struct Config {
 
 /// A place with one registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Zone {
+pub struct ZoneConfig {
     /// Maximum number of elements.
     pub elements: u32,
     /// Number of users.
@@ -68,7 +68,7 @@ pub struct Zone {
 
 /// The rule for choosing an element.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Choice {
+pub enum ElementChoice {
     /// The least used.
     LeastUsed,
     /// The least used, with a load added per millisecond of distance (paper 004 section 5.3).
@@ -76,11 +76,11 @@ pub enum Choice {
     /// Round robin.
     RoundRobin,
     /// Users choose, of two elements drawn at random, the one with less latency.
-    Latency(Sharing),
+    Latency(ObservationSharing),
     /// Users choose by the answers to probes.
     Probes {
         /// The users that share their observations.
-        sharing: Sharing,
+        sharing: ObservationSharing,
         /// True if the probe's round trip time is added to the latency in the element's answer.
         with_round_trip: bool,
         /// Quantile of the answers above which an element is hot; 0: choose the one with the fewest requests in
@@ -92,34 +92,39 @@ pub enum Choice {
 /// The users that share their observations, if users choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Sharing {
+pub enum ObservationSharing {
     /// All users of a zone, as behind one load balancer.
     Zone,
     /// No sharing: each user for itself.
     User,
 }
 
-impl Choice {
+impl ElementChoice {
     /// Returns the policy figures that an element reports.
     #[must_use]
     pub fn policy(self, load: f64) -> Policy {
         let share = |part: f64| (part * f64::from(u32::MAX)).round() as u32;
         let load = share(load);
         match self {
-            Choice::LeastUsed => Policy::LeastUsed { load },
-            Choice::LeastUsedDpf(dpf) => Policy::LeastUsedDpf {
+            ElementChoice::LeastUsed => Policy::LeastUsed { load },
+            ElementChoice::LeastUsedDpf(dpf) => Policy::LeastUsedDpf {
                 load,
                 dpf: share(dpf),
                 distance: 0,
             },
-            Choice::RoundRobin | Choice::Latency(_) | Choice::Probes { .. } => Policy::RoundRobin,
+            ElementChoice::RoundRobin
+            | ElementChoice::Latency(_)
+            | ElementChoice::Probes { .. } => Policy::RoundRobin,
         }
     }
 
     /// Returns true if users choose for themselves.
     #[must_use]
     pub fn is_made_by_users(self) -> bool {
-        matches!(self, Choice::Latency(_) | Choice::Probes { .. })
+        matches!(
+            self,
+            ElementChoice::Latency(_) | ElementChoice::Probes { .. }
+        )
     }
 }
 
@@ -154,17 +159,17 @@ impl Workload {
 
 /// One user's requests, identical in every run.
 #[derive(Debug, Clone)]
-pub struct Requests {
+pub struct RequestGenerator {
     workload: Workload,
     random: Random,
 }
 
-impl Requests {
+impl RequestGenerator {
     /// Returns the requests of the user with this number in a zone.
     #[must_use]
-    pub fn new(workload: Workload, seed: u64, zone: u16, user: u32) -> Requests {
+    pub fn new(workload: Workload, seed: u64, zone: u16, user: u32) -> RequestGenerator {
         let random = Random::new(seed << 32 | u64::from(zone) << 16 | u64::from(user));
-        Requests { workload, random }
+        RequestGenerator { workload, random }
     }
 
     /// Returns the interval before the next request, and its size.
@@ -177,7 +182,7 @@ impl Requests {
 
 /// A planned action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum PoolAction {
     /// An element deregisters and ends.
     Stop {
         /// The zone.
@@ -211,25 +216,25 @@ pub enum Action {
     EndLoss,
 }
 
-impl Config {
+impl PoolRunConfig {
     /// Returns a config of uniform zones, with one-way delays in milliseconds: within each zone, and additionally
     /// between two.
     #[must_use]
     pub fn new(
-        zones: Vec<Zone>,
+        zones: Vec<ZoneConfig>,
         lan_ms: f64,
         wan_ms: f64,
-        choice: Choice,
+        choice: ElementChoice,
         workload: Workload,
-    ) -> Config {
+    ) -> PoolRunConfig {
         let count = zones.len();
         let one_way_ms = |from, to| if from == to { lan_ms } else { lan_ms + wan_ms };
         let row = |from| {
             (0..count)
-                .map(|to| Link::constant(one_way_ms(from, to)))
+                .map(|to| LinkProperties::constant(one_way_ms(from, to)))
                 .collect()
         };
-        Config {
+        PoolRunConfig {
             links: (0..count).map(row).collect(),
             zones,
             choice,
@@ -241,15 +246,15 @@ impl Config {
             setup_round_trips: 0,
             overhead: Time::ZERO,
             delivery: Time::ZERO,
-            registrar: Settings {
+            registrar: RegistrarSettings {
                 resolution_items: 1,
                 distance_step: 1,
                 // Far more than a daemon would accept.
-                limits: Limits {
+                limits: ResourceLimits {
                     associations: usize::MAX,
-                    ..Limits::default()
+                    ..ResourceLimits::default()
                 },
-                ..Settings::default()
+                ..RegistrarSettings::default()
             },
             association_timeout: Duration::from_secs(10),
             initial_elements: None,

@@ -1,57 +1,58 @@
 //! Pool elements: the state machine, and the service that it registers.
 
 use super::associations::{InitiatorName, encode};
-use super::config::Choice;
-use super::node::{self, Node};
+use super::config::ElementChoice;
+use super::node::{self, NodeNumber};
 use super::users::UserMessage;
-use super::world::{Event, World};
-use crate::server::Server;
+use super::world::{PoolWorld, PoolWorldEvent};
+use crate::server_capacity::SharedCapacityServer;
 use crate::time::Time;
-use holdfast_proto::choice::ServerLoad;
+use holdfast_proto::element_choice::ServerLoad;
 use holdfast_proto::pool_element::{
-    Config, Event as ElementEvent, HuntConfig, LifeUnit, Link, Output, PoolElement,
+    Event as ElementEvent, LifeUnit, LinkId, Output, PoolElement, PoolElementConfig,
+    ServerHuntConfig,
 };
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::Transport;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A request as an element identifies it: the user, and the user's request number.
-pub(super) type Job = (Node, u32);
+pub(super) type ElementJob = (NodeNumber, u32);
 
 #[derive(Debug)]
 pub(super) struct ElementNode {
     /// The state machine; none if the element is dead.
     pub(super) machine: Option<PoolElement>,
-    pub(super) server: Server<Job>,
+    pub(super) server: SharedCapacityServer<ElementJob>,
     /// Figures for answers to probes; below, the conditions at each request's arrival.
     pub(super) served: ServerLoad,
-    arrivals: BTreeMap<Job, (u32, Time)>,
+    arrivals: BTreeMap<ElementJob, (u32, Time)>,
     /// End of its next request, as queued.
     next_end: Option<Time>,
-    pub(super) links: Links,
+    pub(super) links: CreatedLinks,
     pub(super) wake: Option<Time>,
 }
 
 /// The links that a state machine created.
-pub(super) type Links = SmallVec<[(Link, u32); 2]>;
+pub(super) type CreatedLinks = SmallVec<[(LinkId, u32); 2]>;
 
 impl ElementNode {
     pub(super) fn new(capacity: f64) -> ElementNode {
         ElementNode {
             machine: None,
-            server: Server::new(capacity),
+            server: SharedCapacityServer::new(capacity),
             served: ServerLoad::default(),
             arrivals: BTreeMap::new(),
             next_end: None,
-            links: Links::new(),
+            links: CreatedLinks::new(),
             wake: None,
         }
     }
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     /// Starts or restarts an element, which registers with its zone's registrar, or with another if that is dead.
     pub(super) fn start_element(&mut self, index: usize) {
         if self.elements[index].machine.is_some() {
@@ -62,7 +63,7 @@ impl World<'_> {
         let policy = self.config.choice.policy(0.0);
         let seed = self.random.seed();
         let service = node::service_transport(node);
-        let mut config = Config::new(self.handle.clone(), service, policy, hunt, seed);
+        let mut config = PoolElementConfig::new(self.handle.clone(), service, policy, hunt, seed);
         config.life_unit = LifeUnit::Seconds;
         config.life = Some(self.config.registration_life);
         config.life_margin = self.config.registration_life / 2;
@@ -73,10 +74,10 @@ impl World<'_> {
     }
 
     /// Returns the settings for finding registrars: "PEs and PUs choose 'nearby' PRs" (paper 004 section 5.2).
-    pub(super) fn hunt_config(&self, node: Node) -> HuntConfig {
+    pub(super) fn hunt_config(&self, node: NodeNumber) -> ServerHuntConfig {
         let nearest_first = u32::from(self.nodes.zone(node));
-        let registrar = |node| Transport::Sctp(node::sctp_transport(node, Protocol::Asap));
-        let mut hunt = HuntConfig::new(vec![registrar(nearest_first)]);
+        let registrar = |node| Transport::Sctp(node::sctp_transport(node, PoolProtocol::Asap));
+        let mut hunt = ServerHuntConfig::new(vec![registrar(nearest_first)]);
         hunt.parallel = 1;
         hunt
     }
@@ -127,7 +128,7 @@ impl World<'_> {
                         continue;
                     };
                     let association =
-                        self.connect(node, to, Protocol::Asap, InitiatorName::Link(link));
+                        self.connect(node, to, PoolProtocol::Asap, InitiatorName::Link(link));
                     self.elements[index].links.push((link, association));
                 }
                 Output::Close { link } => {
@@ -155,15 +156,15 @@ impl World<'_> {
     }
 
     /// Handles the arrival of a request.
-    pub(super) fn on_request(&mut self, index: usize, user: Node, request: u32, size: f64) {
+    pub(super) fn on_request(&mut self, index: usize, user: NodeNumber, request: u32, size: f64) {
         let node = self.nodes.element(index);
         if self.elements[index].machine.is_none() {
             return self.send_message(node, user, UserMessage::Lost { request });
         }
         let element = &mut self.elements[index];
         element.server.add(self.now, (user, request), size);
-        if matches!(self.config.choice, Choice::Probes { .. }) {
-            let arrival = element.served.begin();
+        if matches!(self.config.choice, ElementChoice::Probes { .. }) {
+            let arrival = element.served.begin_request();
             element
                 .arrivals
                 .insert((user, request), (arrival, self.now));
@@ -183,7 +184,9 @@ impl World<'_> {
             self.send_message(node, user, UserMessage::Done { request });
             let element = &mut self.elements[index];
             if let Some((met, since)) = element.arrivals.remove(&(user, request)) {
-                element.served.end(met, self.now.since(since).into());
+                element
+                    .served
+                    .end_request(met, self.now.since(since).into());
             }
         }
         self.update_load(index);
@@ -199,7 +202,7 @@ impl World<'_> {
             if let Some(at) = next {
                 self.queue.push(
                     at,
-                    Event::RequestEnd {
+                    PoolWorldEvent::RequestEnd {
                         index: index as u32,
                         at,
                     },
@@ -216,10 +219,10 @@ impl World<'_> {
 }
 
 impl ElementNode {
-    fn association(&self, link: Link) -> Option<(u32, u8)> {
+    fn association(&self, link: LinkId) -> Option<(u32, u8)> {
         match link {
-            Link::Accepted(number) => Some((number as u32, 1)),
-            Link::Initiated(_) => {
+            LinkId::Accepted(number) => Some((number as u32, 1)),
+            LinkId::Initiated(_) => {
                 let link_entry = self.links.iter().find(|(other, _)| *other == link)?;
                 Some((link_entry.1, 0))
             }

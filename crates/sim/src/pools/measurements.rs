@@ -4,10 +4,10 @@ use crate::time::Time;
 
 /// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// One per interval of [`Config::windows`](super::Config::windows), in order; one for the whole run if there are
-    /// none.
-    pub windows: Vec<Window>,
+pub struct PoolRunOutcome {
+    /// One per interval of [`PoolRunConfig::windows`](super::PoolRunConfig::windows), in order; one for the whole
+    /// run if there are none.
+    pub windows: Vec<MeasurementWindow>,
     /// Number of delivered messages and fired timers.
     pub events: u64,
     /// Simulated time, in virtual seconds.
@@ -18,7 +18,7 @@ pub struct Outcome {
 
 /// Sums over the requests that ended within a window.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Window {
+pub struct MeasurementWindow {
     /// Number of requests.
     pub requests: u64,
     /// Total size, in calculations.
@@ -44,7 +44,7 @@ pub struct Window {
 
 /// A request that has ended.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Finished {
+pub(super) struct FinishedRequest {
     pub(super) size: f64,
     pub(super) generated: Time,
     pub(super) dequeued: Time,
@@ -54,8 +54,8 @@ pub(super) struct Finished {
     pub(super) local: bool,
 }
 
-impl Window {
-    pub(super) fn add(&mut self, request: &Finished) {
+impl MeasurementWindow {
+    pub(super) fn add(&mut self, request: &FinishedRequest) {
         let handling = request.ended.since(request.generated).as_secs_f64();
         self.requests += 1;
         self.size += request.size;

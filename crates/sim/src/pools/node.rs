@@ -1,16 +1,16 @@
 //! Node numbers and addresses: registrars come first, then elements, then users, and each has one address.
 
-use crate::net::Zone;
-use holdfast_proto::registrar::Protocol;
+use crate::zone_network::Zone;
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, Transport, TransportUse};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// The number of a node.
-pub(super) type Node = u32;
+pub(super) type NodeNumber = u32;
 
 /// The kind of a node, with its index within the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum NodeRole {
     Registrar(usize),
     Element(usize),
     User(usize),
@@ -18,51 +18,51 @@ pub(super) enum Role {
 
 /// The nodes of a world.
 #[derive(Debug)]
-pub(super) struct Nodes {
+pub(super) struct NodeNumbers {
     registrars: u32,
     elements: u32,
     zones: Vec<Zone>,
 }
 
-impl Nodes {
-    pub(super) fn new(zones: &[super::Zone]) -> Nodes {
+impl NodeNumbers {
+    pub(super) fn new(zones: &[super::ZoneConfig]) -> NodeNumbers {
         let count = zones.len();
         let mut zone_of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
         for counted in [
-            |zone: &super::Zone| zone.elements,
-            |zone: &super::Zone| zone.users,
+            |zone: &super::ZoneConfig| zone.elements,
+            |zone: &super::ZoneConfig| zone.users,
         ] {
             for (index, zone) in zones.iter().enumerate() {
                 zone_of.extend((0..counted(zone)).map(|_| index as Zone));
             }
         }
-        Nodes {
+        NodeNumbers {
             registrars: count as u32,
             elements: zones.iter().map(|zone| zone.elements).sum(),
             zones: zone_of,
         }
     }
 
-    pub(super) fn role(&self, node: Node) -> Role {
+    pub(super) fn role(&self, node: NodeNumber) -> NodeRole {
         if node < self.registrars {
-            Role::Registrar(node as usize)
+            NodeRole::Registrar(node as usize)
         } else if node - self.registrars < self.elements {
-            Role::Element((node - self.registrars) as usize)
+            NodeRole::Element((node - self.registrars) as usize)
         } else {
-            Role::User((node - self.registrars - self.elements) as usize)
+            NodeRole::User((node - self.registrars - self.elements) as usize)
         }
     }
 
-    pub(super) fn element(&self, index: usize) -> Node {
+    pub(super) fn element(&self, index: usize) -> NodeNumber {
         self.registrars + index as u32
     }
 
-    pub(super) fn user(&self, index: usize) -> Node {
+    pub(super) fn user(&self, index: usize) -> NodeNumber {
         self.registrars + self.elements + index as u32
     }
 
     #[inline]
-    pub(super) fn zone(&self, node: Node) -> Zone {
+    pub(super) fn zone(&self, node: NodeNumber) -> Zone {
         self.zones[node as usize]
     }
 
@@ -74,20 +74,20 @@ impl Nodes {
 /// The address of node 0; the others follow.
 const FIRST_ADDRESS: u32 = 0x0a00_0001;
 
-fn address(node: Node) -> IpAddr {
+fn address(node: NodeNumber) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(FIRST_ADDRESS + node))
 }
 
 /// Returns a node's address and port for a protocol.
-pub(super) fn endpoint(node: Node, protocol: Protocol) -> SocketAddr {
+pub(super) fn endpoint(node: NodeNumber, protocol: PoolProtocol) -> SocketAddr {
     let port = match protocol {
-        Protocol::Asap => 3_863,
-        Protocol::Enrp => 9_901,
+        PoolProtocol::Asap => 3_863,
+        PoolProtocol::Enrp => 9_901,
     };
     SocketAddr::new(address(node), port)
 }
 
-pub(super) fn sctp_transport(node: Node, protocol: Protocol) -> SctpTransport {
+pub(super) fn sctp_transport(node: NodeNumber, protocol: PoolProtocol) -> SctpTransport {
     SctpTransport {
         port: endpoint(node, protocol).port(),
         usage: TransportUse::DataOnly,
@@ -96,7 +96,7 @@ pub(super) fn sctp_transport(node: Node, protocol: Protocol) -> SctpTransport {
 }
 
 /// Returns the address of an element for users.
-pub(super) fn service_transport(node: Node) -> Transport {
+pub(super) fn service_transport(node: NodeNumber) -> Transport {
     Transport::Tcp {
         port: 80,
         usage: TransportUse::DataOnly,
@@ -105,7 +105,7 @@ pub(super) fn service_transport(node: Node) -> Transport {
 }
 
 /// Returns the node with an address.
-pub(super) fn node_at(address: IpAddr) -> Option<Node> {
+pub(super) fn node_at(address: IpAddr) -> Option<NodeNumber> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS),
         IpAddr::V6(_) => None,
@@ -113,7 +113,7 @@ pub(super) fn node_at(address: IpAddr) -> Option<Node> {
 }
 
 /// Returns the node of a transport.
-pub(super) fn node_of(transport: &Transport) -> Option<Node> {
+pub(super) fn node_of(transport: &Transport) -> Option<NodeNumber> {
     match transport {
         Transport::Tcp { address, .. } => node_at(*address),
         Transport::Sctp(transport) => node_at(*transport.addresses.first()?),

@@ -1,6 +1,6 @@
 //! Invariants despite faults, checked during a run and at its end.
 
-use super::world::World;
+use super::world::PoolWorld;
 use crate::Violation;
 use crate::time::Time;
 use holdfast_proto::registrar::Registrar;
@@ -29,7 +29,7 @@ pub(super) struct Oracle {
     pub(super) violation: Option<Violation>,
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     pub(super) fn check(&mut self, invariants: Invariants) {
         let faults_end = self.config.begin + invariants.faults_end;
         self.check_homes(invariants, faults_end);

@@ -1,31 +1,31 @@
 //! Planned actions on the world.
 
-use super::config::Action;
-use super::world::World;
+use super::config::PoolAction;
+use super::world::PoolWorld;
 
-impl World<'_> {
-    pub(super) fn act(&mut self, action: Action) {
+impl PoolWorld<'_> {
+    pub(super) fn execute_planned_action(&mut self, action: PoolAction) {
         match action {
-            Action::Stop { zone, element } => {
+            PoolAction::Stop { zone, element } => {
                 let index = self.element_index(zone, element);
                 self.stop_element(index);
             }
-            Action::Start { zone, element } => {
+            PoolAction::Start { zone, element } => {
                 let index = self.element_index(zone, element);
                 self.start_element(index);
             }
-            Action::Kill { zone, element } => {
+            PoolAction::Kill { zone, element } => {
                 let index = self.element_index(zone, element);
                 self.kill_element(index);
             }
-            Action::KillRegistrar(zone) => self.kill_registrar(usize::from(zone)),
-            Action::StartRegistrar(zone) => self.start_registrar(usize::from(zone)),
-            Action::Cut(a, b) => self.network.set_cut(a, b, true),
-            Action::Mend(a, b) => {
+            PoolAction::KillRegistrar(zone) => self.kill_registrar(usize::from(zone)),
+            PoolAction::StartRegistrar(zone) => self.start_registrar(usize::from(zone)),
+            PoolAction::Cut(a, b) => self.network.set_cut(a, b, true),
+            PoolAction::Mend(a, b) => {
                 self.network.set_cut(a, b, false);
                 self.send_queued();
             }
-            Action::EndLoss => self.network.clear_loss(),
+            PoolAction::EndLoss => self.network.clear_loss(),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Registrars: the state machine, and its daemon's actions.
 
 use super::associations::{InitiatorName, association_id, from_association_id};
-use super::node::{self, Role};
-use super::world::{Event, World};
+use super::node::{self, NodeRole};
+use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
-use holdfast_proto::registrar::{Config, LifeUnit, Output, Permission, Protocol, Registrar};
+use holdfast_proto::registrar::{
+    Config, LifeUnit, Output, PermittedHosts, PoolProtocol, Registrar,
+};
 use std::time::Duration;
 
 /// Delay before a daemon's first measurement of the distance to a peer, and interval between further ones.
@@ -19,7 +21,7 @@ pub(super) struct RegistrarNode {
     pub(super) wake: Option<Time>,
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     /// Starts or restarts a registrar. The registrars before it are its mentors: so the first one starts alone, and all
     /// others have a mentor.
     pub(super) fn start_registrar(&mut self, index: usize) {
@@ -31,22 +33,22 @@ impl World<'_> {
         registrar.wake = None;
         let (node, again) = (index as u32, registrar.incarnations > 1);
         let id = node::registrar_id(index, registrar.incarnations);
-        let transport = node::sctp_transport(node, Protocol::Enrp);
+        let transport = node::sctp_transport(node, PoolProtocol::Enrp);
         let mut config = Config::new(id, self.random.number(), transport);
         config.settings = self.config.registrar.clone();
         if self.config.choice.is_made_by_users() {
             config.settings.resolution_items = config.settings.resolution_items_max;
         }
         config.settings.life_unit = LifeUnit::Seconds;
-        config.settings.access.registrar = Permission::Only(
+        config.settings.access.registrar = PermittedHosts::Only(
             (0..self.nodes.registrars() as u32)
-                .map(|other| node::endpoint(other, Protocol::Enrp).ip().to_string())
+                .map(|other| node::endpoint(other, PoolProtocol::Enrp).ip().to_string())
                 .filter_map(|address| address.parse().ok())
                 .collect(),
         );
         config.mentors = (0..self.nodes.registrars() as u32)
             .filter(|other| *other < node || again && *other != node)
-            .map(|other| vec![node::endpoint(other, Protocol::Enrp)])
+            .map(|other| vec![node::endpoint(other, PoolProtocol::Enrp)])
             .collect();
         self.registrars[index].machine = Some(Registrar::new(self.now.into(), config));
         self.drive_registrar(index, |_, _| ());
@@ -107,13 +109,15 @@ impl World<'_> {
                 let node = index as u32;
                 let to = addresses.first().and_then(|at| node::node_at(at.ip()));
                 let Some(to) = to.filter(|to| *to != node) else {
-                    return self.queue.push(self.now, Event::DialFailed { index, dial });
+                    return self
+                        .queue
+                        .push(self.now, PoolWorldEvent::DialFailed { index, dial });
                 };
                 match self.open_associations.get(&(node, to, protocol)) {
                     // An association exists already.
                     Some(&(association, side)) => {
                         let id = association_id(association, side);
-                        let up = Event::DialledAgain {
+                        let up = PoolWorldEvent::DialledAgain {
                             index,
                             dial,
                             protocol,
@@ -129,14 +133,14 @@ impl World<'_> {
             Output::Multicast { .. } | Output::Event(_) => {}
             Output::Measure(to) => {
                 let (association, side) = from_association_id(to);
-                let measure = Event::Measure { association, side };
+                let measure = PoolWorldEvent::Measure { association, side };
                 self.queue
                     .push(self.now + FIRST_MEASUREMENT_DELAY.into(), measure);
             }
             Output::Abort(to) => {
                 let (association, side) = from_association_id(to);
                 self.close(association, side);
-                let down = Event::Aborted { association, side };
+                let down = PoolWorldEvent::Aborted { association, side };
                 self.queue.push(self.now, down);
             }
         }
@@ -145,7 +149,7 @@ impl World<'_> {
     /// Tells a registrar the distance to the other end; repeatedly, if delays vary.
     pub(super) fn report_round_trip(&mut self, association: u32, side: u8) {
         let association_state = &self.associations[association as usize];
-        let Role::Registrar(index) = self.nodes.role(association_state.ends[usize::from(side)])
+        let NodeRole::Registrar(index) = self.nodes.role(association_state.ends[usize::from(side)])
         else {
             return;
         };
@@ -162,7 +166,7 @@ impl World<'_> {
             machine.handle_round_trip(now, id, round_trip);
         });
         if is_repeated {
-            let measure = Event::Measure { association, side };
+            let measure = PoolWorldEvent::Measure { association, side };
             self.queue
                 .push(self.now + MEASUREMENT_INTERVAL.into(), measure);
         }
@@ -176,7 +180,7 @@ impl World<'_> {
             association_state.ends[usize::from(1 - side)],
         );
         let protocol = association_state.protocol;
-        if let Role::Registrar(index) = self.nodes.role(node) {
+        if let NodeRole::Registrar(index) = self.nodes.role(node) {
             let key = (node, other, protocol);
             if self.open_associations.get(&key) == Some(&(association, side)) {
                 self.open_associations.remove(&key);

@@ -1,9 +1,9 @@
 //! The state machines' timers.
 
-use super::bug::Bug;
-use super::node::{Node, Role};
-use super::world::{Event, World};
-use crate::queue::Queue;
+use super::bug::PoolBug;
+use super::node::{NodeNumber, NodeRole};
+use super::world::{PoolWorld, PoolWorldEvent};
+use crate::event_queue::FutureEvents;
 use crate::time::Time;
 use holdfast_proto::pool_element::PoolElement;
 use holdfast_proto::registrar::Registrar;
@@ -12,8 +12,8 @@ use std::time::Duration;
 /// Queues a state machine's next timer, unless an earlier one is queued, after which the timer is queried again.
 #[inline]
 pub(super) fn rearm(
-    queue: &mut Queue<Event>,
-    node: Node,
+    queue: &mut FutureEvents<PoolWorldEvent>,
+    node: NodeNumber,
     wake: &mut Option<Time>,
     due: Option<Duration>,
 ) {
@@ -21,26 +21,26 @@ pub(super) fn rearm(
     let at = Time::from(due);
     if wake.is_none_or(|set| at < set) {
         *wake = Some(at);
-        queue.push(at, Event::Wake { node, at });
+        queue.push(at, PoolWorldEvent::Wake { node, at });
     }
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     /// Fires a state machine's timer if it is due; returns true if it was.
-    pub(super) fn fire_timer(&mut self, node: Node, at: Time) -> bool {
+    pub(super) fn fire_timer(&mut self, node: NodeNumber, at: Time) -> bool {
         let now: Duration = self.now.into();
         if let Some(bug) = self.config.bug
             && matches!(
                 (bug, self.nodes.role(node)),
-                (Bug::NoRegistrarTimers, Role::Registrar(_))
-                    | (Bug::NoElementTimers, Role::Element(_))
-                    | (Bug::NoUserTimers, Role::User(_))
+                (PoolBug::NoRegistrarTimers, NodeRole::Registrar(_))
+                    | (PoolBug::NoElementTimers, NodeRole::Element(_))
+                    | (PoolBug::NoUserTimers, NodeRole::User(_))
             )
         {
             return false;
         }
         match self.nodes.role(node) {
-            Role::Registrar(index) => {
+            NodeRole::Registrar(index) => {
                 let registrar = &mut self.registrars[index];
                 if registrar.wake != Some(at) {
                     return false;
@@ -54,7 +54,7 @@ impl World<'_> {
                 }
                 fires
             }
-            Role::Element(index) => {
+            NodeRole::Element(index) => {
                 let element = &mut self.elements[index];
                 if element.wake != Some(at) {
                     return false;
@@ -68,7 +68,7 @@ impl World<'_> {
                 }
                 fires
             }
-            Role::User(index) => {
+            NodeRole::User(index) => {
                 let user = &mut self.users[index];
                 if user.wake != Some(at) {
                     return false;

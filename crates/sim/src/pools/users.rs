@@ -1,13 +1,13 @@
 //! Pool users: the state machine, and the source of its requests.
 
 use super::associations::{InitiatorName, encode};
-use super::elements::Links;
-use super::measurements::Finished;
-use super::node::{self, Node, Role};
-use super::world::{Event, World};
+use super::elements::CreatedLinks;
+use super::measurements::FinishedRequest;
+use super::node::{self, NodeNumber, NodeRole};
+use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
-use holdfast_proto::pool_user::{Config, Event as UserEvent, Output, PoolUser};
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::pool_user::{Event as UserEvent, Output, PoolUser, PoolUserConfig};
+use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::{ElementId, PoolElement};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -53,7 +53,7 @@ struct CurrentRequest {
     dequeued: Time,
     /// Time of the first acceptance.
     accepted: Option<Time>,
-    element: Option<(Node, ElementId)>,
+    element: Option<(NodeNumber, ElementId)>,
     sent: Time,
     attempts: u32,
 }
@@ -61,7 +61,7 @@ struct CurrentRequest {
 #[derive(Debug)]
 pub(super) struct UserNode {
     pub(super) machine: PoolUser,
-    links: Links,
+    links: CreatedLinks,
     pub(super) wake: Option<Time>,
     /// "The requests are queued and sequentially assigned to PEs" (paper 004 section 4).
     queue: VecDeque<(Time, f64)>,
@@ -79,13 +79,13 @@ impl UserNode {
     }
 }
 
-impl World<'_> {
+impl PoolWorld<'_> {
     pub(super) fn new_user(&mut self, index: usize) -> UserNode {
         let hunt = self.hunt_config(self.nodes.user(index));
         let seed = self.random.seed();
         UserNode {
-            machine: PoolUser::new(Config::new(hunt, seed)),
-            links: Links::new(),
+            machine: PoolUser::new(PoolUserConfig::new(hunt, seed)),
+            links: CreatedLinks::new(),
             wake: None,
             queue: VecDeque::new(),
             current: None,
@@ -119,7 +119,8 @@ impl World<'_> {
             }
         };
         let index = index as u32;
-        self.queue.push(self.now + wait, Event::Generate { index });
+        self.queue
+            .push(self.now + wait, PoolWorldEvent::Generate { index });
     }
 
     fn begin_request(&mut self, index: usize) {
@@ -170,7 +171,7 @@ impl World<'_> {
                         continue;
                     };
                     let association =
-                        self.connect(node, to, Protocol::Asap, InitiatorName::Link(link));
+                        self.connect(node, to, PoolProtocol::Asap, InitiatorName::Link(link));
                     self.users[index].links.push((link, association));
                 }
                 Output::Close { link } => {
@@ -208,7 +209,8 @@ impl World<'_> {
     fn retry_after(&mut self, index: usize, wait: Time) {
         let at = self.now + wait;
         let index = index as u32;
-        self.queue.push(at, Event::RetrySelection { index });
+        self.queue
+            .push(at, PoolWorldEvent::RetrySelection { index });
     }
 
     pub(super) fn on_selected(&mut self, index: usize, element: &PoolElement) {
@@ -233,14 +235,20 @@ impl World<'_> {
     }
 
     /// Sends a message; if it cannot be delivered, the user learns of it after a timeout.
-    pub(super) fn send_message(&mut self, from: Node, to: Node, letter: UserMessage) {
+    pub(super) fn send_message(&mut self, from: NodeNumber, to: NodeNumber, letter: UserMessage) {
         self.send_message_at(Some(self.now), from, to, letter);
     }
 
-    fn send_message_at(&mut self, at: Option<Time>, from: Node, to: Node, letter: UserMessage) {
+    fn send_message_at(
+        &mut self,
+        at: Option<Time>,
+        from: NodeNumber,
+        to: NodeNumber,
+        letter: UserMessage,
+    ) {
         let arrival = at.and_then(|at| self.arrival_of_request(at, from, to));
         if let Some(arrival) = arrival {
-            let letter = Event::UserMessage { from, to, letter };
+            let letter = PoolWorldEvent::UserMessage { from, to, letter };
             return self.queue.push(arrival, letter);
         }
         let (UserMessage::Request { request, .. }
@@ -258,7 +266,7 @@ impl World<'_> {
         let letter = UserMessage::Lost { request };
         self.queue.push(
             timeout,
-            Event::UserMessage {
+            PoolWorldEvent::UserMessage {
                 from: element,
                 to: user,
                 letter,
@@ -267,21 +275,26 @@ impl World<'_> {
     }
 
     /// Handles the arrival of a message.
-    pub(super) fn on_user_message(&mut self, from: Node, to: Node, letter: UserMessage) {
+    pub(super) fn on_user_message(
+        &mut self,
+        from: NodeNumber,
+        to: NodeNumber,
+        letter: UserMessage,
+    ) {
         match (self.nodes.role(to), letter) {
-            (Role::Element(index), UserMessage::Request { request, size }) => {
+            (NodeRole::Element(index), UserMessage::Request { request, size }) => {
                 self.on_request(index, from, request, size);
             }
-            (Role::Element(index), probe) => self.on_probe(index, from, probe),
-            (Role::User(index), answer @ UserMessage::ProbeAnswer { .. }) => {
+            (NodeRole::Element(index), probe) => self.on_probe(index, from, probe),
+            (NodeRole::User(index), answer @ UserMessage::ProbeAnswer { .. }) => {
                 self.on_probe_answer(index, answer);
             }
-            (Role::User(index), letter) => self.on_answer(index, from, letter),
+            (NodeRole::User(index), letter) => self.on_answer(index, from, letter),
             _ => {}
         }
     }
 
-    fn on_answer(&mut self, index: usize, from: Node, letter: UserMessage) {
+    fn on_answer(&mut self, index: usize, from: NodeNumber, letter: UserMessage) {
         let Some(current) = &mut self.users[index].current else {
             return;
         };
@@ -319,7 +332,7 @@ impl World<'_> {
         };
         self.record_latency(index, id, current.sent, true);
         let zone = self.nodes.zone(self.nodes.user(index));
-        self.measure(&Finished {
+        self.measure(&FinishedRequest {
             size: current.size,
             generated: current.generated,
             dequeued: current.dequeued,

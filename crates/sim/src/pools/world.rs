@@ -1,40 +1,40 @@
 //! The world: nodes, the network between them, and the queue of events.
 
-use super::associations::{Association, Side};
-use super::choosers::{Chooser, choosers};
-use super::config::{Action, Config, Requests};
+use super::associations::{AssociationSide, SimulatedAssociation};
+use super::choosers::{UserChooser, choosers};
+use super::config::{PoolAction, PoolRunConfig, RequestGenerator};
 use super::elements::ElementNode;
-use super::measurements::{Finished, Outcome, Window};
-use super::node::{Node, Nodes, Role};
+use super::measurements::{FinishedRequest, MeasurementWindow, PoolRunOutcome};
+use super::node::{NodeNumber, NodeNumbers, NodeRole};
 use super::oracle::{CHECK_INTERVAL, Oracle};
 use super::registrars::RegistrarNode;
 use super::users::{UserMessage, UserNode};
 use crate::Violation;
-use crate::net::{Delay, Network};
-use crate::queue::Queue;
+use crate::event_queue::FutureEvents;
 use crate::random::Random;
 use crate::time::Time;
+use crate::zone_network::{DelayDistribution, Network};
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, PoolProtocol};
 use holdfast_wire::rserpool::PoolHandle;
 use std::collections::HashMap;
 
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum PoolWorldEvent {
     /// A message arrives at an end of an association.
     Deliver {
         association: u32,
-        side: Side,
+        side: AssociationSide,
         message: Bytes,
     },
     UserMessage {
-        from: Node,
-        to: Node,
+        from: NodeNumber,
+        to: NodeNumber,
         letter: UserMessage,
     },
     /// A state machine's timer is due.
     Wake {
-        node: Node,
+        node: NodeNumber,
         at: Time,
     },
     /// A request has ended, unless other requests have started or ended since.
@@ -51,20 +51,20 @@ pub(super) enum Event {
     },
     Up {
         association: u32,
-        side: Side,
+        side: AssociationSide,
     },
     Lost {
         association: u32,
-        side: Side,
+        side: AssociationSide,
     },
     Aborted {
         association: u32,
-        side: Side,
+        side: AssociationSide,
     },
     /// A registrar measures the distance to the other end.
     Measure {
         association: u32,
-        side: Side,
+        side: AssociationSide,
     },
     Break {
         association: u32,
@@ -76,7 +76,7 @@ pub(super) enum Event {
     DialledAgain {
         index: usize,
         dial: DialId,
-        protocol: Protocol,
+        protocol: PoolProtocol,
         id: AssociationId,
     },
     StartRegistrar {
@@ -85,7 +85,7 @@ pub(super) enum Event {
     StartElement {
         index: u32,
     },
-    Act(Action),
+    Act(PoolAction),
     /// A window starts or ends.
     WindowEdge,
     /// The oracle checks the invariants.
@@ -93,44 +93,50 @@ pub(super) enum Event {
 }
 
 #[derive(Debug)]
-pub(super) struct World<'a> {
-    pub(super) config: &'a Config,
+pub(super) struct PoolWorld<'a> {
+    pub(super) config: &'a PoolRunConfig,
     pub(super) now: Time,
-    pub(super) queue: Queue<Event>,
+    pub(super) queue: FutureEvents<PoolWorldEvent>,
     pub(super) random: Random,
     pub(super) network: Network,
     pub(super) has_variable_delays: bool,
-    pub(super) nodes: Nodes,
+    pub(super) nodes: NodeNumbers,
     pub(super) registrars: Vec<RegistrarNode>,
     pub(super) elements: Vec<ElementNode>,
     pub(super) users: Vec<UserNode>,
     /// Each user's requests, with the size of the next one, if the requests are given.
-    pub(super) requests: Vec<(Requests, f64)>,
-    pub(super) associations: Vec<Association>,
+    pub(super) requests: Vec<(RequestGenerator, f64)>,
+    pub(super) associations: Vec<SimulatedAssociation>,
     /// The registrars' associations that are up, by both ends. Never iterated, because its order is random.
-    pub(super) open_associations: HashMap<(Node, Node, Protocol), (u32, Side)>,
+    pub(super) open_associations:
+        HashMap<(NodeNumber, NodeNumber, PoolProtocol), (u32, AssociationSide)>,
     /// The choosers of users that choose for themselves.
-    pub(super) choosers: Vec<Chooser>,
+    pub(super) choosers: Vec<UserChooser>,
     pub(super) handle: PoolHandle,
     pub(super) oracle: Oracle,
-    windows: Vec<(Time, Time, Window)>,
+    windows: Vec<(Time, Time, MeasurementWindow)>,
     events: u64,
     digest: u64,
 }
 
 /// Returns the requests of all users, if they are given.
-fn requests(config: &Config) -> Vec<(Requests, f64)> {
+fn requests(config: &PoolRunConfig) -> Vec<(RequestGenerator, f64)> {
     let Some(seed) = config.requests else {
         return Vec::new();
     };
     let zones = (0..).zip(&config.zones);
     let users = zones.flat_map(|(zone, of)| (0..of.users).map(move |user| (zone, user)));
-    let requests_of = |(zone, user)| (Requests::new(config.workload, seed, zone, user), 0.0);
+    let requests_of = |(zone, user)| {
+        (
+            RequestGenerator::new(config.workload, seed, zone, user),
+            0.0,
+        )
+    };
     users.map(requests_of).collect()
 }
 
-impl<'a> World<'a> {
-    pub(super) fn new(config: &'a Config, seed: u64) -> World<'a> {
+impl<'a> PoolWorld<'a> {
+    pub(super) fn new(config: &'a PoolRunConfig, seed: u64) -> PoolWorld<'a> {
         let whole_run = (config.begin, config.begin + config.runtime);
         let mut windows: Vec<(Time, Time)> = config.windows.clone();
         for (from, to) in &mut windows {
@@ -140,14 +146,16 @@ impl<'a> World<'a> {
             windows.push(whole_run);
         }
         let link = |from: u16, to: u16| config.links[usize::from(from)][usize::from(to)];
-        let constant = |link: &crate::net::Link| matches!(link.delay, Delay::Constant(_));
-        let mut world = World {
+        let constant = |link: &crate::zone_network::LinkProperties| {
+            matches!(link.delay, DelayDistribution::Constant(_))
+        };
+        let mut world = PoolWorld {
             now: Time::ZERO,
-            queue: Queue::default(),
+            queue: FutureEvents::default(),
             random: Random::new(seed),
             network: Network::new(config.zones.len(), link),
             has_variable_delays: !config.links.iter().flatten().all(constant),
-            nodes: Nodes::new(&config.zones),
+            nodes: NodeNumbers::new(&config.zones),
             registrars: Vec::new(),
             elements: Vec::new(),
             users: Vec::new(),
@@ -158,7 +166,7 @@ impl<'a> World<'a> {
             handle: PoolHandle::from("pool"),
             windows: windows
                 .into_iter()
-                .map(|(a, b)| (a, b, Window::default()))
+                .map(|(a, b)| (a, b, MeasurementWindow::default()))
                 .collect(),
             oracle: Oracle::default(),
             events: 0,
@@ -175,7 +183,8 @@ impl<'a> World<'a> {
         for index in 0..zones as u32 {
             self.registrars.push(RegistrarNode::default());
             let at = Time::from_secs_f64(2.0 * f64::from(index) / zones as f64);
-            self.queue.push(at, Event::StartRegistrar { index });
+            self.queue
+                .push(at, PoolWorldEvent::StartRegistrar { index });
         }
         let half = self.config.begin.as_secs_f64() / 2.0;
         for ZoneLayout {
@@ -190,7 +199,7 @@ impl<'a> World<'a> {
                 if element < at_first {
                     let at = Time::from_secs_f64(half * (1.0 + self.random.fraction() / 2.0));
                     let index = first + element;
-                    self.queue.push(at, Event::StartElement { index });
+                    self.queue.push(at, PoolWorldEvent::StartElement { index });
                 }
             }
         }
@@ -209,14 +218,14 @@ impl<'a> World<'a> {
     fn schedule_plan(&mut self) {
         for (at, action) in &self.config.plan {
             self.queue
-                .push(self.config.begin + *at, Event::Act(*action));
+                .push(self.config.begin + *at, PoolWorldEvent::Act(*action));
         }
         for (from, to, _) in &self.windows {
-            self.queue.push(*from, Event::WindowEdge);
-            self.queue.push(*to, Event::WindowEdge);
+            self.queue.push(*from, PoolWorldEvent::WindowEdge);
+            self.queue.push(*to, PoolWorldEvent::WindowEdge);
         }
         if self.config.invariants.is_some() {
-            self.queue.push(self.config.begin, Event::Check);
+            self.queue.push(self.config.begin, PoolWorldEvent::Check);
         }
     }
 
@@ -237,7 +246,7 @@ impl<'a> World<'a> {
             .collect()
     }
 
-    pub(super) fn run(mut self) -> (Outcome, Option<Violation>) {
+    pub(super) fn run(mut self) -> (PoolRunOutcome, Option<Violation>) {
         let end = self.config.begin + self.config.runtime;
         while let Some((at, event)) = self.queue.pop_until(end) {
             self.now = at;
@@ -246,7 +255,7 @@ impl<'a> World<'a> {
                 break;
             }
         }
-        let outcome = Outcome {
+        let outcome = PoolRunOutcome {
             windows: self
                 .windows
                 .into_iter()
@@ -260,9 +269,9 @@ impl<'a> World<'a> {
     }
 
     #[inline]
-    fn step(&mut self, event: Event) {
+    fn step(&mut self, event: PoolWorldEvent) {
         let counts = match event {
-            Event::Deliver {
+            PoolWorldEvent::Deliver {
                 association,
                 side,
                 message,
@@ -270,17 +279,17 @@ impl<'a> World<'a> {
                 self.on_message(association, side, &message);
                 true
             }
-            Event::UserMessage { from, to, letter } => {
+            PoolWorldEvent::UserMessage { from, to, letter } => {
                 self.on_user_message(from, to, letter);
                 true
             }
-            Event::Wake { node, at } => self.fire_timer(node, at),
-            Event::RequestEnd { index, at } => self.on_request_end(index as usize, at),
-            Event::Generate { index } => {
+            PoolWorldEvent::Wake { node, at } => self.fire_timer(node, at),
+            PoolWorldEvent::RequestEnd { index, at } => self.on_request_end(index as usize, at),
+            PoolWorldEvent::Generate { index } => {
                 self.generate(index as usize);
                 true
             }
-            Event::RetrySelection { index } => {
+            PoolWorldEvent::RetrySelection { index } => {
                 self.select_element(index as usize);
                 true
             }
@@ -296,17 +305,19 @@ impl<'a> World<'a> {
         }
     }
 
-    fn handle_rare(&mut self, event: Event) {
+    fn handle_rare(&mut self, event: PoolWorldEvent) {
         match event {
-            Event::Up { association, side } => self.on_up(association, side),
-            Event::Lost { association, side } => self.on_lost(association, side),
-            Event::Aborted { association, side } => self.on_abort(association, side),
-            Event::Measure { association, side } => self.report_round_trip(association, side),
-            Event::Break { association } => self.time_out(association),
-            Event::DialFailed { index, dial } => {
+            PoolWorldEvent::Up { association, side } => self.on_up(association, side),
+            PoolWorldEvent::Lost { association, side } => self.on_lost(association, side),
+            PoolWorldEvent::Aborted { association, side } => self.on_abort(association, side),
+            PoolWorldEvent::Measure { association, side } => {
+                self.report_round_trip(association, side)
+            }
+            PoolWorldEvent::Break { association } => self.time_out(association),
+            PoolWorldEvent::DialFailed { index, dial } => {
                 self.drive_registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
             }
-            Event::DialledAgain {
+            PoolWorldEvent::DialledAgain {
                 index,
                 dial,
                 protocol,
@@ -316,14 +327,15 @@ impl<'a> World<'a> {
                     machine.handle_association_up(now, id, protocol, &[], Some(dial))
                 });
             }
-            Event::StartRegistrar { index } => self.start_registrar(index as usize),
-            Event::StartElement { index } => self.start_element(index as usize),
-            Event::Act(action) => self.act(action),
-            Event::WindowEdge => self.measure_windows(),
-            Event::Check => {
+            PoolWorldEvent::StartRegistrar { index } => self.start_registrar(index as usize),
+            PoolWorldEvent::StartElement { index } => self.start_element(index as usize),
+            PoolWorldEvent::Act(action) => self.execute_planned_action(action),
+            PoolWorldEvent::WindowEdge => self.measure_windows(),
+            PoolWorldEvent::Check => {
                 if let Some(demands) = self.config.invariants {
                     self.check(demands);
-                    self.queue.push(self.now + CHECK_INTERVAL, Event::Check);
+                    self.queue
+                        .push(self.now + CHECK_INTERVAL, PoolWorldEvent::Check);
                 }
             }
             _ => {}
@@ -331,15 +343,15 @@ impl<'a> World<'a> {
     }
 
     /// Returns true if a node is alive.
-    pub(super) fn is_alive(&self, node: Node) -> bool {
+    pub(super) fn is_alive(&self, node: NodeNumber) -> bool {
         match self.nodes.role(node) {
-            Role::Registrar(index) => self.registrars[index].machine.is_some(),
-            Role::Element(index) => self.elements[index].machine.is_some(),
-            Role::User(_) => true,
+            NodeRole::Registrar(index) => self.registrars[index].machine.is_some(),
+            NodeRole::Element(index) => self.elements[index].machine.is_some(),
+            NodeRole::User(_) => true,
         }
     }
 
-    pub(super) fn measure(&mut self, request: &Finished) {
+    pub(super) fn measure(&mut self, request: &FinishedRequest) {
         for (from, to, window) in &mut self.windows {
             if (*from..*to).contains(&self.now) {
                 window.add(request);

@@ -2,27 +2,27 @@
 
 use super::ScenarioError;
 use super::text::{GroupText, WithRequestText};
-use crate::bugs::{UnknownBug, by_name};
-use crate::group::{Action, Outcome, Setting};
+use crate::bug_names::{UnknownBug, by_name};
+use crate::node_group::{GroupAction, GroupRunOutcome, PlanDistribution};
 use crate::time::Time;
 use crate::{Violation, handoff, migration};
 
-/// A group of nodes, with daemons that hand off flows or migrate processes.
+/// Scenario of handoffs or migrations in a group of nodes: the possible actions and faults, and the deliberate bug.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Group {
+pub enum GroupScenario {
     /// Handoffs of flows.
     Handoff {
         /// The possible actions and faults.
-        setting: Setting,
+        setting: PlanDistribution,
         /// The deliberate bug, if any.
-        bug: Option<handoff::Bug>,
+        bug: Option<handoff::HandoffBug>,
     },
     /// Migrations of processes.
     Migration {
         /// The possible actions and faults.
-        setting: migration::Setting,
+        setting: migration::MigrationPlanDistribution,
         /// The deliberate bug, if any.
-        bug: Option<migration::Bug>,
+        bug: Option<migration::MigrationBug>,
     },
 }
 
@@ -30,20 +30,20 @@ pub enum Group {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShrunkFailure {
     /// The planned actions with their times.
-    pub plan: Vec<(Time, Action)>,
+    pub plan: Vec<(Time, GroupAction)>,
     /// The violated invariant.
     pub violation: Violation,
     /// All events up to the violation.
     pub trace: Vec<String>,
 }
 
-impl Group {
+impl GroupScenario {
     /// Returns the kind: `handoff` or `migration`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Group::Handoff { .. } => "handoff",
-            Group::Migration { .. } => "migration",
+            GroupScenario::Handoff { .. } => "handoff",
+            GroupScenario::Migration { .. } => "migration",
         }
     }
 
@@ -51,15 +51,15 @@ impl Group {
     ///
     /// # Errors
     /// There is no bug of this name.
-    pub fn with_bug(self, name: &str) -> Result<Group, UnknownBug> {
+    pub fn with_bug(self, name: &str) -> Result<GroupScenario, UnknownBug> {
         Ok(match self {
-            Group::Handoff { setting, .. } => {
-                let bug = Some(by_name(&handoff::Bug::ALL, name)?);
-                Group::Handoff { setting, bug }
+            GroupScenario::Handoff { setting, .. } => {
+                let bug = Some(by_name(&handoff::HandoffBug::ALL, name)?);
+                GroupScenario::Handoff { setting, bug }
             }
-            Group::Migration { setting, .. } => {
-                let bug = Some(by_name(&migration::Bug::ALL, name)?);
-                Group::Migration { setting, bug }
+            GroupScenario::Migration { setting, .. } => {
+                let bug = Some(by_name(&migration::MigrationBug::ALL, name)?);
+                GroupScenario::Migration { setting, bug }
             }
         })
     }
@@ -72,12 +72,12 @@ impl Group {
         &self,
         seed: u64,
         trace: Option<&mut Vec<String>>,
-    ) -> Result<Outcome, Violation> {
+    ) -> Result<GroupRunOutcome, Violation> {
         match self {
-            Group::Handoff { setting, bug } => {
+            GroupScenario::Handoff { setting, bug } => {
                 handoff::try_run(&handoff::schedule(setting, seed, *bug), seed, trace)
             }
-            Group::Migration { setting, bug } => {
+            GroupScenario::Migration { setting, bug } => {
                 migration::try_run(&migration::schedule(setting, seed, *bug), seed, trace)
             }
         }
@@ -87,11 +87,11 @@ impl Group {
     #[must_use]
     pub fn shrink(&self, seed: u64) -> Option<ShrunkFailure> {
         let (plan, violation, trace) = match self {
-            Group::Handoff { setting, bug } => {
+            GroupScenario::Handoff { setting, bug } => {
                 let failure = handoff::shrink(setting, seed, *bug)?;
                 (failure.config.plan, failure.violation, failure.trace)
             }
-            Group::Migration { setting, bug } => {
+            GroupScenario::Migration { setting, bug } => {
                 let failure = migration::shrink(setting, seed, *bug)?;
                 (failure.config.plan, failure.violation, failure.trace)
             }
@@ -115,7 +115,7 @@ fn set_if_given<T>(value: &mut T, given: Option<T>) {
 }
 
 impl GroupText {
-    pub(super) fn handoff(&self) -> Result<Group, ScenarioError> {
+    pub(super) fn handoff(&self) -> Result<GroupScenario, ScenarioError> {
         let WithRequestText {
             cancel, kill, copy, ..
         } = self.with_request;
@@ -127,10 +127,10 @@ impl GroupText {
         if !setting.flows.is_within(1, 1_000) {
             return invalid("flows must be 1 to 1000");
         }
-        Ok(Group::Handoff { setting, bug: None })
+        Ok(GroupScenario::Handoff { setting, bug: None })
     }
 
-    pub(super) fn migration(&self) -> Result<Group, ScenarioError> {
+    pub(super) fn migration(&self) -> Result<GroupScenario, ScenarioError> {
         let mut setting = migration::DEFAULT;
         self.shared(&mut setting.group)?;
         set_if_given(&mut setting.processes, self.processes);
@@ -142,10 +142,10 @@ impl GroupText {
             return invalid("processes must be 2 to 100, flows 0 to 1000");
         }
         shares(&[setting.cancel, setting.kill, setting.clone_share])?;
-        Ok(Group::Migration { setting, bug: None })
+        Ok(GroupScenario::Migration { setting, bug: None })
     }
 
-    fn shared(&self, setting: &mut Setting) -> Result<(), ScenarioError> {
+    fn shared(&self, setting: &mut PlanDistribution) -> Result<(), ScenarioError> {
         set_if_given(&mut setting.nodes, self.nodes);
         set_if_given(&mut setting.flows, self.flows);
         set_if_given(&mut setting.requests, self.requests);

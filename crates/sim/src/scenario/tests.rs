@@ -3,10 +3,10 @@
 use super::*;
 use crate::{handoff, migration};
 
-fn pools(scenario: Scenario) -> Pools {
+fn pools(scenario: Scenario) -> PoolScenario {
     match scenario.kind {
-        Kind::Pools(pools) => *pools,
-        Kind::Group(_) => panic!("no pools"),
+        SimulationKind::Pools(pools) => *pools,
+        SimulationKind::Group(_) => panic!("no pools"),
     }
 }
 
@@ -22,7 +22,7 @@ fn built_in_scenarios_parse() {
         let scenario = Scenario::built_in(name).unwrap();
         let scenario = scenario.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(!scenario.about.is_empty(), "{name}");
-        if let Kind::Pools(pools) = scenario.kind {
+        if let SimulationKind::Pools(pools) = scenario.kind {
             assert_eq!(pools.windows.len(), pools.config.windows.len());
         }
     }
@@ -67,8 +67,8 @@ fn invalid_scenario_gives_a_specific_error() {
 #[test]
 fn plain_group_scenarios_state_the_defaults() {
     let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {
-        Kind::Group(group) => group,
-        Kind::Pools(_) => panic!("no group"),
+        SimulationKind::Group(group) => group,
+        SimulationKind::Pools(_) => panic!("no group"),
     };
     let text = |wanted| {
         BUILT_IN
@@ -78,11 +78,11 @@ fn plain_group_scenarios_state_the_defaults() {
             .1
     };
     let (setting, bug) = (handoff::DEFAULT, None);
-    let plain = Group::Handoff { setting, bug };
+    let plain = GroupScenario::Handoff { setting, bug };
     assert_eq!(group(text("handoff")), plain);
     assert_eq!(group("kind = \"handoff\""), plain);
     let (setting, bug) = (migration::DEFAULT, None);
-    let plain = Group::Migration { setting, bug };
+    let plain = GroupScenario::Migration { setting, bug };
     assert_eq!(group(text("migration")), plain);
     assert_eq!(group("kind = \"migration\""), plain);
 }

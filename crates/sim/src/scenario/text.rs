@@ -1,8 +1,8 @@
 //! The text form of a scenario.
 
-use crate::group::{Faults, Span};
-use crate::net::Link;
-use crate::pools::Sharing;
+use crate::node_group::{CountRange, FaultFrequencies};
+use crate::pools::ObservationSharing;
+use crate::zone_network::LinkProperties;
 use serde::Deserialize;
 
 /// The kind of a scenario; all other keys are ignored.
@@ -29,17 +29,17 @@ pub(super) struct GroupText {
     _kind: KindName,
     #[serde(default)]
     pub(super) about: String,
-    pub(super) nodes: Option<Span>,
-    pub(super) flows: Option<Span>,
-    pub(super) processes: Option<Span>,
-    pub(super) requests: Option<Span>,
+    pub(super) nodes: Option<CountRange>,
+    pub(super) flows: Option<CountRange>,
+    pub(super) processes: Option<CountRange>,
+    pub(super) requests: Option<CountRange>,
     pub(super) runtime_s: Option<f64>,
     pub(super) rest_s: Option<f64>,
     pub(super) soon_ms: Option<f64>,
     #[serde(default)]
     pub(super) with_request: WithRequestText,
     #[serde(default)]
-    pub(super) faults: Faults,
+    pub(super) faults: FaultFrequencies,
 }
 
 #[derive(Debug, Deserialize, Default)]
@@ -57,7 +57,7 @@ pub(super) struct WithRequestText {
 /// Pools.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Text {
+pub(super) struct PoolScenarioText {
     #[serde(default, rename = "kind")]
     _kind: KindName,
     #[serde(default)]
@@ -66,8 +66,8 @@ pub(super) struct Text {
     pub(super) policy: String,
     #[serde(default)]
     pub(super) dpf: f64,
-    #[serde(default = "default_sharing")]
-    pub(super) sharing: Sharing,
+    #[serde(default = "default_observation_sharing")]
+    pub(super) sharing: ObservationSharing,
     #[serde(default)]
     pub(super) probes_with_way: bool,
     #[serde(default = "default_hot_quantile")]
@@ -93,8 +93,8 @@ pub(super) struct Text {
     pub(super) update_interval_ms: f64,
     #[serde(default)]
     pub(super) zone: Vec<ZoneText>,
-    pub(super) within: Option<Link>,
-    pub(super) between: Option<Link>,
+    pub(super) within: Option<LinkProperties>,
+    pub(super) between: Option<LinkProperties>,
     #[serde(default)]
     pub(super) link: Vec<LinkText>,
     #[serde(default)]
@@ -116,7 +116,7 @@ pub(super) struct ZoneText {
 pub(super) struct LinkText {
     pub(super) zones: [String; 2],
     #[serde(flatten)]
-    pub(super) link: Link,
+    pub(super) link: LinkProperties,
 }
 
 #[derive(Debug, Deserialize)]
@@ -158,8 +158,8 @@ fn default_hot_quantile() -> f64 {
     0.84
 }
 
-fn default_sharing() -> Sharing {
-    Sharing::Zone
+fn default_observation_sharing() -> ObservationSharing {
+    ObservationSharing::Zone
 }
 
 fn default_load_per_request() -> f64 {

@@ -2,10 +2,10 @@
 
 use crate::{assert_all, assert_bugs_detected, assert_deterministic};
 use holdfast_sim::Violation;
-use holdfast_sim::group::Outcome;
-use holdfast_sim::handoff::{Bug, DEFAULT, schedule, shrink, try_run};
+use holdfast_sim::handoff::{DEFAULT, HandoffBug, schedule, shrink, try_run};
+use holdfast_sim::node_group::GroupRunOutcome;
 
-fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, Violation> {
+fn run(seed: u64, bug: Option<HandoffBug>) -> Result<GroupRunOutcome, Violation> {
     try_run(&schedule(&DEFAULT, seed, bug), seed, None)
 }
 
@@ -52,7 +52,7 @@ fn equal_seeds_give_equal_runs() {
 #[test]
 fn deliberate_bugs_are_detected_and_shrink() {
     assert_bugs_detected(
-        &Bug::ALL,
+        &HandoffBug::ALL,
         400,
         |seed, bug| run(seed, Some(bug)).is_err(),
         |seed, bug| shrink(&DEFAULT, seed, Some(bug)),

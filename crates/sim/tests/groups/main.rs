@@ -6,8 +6,8 @@
 mod handoff;
 mod migration;
 
-use holdfast_sim::group::{Failure, Outcome};
-use holdfast_sim::scenario::{BUILT_IN, Kind, Scenario};
+use holdfast_sim::node_group::{GroupRunOutcome, ShrunkSeedFailure};
+use holdfast_sim::scenario::{BUILT_IN, Scenario, SimulationKind};
 use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -26,8 +26,8 @@ fn all_seeds(default_count: u64) -> Vec<u64> {
 
 /// Checks that all seeds succeed, and that they cover each of these events five times, if there are enough seeds.
 fn assert_all<K: Debug>(
-    run: impl Fn(u64) -> Result<Outcome, Violation> + Sync,
-    shrink: impl Fn(u64) -> Option<Failure<K>>,
+    run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
+    shrink: impl Fn(u64) -> Option<ShrunkSeedFailure<K>>,
     expected_counts: &[&str],
 ) {
     let seeds = all_seeds(3_000);
@@ -52,7 +52,7 @@ fn assert_all<K: Debug>(
     );
 }
 
-fn assert_deterministic(run: impl Fn(u64) -> Result<Outcome, Violation>) {
+fn assert_deterministic(run: impl Fn(u64) -> Result<GroupRunOutcome, Violation>) {
     for seed in 0..20 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }
@@ -65,7 +65,7 @@ fn assert_bugs_detected<B: Copy + Debug + Sync, K>(
     bugs: &[B],
     budget: u64,
     fails: impl Fn(u64, B) -> bool + Sync,
-    shrink: impl Fn(u64, B) -> Option<Failure<K>> + Sync,
+    shrink: impl Fn(u64, B) -> Option<ShrunkSeedFailure<K>> + Sync,
 ) {
     let find = |bug: &B| {
         let seed = (0..budget).find(|seed| fails(*seed, *bug))?;
@@ -88,7 +88,7 @@ fn assert_bugs_detected<B: Copy + Debug + Sync, K>(
 fn built_in_group_scenarios_succeed() {
     let seeds: Vec<u64> = (0..20).collect();
     for (name, text) in BUILT_IN {
-        let Kind::Group(group) = Scenario::parse(text).expect(name).kind else {
+        let SimulationKind::Group(group) = Scenario::parse(text).expect(name).kind else {
             continue;
         };
         let outcomes = seeds::run_all(&seeds, |seed| group.try_seed(*seed, None), |_| ());

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
-    std::process::exit(holdfast_sys::process::acceptor::serve());
+    std::process::exit(holdfast_sys::process::acceptor::run_restorer());
 }
 
 #[cfg(not(target_arch = "x86_64"))]

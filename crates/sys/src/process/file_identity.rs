@@ -1,8 +1,8 @@
 //! Identity of a file across two machines: the linker's build id, or a digest of the content if the file has none.
 
 use super::error::{Context, Error, Result};
+use super::file_rights::FileOpener;
 use super::image::BackingFile;
-use super::rights::FileOpener;
 use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;

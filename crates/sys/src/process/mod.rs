@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 pub mod acceptor;
 #[cfg(target_arch = "x86_64")]
+mod address_ranges;
+#[cfg(target_arch = "x86_64")]
 pub mod digest;
 #[cfg(target_arch = "x86_64")]
 pub mod donor;
@@ -13,23 +15,21 @@ pub mod donor;
 pub mod error;
 #[cfg(target_arch = "x86_64")]
 mod file_identity;
+pub mod file_rights;
 pub mod files;
 #[cfg(target_arch = "x86_64")]
 pub mod image;
 #[cfg(target_arch = "x86_64")]
-pub mod inspect;
+pub mod image_judge;
 #[cfg(target_arch = "x86_64")]
-pub mod judge;
+pub mod inspect;
 #[cfg(target_arch = "x86_64")]
 pub mod postcopy;
 #[cfg(target_arch = "x86_64")]
 pub mod procfs;
-#[cfg(target_arch = "x86_64")]
-mod ranges;
-pub mod rights;
 pub mod sockets;
 #[cfg(target_arch = "x86_64")]
-mod system_v;
+mod system_v_memory;
 #[cfg(target_arch = "x86_64")]
 mod trace;
 #[cfg(target_arch = "x86_64")]

@@ -4,8 +4,8 @@
 use super::dynamic_state::extract_polled;
 use super::static_state::{poll_entry, poll_now};
 use super::{
-    PreparedSocket, Preparer, RepairError, RestoredSocket, StaticReader, TcpDynamic, TcpStatic,
-    WindowProbe, activate, restore,
+    PreparedSocket, RepairError, RestoredSocket, SocketPreparer, TcpDynamicState, TcpStaticReader,
+    TcpStaticState, WindowProbe, activate, restore,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -55,15 +55,15 @@ where
 /// Errors of making the netlink socket.
 pub fn read_static_all(
     sockets: &[BorrowedFd<'_>],
-) -> Result<Vec<Result<TcpStatic, RepairError>>, RepairError> {
-    let mut reader = StaticReader::new()?;
+) -> Result<Vec<Result<TcpStaticState, RepairError>>, RepairError> {
+    let mut reader = TcpStaticReader::new()?;
     Ok(sockets.iter().map(|socket| reader.read(*socket)).collect())
 }
 
-/// Does the same as [`Preparer::prepare`] for each connection.
+/// Does the same as [`SocketPreparer::prepare`] for each connection.
 pub fn prepare_all(
-    preparer: &Preparer,
-    fixed: &[TcpStatic],
+    preparer: &SocketPreparer,
+    fixed: &[TcpStaticState],
     threads: usize,
 ) -> Vec<Result<PreparedSocket, RepairError>> {
     map_on_threads(fixed.iter().collect(), threads, |one| preparer.prepare(one))
@@ -72,14 +72,14 @@ pub fn prepare_all(
 /// Does the same as [`super::extract_into`] for each connection; `states` is resized to the number of `connections`,
 /// and its buffers are reused.
 pub fn extract_all(
-    connections: &[(BorrowedFd<'_>, &TcpStatic)],
-    states: &mut Vec<TcpDynamic>,
+    connections: &[(BorrowedFd<'_>, &TcpStaticState)],
+    states: &mut Vec<TcpDynamicState>,
     threads: usize,
 ) -> Vec<Result<(), RepairError>> {
-    states.resize_with(connections.len(), TcpDynamic::default);
+    states.resize_with(connections.len(), TcpDynamicState::default);
     let mut polls: Vec<_> = connections.iter().map(|(fd, _)| poll_entry(*fd)).collect();
     if let Err(RepairError::Kernel { step, source }) = poll_now(&mut polls) {
-        let refuse = |_: &(BorrowedFd<'_>, &TcpStatic)| {
+        let refuse = |_: &(BorrowedFd<'_>, &TcpStaticState)| {
             let source = std::io::Error::from(source.kind());
             Err(RepairError::Kernel { step, source })
         };
@@ -97,7 +97,7 @@ pub fn extract_all(
 
 /// Does the same as [`restore`] for each connection.
 pub fn restore_all(
-    connections: Vec<(PreparedSocket, &TcpStatic, &TcpDynamic)>,
+    connections: Vec<(PreparedSocket, &TcpStaticState, &TcpDynamicState)>,
     threads: usize,
 ) -> Vec<Result<RestoredSocket, RepairError>> {
     map_on_threads(connections, threads, |(socket, fixed, state)| {
@@ -107,7 +107,7 @@ pub fn restore_all(
 
 /// Does the same as [`activate`] for each connection.
 pub fn activate_all(
-    connections: Vec<(RestoredSocket, &TcpStatic, &TcpDynamic)>,
+    connections: Vec<(RestoredSocket, &TcpStaticState, &TcpDynamicState)>,
     probe: WindowProbe,
     threads: usize,
 ) -> Vec<Result<OwnedFd, RepairError>> {

@@ -1,12 +1,12 @@
 //! The other end of a loopback connection, closed by its program: the kernel keeps it, and it answers the segments of
 //! the end that is still open. Without it, the first acknowledgement of the open end would be answered by a reset.
 
-use super::dynamic_state::{TcpDynamic, Window};
+use super::dynamic_state::{TcpDynamicState, TcpRepairWindow};
 use super::error::{RepairError, StepContext};
 use super::injection::state_injection;
 use super::reset_socket::wait_until;
-use super::restore::{Preparer, RestoredSocket, WindowProbe, activate, restore};
-use super::static_state::TcpStatic;
+use super::restore::{RestoredSocket, SocketPreparer, WindowProbe, activate, restore};
+use super::static_state::TcpStaticState;
 use crate::tcp_info::{TcpInfo, TcpState};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -15,8 +15,8 @@ use std::os::fd::AsFd;
 #[derive(Debug)]
 pub struct ClosedEnd {
     socket: RestoredSocket,
-    fixed: TcpStatic,
-    state: TcpDynamic,
+    fixed: TcpStaticState,
+    state: TcpDynamicState,
 }
 
 impl ClosedEnd {
@@ -26,12 +26,12 @@ impl ClosedEnd {
     /// # Errors
     /// The kernel's error from making, binding or connecting the socket.
     pub fn new(
-        open: &TcpStatic,
-        state: &TcpDynamic,
-        preparer: &Preparer,
+        open: &TcpStaticState,
+        state: &TcpDynamicState,
+        preparer: &SocketPreparer,
     ) -> Result<Option<Self>, RepairError> {
         let v6_socket = open.local.is_ipv6();
-        let fixed = TcpStatic {
+        let fixed = TcpStaticState {
             local: open.remote,
             remote: open.local,
             v6_socket,
@@ -40,19 +40,19 @@ impl ClosedEnd {
             options: preparer.fresh_options(v6_socket).clone(),
             ..open.clone()
         };
-        let state = TcpDynamic {
+        let state = TcpDynamicState {
             state: TcpState::FinWait2,
             write_seq: state.rcv_nxt,
             rcv_nxt: state.first_outgoing(),
             mss: state.mss,
             timestamp: state.timestamp,
-            window: Window {
+            window: TcpRepairWindow {
                 snd_wnd: state.window.rcv_wnd,
                 max_window: state.window.rcv_wnd,
                 rcv_wnd: state.window.snd_wnd,
-                ..Window::default()
+                ..TcpRepairWindow::default()
             },
-            ..TcpDynamic::default()
+            ..TcpDynamicState::default()
         };
         let restored = preparer.prepare(&fixed);
         let restored = restored.and_then(|prepared| restore(prepared, &fixed, &state));

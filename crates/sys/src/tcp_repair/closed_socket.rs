@@ -22,7 +22,7 @@ const RECEIVE_BUFFER_LIMIT: i32 = 256 << 20;
 
 /// The constant part of such a socket's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TcpClosed {
+pub struct ClosedTcpSocket {
     /// True for an IPv6 socket.
     pub v6_socket: bool,
     /// Socket options.
@@ -68,7 +68,7 @@ fn poll_events(fd: BorrowedFd<'_>) -> Result<libc::c_short, RepairError> {
     Ok(entry[0].revents)
 }
 
-impl TcpClosed {
+impl ClosedTcpSocket {
     /// Reads a socket for which [`has_closed`] is true, without changing it.
     ///
     /// # Errors
@@ -127,7 +127,11 @@ impl ClosingSocket {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn end(self, fixed: &TcpClosed, pending: &PendingInput) -> Result<OwnedFd, RepairError> {
+    pub fn end(
+        self,
+        fixed: &ClosedTcpSocket,
+        pending: &PendingInput,
+    ) -> Result<OwnedFd, RepairError> {
         let LoopbackPair { ours, mut theirs } = self.0;
         theirs
             .write_all(&pending.unread)
@@ -166,7 +170,7 @@ mod tests {
     fn restored_copy(near: &TcpStream) -> TcpStream {
         close_and_wait(near);
         assert!(has_closed(near.as_fd()).expect("inspected"));
-        let fixed = TcpClosed::read(near.as_fd()).expect("options");
+        let fixed = ClosedTcpSocket::read(near.as_fd()).expect("options");
         let pending = PendingInput::read(near.as_fd()).expect("rest");
         let closing = fixed.prepare().expect("prepared");
         TcpStream::from(closing.end(&fixed, &pending).expect("ended"))

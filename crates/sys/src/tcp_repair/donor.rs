@@ -1,7 +1,7 @@
 //! The donor's socket after the freeze: abandoned, or resumed.
 
 use super::error::{RepairError, StepContext};
-use super::static_state::TcpStatic;
+use super::static_state::TcpStaticState;
 use super::{REPAIR_OFF_QUIET, REPAIR_ON};
 use crate::address::disconnect;
 use crate::sockopt::{get_int, set_int};
@@ -24,7 +24,7 @@ pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStaticState) -> Result<(), RepairError> {
     leave_repair(socket, fixed)?;
     let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
     push_queued(socket, value(libc::TCP_CORK), value(libc::TCP_NODELAY))
@@ -58,7 +58,10 @@ fn push_queued(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), Re
 }
 
 /// Leaves repair mode at the donor, and restores the option that leaving clears.
-pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+pub(super) fn leave_repair(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStaticState,
+) -> Result<(), RepairError> {
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at_step("TCP_REPAIR")?;
     if fixed.options.reuse_address {
         set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at_step("SO_REUSEADDR")?;

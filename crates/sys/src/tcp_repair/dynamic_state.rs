@@ -1,7 +1,7 @@
 //! The part of a connection's state that changes with every segment, extracted in the freeze.
 
 use super::error::{RepairError, StepContext, Unmovable};
-use super::static_state::{TcpStatic, poll_entry, poll_now};
+use super::static_state::{TcpStaticState, poll_entry, poll_now};
 use super::{RECEIVE_QUEUE, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW};
 use crate::sockopt::{check_length, get_bytes, get_int, ioctl_int, set_int};
 use crate::tcp_info::{TcpInfo, TcpState};
@@ -17,7 +17,7 @@ const SIOCOUTQ: libc::c_ulong = 0x5411;
 /// Sequence numbers, queues, windows and clock of a frozen connection. Its postcard encoding takes under 80 bytes when
 /// the queues are empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TcpDynamic {
+pub struct TcpDynamicState {
     /// State at the freeze.
     pub state: TcpState,
     /// Sequence number of the next byte that the program writes; an own FIN is counted once queued.
@@ -30,9 +30,9 @@ pub struct TcpDynamic {
     /// counts microseconds (set) or milliseconds.
     pub timestamp: u32,
     /// Send and receive windows.
-    pub window: Window,
+    pub window: TcpRepairWindow,
     /// Congestion state.
-    pub congestion: Congestion,
+    pub congestion: CongestionState,
     /// True if ECN was negotiated (RFC 3168). Repair mode cannot restore ECN: the acceptor's socket neither marks its
     /// packets nor echoes marks. The field records the loss, and allows restoring ECN by another way.
     pub ecn: bool,
@@ -51,7 +51,7 @@ pub struct TcpDynamic {
 /// `struct tcp_repair_window` (`linux/tcp.h`), with sequence numbers relative to `rcv_nxt`, which makes their encoding
 /// short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
+pub struct TcpRepairWindow {
     /// `rcv_nxt` minus the sequence number of the segment that last updated the peer's window.
     pub snd_wl1_back: u32,
     /// The peer's receive window, bytes.
@@ -66,7 +66,7 @@ pub struct Window {
 
 /// The sender's knowledge of the path (`TCP_INFO`); the kernel has no socket option to set it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Congestion {
+pub struct CongestionState {
     /// Congestion window, segments.
     pub window: u32,
     /// Slow start threshold, segments; `None` if none is set.
@@ -84,7 +84,7 @@ pub struct Congestion {
 /// The kernel's `TCP_INFINITE_SSTHRESH`.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
-impl Default for TcpDynamic {
+impl Default for TcpDynamicState {
     fn default() -> Self {
         Self {
             state: TcpState::Close,
@@ -92,8 +92,8 @@ impl Default for TcpDynamic {
             rcv_nxt: 0,
             mss: 0,
             timestamp: 0,
-            window: Window::default(),
-            congestion: Congestion::default(),
+            window: TcpRepairWindow::default(),
+            congestion: CongestionState::default(),
             ecn: false,
             fin_unsent: false,
             unread: Vec::new(),
@@ -103,7 +103,7 @@ impl Default for TcpDynamic {
     }
 }
 
-impl TcpDynamic {
+impl TcpDynamicState {
     /// Splits `outgoing` into the bytes sent and not acknowledged, and the bytes never sent.
     ///
     /// # Errors
@@ -166,8 +166,8 @@ impl TcpDynamic {
 ///
 /// # Errors
 /// After any error the socket has been returned to the program ([`super::resume`]) and nothing is lost.
-pub fn extract(fd: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<TcpDynamic, RepairError> {
-    let mut state = TcpDynamic::default();
+pub fn extract(fd: BorrowedFd<'_>, fixed: &TcpStaticState) -> Result<TcpDynamicState, RepairError> {
+    let mut state = TcpDynamicState::default();
     extract_into(fd, fixed, &mut state)?;
     Ok(state)
 }
@@ -178,8 +178,8 @@ pub fn extract(fd: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<TcpDynamic, Repa
 /// As [`extract`].
 pub fn extract_into(
     fd: BorrowedFd<'_>,
-    fixed: &TcpStatic,
-    state: &mut TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &mut TcpDynamicState,
 ) -> Result<(), RepairError> {
     let mut entry = [poll_entry(fd)];
     poll_now(&mut entry)?;
@@ -190,8 +190,8 @@ pub fn extract_into(
 /// length does not count the data after it, so the socket is left alone.
 pub(super) fn extract_polled(
     fd: BorrowedFd<'_>,
-    fixed: &TcpStatic,
-    state: &mut TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &mut TcpDynamicState,
     events: libc::c_short,
 ) -> Result<(), RepairError> {
     if events & libc::POLLPRI != 0 {
@@ -211,8 +211,8 @@ pub(super) fn extract_polled(
 /// last.
 fn extract_state(
     fd: BorrowedFd<'_>,
-    fixed: &TcpStatic,
-    state: &mut TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &mut TcpDynamicState,
 ) -> Result<(), RepairError> {
     let info = TcpInfo::read(fd).at_step("TCP_INFO")?;
     if matches!(info.state, TcpState::Close | TcpState::TimeWait) {
@@ -237,8 +237,8 @@ fn extract_state(
     Ok(())
 }
 
-fn congestion(info: &TcpInfo) -> Congestion {
-    Congestion {
+fn congestion(info: &TcpInfo) -> CongestionState {
+    CongestionState {
         window: info.snd_cwnd,
         threshold: (info.snd_ssthresh != NO_THRESHOLD).then_some(info.snd_ssthresh),
         srtt_us: info.rtt_us,
@@ -251,7 +251,7 @@ fn congestion(info: &TcpInfo) -> Congestion {
 fn extract_send_queue(
     fd: BorrowedFd<'_>,
     info: &TcpInfo,
-    state: &mut TcpDynamic,
+    state: &mut TcpDynamicState,
 ) -> Result<(), RepairError> {
     set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at_step("TCP_REPAIR_QUEUE")?;
     state.write_seq =
@@ -310,7 +310,7 @@ fn peek_queue(fd: BorrowedFd<'_>, length: i32, into: &mut Vec<u8>) -> Result<(),
     }
 }
 
-fn extract_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<Window, RepairError> {
+fn extract_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<TcpRepairWindow, RepairError> {
     let mut raw = [0u8; 20];
     let length =
         get_bytes(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &mut raw).at_step("TCP_REPAIR_WINDOW")?;
@@ -320,7 +320,7 @@ fn extract_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<Window, RepairErro
         ));
     }
     let word = |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
-    Ok(Window {
+    Ok(TcpRepairWindow {
         snd_wl1_back: rcv_nxt.wrapping_sub(word(0)),
         snd_wnd: word(4),
         max_window: word(8),

@@ -1,15 +1,15 @@
 //! A restored socket whose connection continued at the donor: its state is removed again, and its clock kept right.
 
 use super::error::{RepairError, StepContext};
-use super::restore::{PreparedSocket, Preparer, RestoredSocket, set_segment_size};
-use super::static_state::TcpStatic;
-use super::{REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TcpDynamic};
+use super::restore::{PreparedSocket, RestoredSocket, SocketPreparer, set_segment_size};
+use super::static_state::TcpStaticState;
+use super::{REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TcpDynamicState};
 use crate::address::disconnect;
 use crate::sockopt::{TCP_DELACK_MAX_US, TCP_RTO_MIN_US, get_int, set_int};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::AsFd;
 
-/// Options set by [`Preparer::prepare`] that a disconnect resets, apart from the segment size.
+/// Options set by [`SocketPreparer::prepare`] that a disconnect resets, apart from the segment size.
 const RESET_BY_DISCONNECT: [i32; 3] = [libc::TCP_WINDOW_CLAMP, TCP_RTO_MIN_US, TCP_DELACK_MAX_US];
 
 impl RestoredSocket {
@@ -44,8 +44,8 @@ impl RestoredSocket {
     /// The kernel's error; the socket is then closed, silently.
     pub fn reset_to_prepared(
         self,
-        fixed: &TcpStatic,
-        preparer: &Preparer,
+        fixed: &TcpStaticState,
+        preparer: &SocketPreparer,
     ) -> Result<PreparedSocket, RepairError> {
         let socket = self.fd.as_fd();
         // Outside repair mode, a disconnect would send a reset to the peer.
@@ -74,8 +74,8 @@ impl RestoredSocket {
     /// The kernel's error.
     pub fn sync_clock(
         &self,
-        fixed: &TcpStatic,
-        state: &TcpDynamic,
+        fixed: &TcpStaticState,
+        state: &TcpDynamicState,
         elapsed_us: u64,
         left_repair: bool,
     ) -> Result<(), RepairError> {

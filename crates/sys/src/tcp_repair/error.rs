@@ -1,7 +1,7 @@
 //! Reasons that a connection cannot be moved, and failures while moving one.
 
+use crate::non_integer_options::NonIntegerOptionsError;
 use crate::tcp_info::TcpState;
-use crate::wide_options::WideOptionsError;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -122,14 +122,14 @@ pub enum RepairError {
     Inconsistent(&'static str),
 }
 
-impl From<WideOptionsError> for RepairError {
-    fn from(error: WideOptionsError) -> Self {
+impl From<NonIntegerOptionsError> for RepairError {
+    fn from(error: NonIntegerOptionsError) -> Self {
         match error {
-            WideOptionsError::EbpfFilter => Unmovable::EbpfFilter.into(),
-            WideOptionsError::NumberedTimestamps => Unmovable::NumberedTimestamps.into(),
-            WideOptionsError::HardwareClock => Unmovable::HardwareClock.into(),
-            WideOptionsError::DeviceAbsent(name) => Unmovable::DeviceAbsent(name).into(),
-            WideOptionsError::Kernel(step, source) => Self::Kernel { step, source },
+            NonIntegerOptionsError::EbpfFilter => Unmovable::EbpfFilter.into(),
+            NonIntegerOptionsError::NumberedTimestamps => Unmovable::NumberedTimestamps.into(),
+            NonIntegerOptionsError::HardwareClock => Unmovable::HardwareClock.into(),
+            NonIntegerOptionsError::DeviceAbsent(name) => Unmovable::DeviceAbsent(name).into(),
+            NonIntegerOptionsError::Kernel(step, source) => Self::Kernel { step, source },
         }
     }
 }

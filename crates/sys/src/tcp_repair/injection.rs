@@ -1,9 +1,9 @@
 //! The packet that gives a restored socket a state which repair mode cannot: the peer's FIN, or its acknowledgement of
 //! the own FIN.
 
-use super::dynamic_state::TcpDynamic;
-use super::static_state::TcpStatic;
-use crate::packet::{Segment, flags, tcp_packet};
+use super::dynamic_state::TcpDynamicState;
+use super::static_state::TcpStaticState;
+use crate::packet::{TcpSegmentHeader, tcp_flags, tcp_packet};
 use crate::tcp_info::TcpState;
 
 /// Returns the packet to deliver to a restored socket before activation, as if the peer had sent it (again): the FIN
@@ -12,19 +12,19 @@ use crate::tcp_info::TcpState;
 ///
 /// The packet has no timestamp option: a receiver accepts such a segment and keeps its last timestamp.
 #[must_use]
-pub fn state_injection(fixed: &TcpStatic, state: &TcpDynamic) -> Option<Vec<u8>> {
+pub fn state_injection(fixed: &TcpStaticState, state: &TcpDynamicState) -> Option<Vec<u8>> {
     let (flag, acknowledgement) = match state.state {
         TcpState::CloseWait | TcpState::LastAck | TcpState::Closing => {
-            (flags::FIN, state.first_outgoing())
+            (tcp_flags::FIN, state.first_outgoing())
         }
         TcpState::FinWait2 => (0, state.write_seq),
         _ => return None,
     };
     let scale = fixed.window_scale.map_or(0, |(send, _)| send.min(14));
-    let segment = Segment {
+    let segment = TcpSegmentHeader {
         sequence: state.received_data_end(),
         acknowledgement,
-        flags: flag | flags::ACK,
+        flags: flag | tcp_flags::ACK,
         window: u16::try_from(state.window.snd_wnd >> scale).unwrap_or(u16::MAX),
         timestamp: None,
     };

@@ -5,9 +5,9 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | before the freeze | [`read_static`], for many [`StaticReader::read_snapshot`] | [`prepare`] |
+//! | before the freeze | [`read_static`], for many [`TcpStaticReader::read_snapshot`] | [`prepare`] |
 //! | in the freeze | [`extract`] | [`restore`], [`state_injection`] where there is one, [`activate`] |
-//! | after the freeze | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
+//! | after the freeze | [`abandon`] (or [`resume`], when the handoff failed) | [`set_deferred_options_and_timeout`] |
 //!
 //! A connection may be restored before the freeze, from a snapshot that was taken without stopping the process. If the
 //! connection continues at the donor, it is restored again: [`RestoredSocket::reset_to_prepared`],
@@ -15,15 +15,16 @@
 //!
 //! [`extract`] switches the socket to repair mode. From then on, until [`resume`] or [`abandon`], the program must not
 //! use the socket, and no packet may reach or leave it: ingress and egress of its flow must be shut first. The donor's
-//! congestion window and threshold travel in [`TcpDynamic`], but the kernel has no socket option to set them.
+//! congestion window and threshold travel in [`TcpDynamicState`], but the kernel has no socket option to set them.
 //!
 //! Repair mode cannot restore the timestamp last received (the first segment from the peer restores it; until then zero
 //! is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of order (the hold replays them),
-//! and ECN (see [`TcpDynamic::ecn`]).
+//! and ECN (see [`TcpDynamicState::ecn`]).
 
 mod bulk;
 mod closed_end;
 mod closed_socket;
+mod deferred_options;
 mod donor;
 mod dynamic_state;
 mod early_restore;
@@ -35,7 +36,6 @@ mod reclaim;
 mod reset_socket;
 mod restore;
 mod retransmission;
-mod settle;
 mod snapshot;
 mod static_state;
 mod unaccepted;
@@ -45,9 +45,16 @@ pub use bulk::{
     activate_all, extract_all, map_on_threads, prepare_all, read_static_all, restore_all,
 };
 pub(crate) use closed_end::ClosedEnd;
-pub use closed_socket::{ClosingSocket, PendingInput, TcpClosed, has_closed};
+pub use closed_socket::{ClosedTcpSocket, ClosingSocket, PendingInput, has_closed};
+pub(crate) use deferred_options::set_deferred_options_of_early_restored;
+pub use deferred_options::{
+    DeferredOptionsOutcome, TimeoutUncapCondition, set_deferred_options,
+    set_deferred_options_and_timeout, uncap_timeout,
+};
 pub use donor::{abandon, resume, resume_without_state, shift_timestamp_clock};
-pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into, peek_unread};
+pub use dynamic_state::{
+    CongestionState, TcpDynamicState, TcpRepairWindow, extract, extract_into, peek_unread,
+};
 pub use error::{RepairError, Unmovable};
 pub use injection::state_injection;
 pub use options::{Linger, SocketOptions};
@@ -55,14 +62,12 @@ pub use queue_levels::{QueueLevels, queue_levels, set_congestion_control};
 pub use reclaim::activate_again;
 pub use reset_socket::reset_socket;
 pub use restore::{
-    PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
+    PreparedSocket, RestoredSocket, SocketPreparer, WindowProbe, activate, prepare, restore,
 };
-pub(crate) use settle::settle_early_restored;
-pub use settle::{SettleOutcome, UncapCondition, settle, settle_options, uncap_timeout};
 pub use snapshot::TcpSnapshot;
-pub use static_state::{StaticReader, TcpStatic, read_static};
+pub use static_state::{TcpStaticReader, TcpStaticState, read_static};
 pub use unaccepted::{Handshake, UnacceptedConnection, unaccepted_connection};
-pub use unconnected::{ListenParameters, TcpUnconnected};
+pub use unconnected::{ListenParameters, UnconnectedTcpSocket};
 
 /// `TCP_REPAIR` on.
 const REPAIR_ON: i32 = 1;

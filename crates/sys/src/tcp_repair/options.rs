@@ -3,6 +3,7 @@
 
 use super::error::{RepairError, StepContext, Unmovable};
 use super::snapshot::TcpSnapshot;
+use crate::non_integer_options::NonIntegerOptions;
 use crate::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
     IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
@@ -16,7 +17,6 @@ use crate::sockopt::{
     SO_BUF_LOCK, SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_bytes,
     get_int, set_bytes, set_int,
 };
-use crate::wide_options::WideOptions;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -218,7 +218,7 @@ pub struct SocketOptions {
     /// `O_NONBLOCK` of the descriptor.
     pub nonblocking: bool,
     /// Options longer than an `int`.
-    pub(crate) wide: WideOptions,
+    pub(crate) wide: NonIntegerOptions,
 }
 
 impl SocketOptions {
@@ -253,7 +253,7 @@ impl SocketOptions {
             reuse_port: flag(libc::SO_REUSEPORT, "SO_REUSEPORT")?,
             free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at_step("IP_FREEBIND")? != 0,
             nonblocking: is_nonblocking(fd).at_step("F_GETFL")?,
-            wide: WideOptions::read(fd, v6)?,
+            wide: NonIntegerOptions::read(fd, v6)?,
         })
     }
 

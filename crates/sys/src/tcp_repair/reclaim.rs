@@ -1,9 +1,9 @@
 //! Sockets that an earlier daemon restored, and perhaps activated before it died.
 
-use super::dynamic_state::TcpDynamic;
+use super::dynamic_state::TcpDynamicState;
 use super::error::{RepairError, StepContext};
 use super::restore::{RestoredSocket, WindowProbe, activate_from};
-use super::static_state::TcpStatic;
+use super::static_state::TcpStaticState;
 use crate::sockopt::ioctl_int;
 use crate::tcp_info::TcpInfo;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,8 +18,8 @@ const SIOCOUTQ: libc::c_ulong = 0x5411;
 /// The kernel's error.
 pub fn activate_again(
     socket: OwnedFd,
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
 ) -> Result<OwnedFd, RepairError> {
     let (sent, unsent) = state.outgoing_parts()?;
     let queued = ioctl_int(socket.as_fd(), SIOCOUTQ).at_step("SIOCOUTQ")?;

@@ -1,10 +1,10 @@
 //! Restore of a connection's socket at the acceptor.
 
-use super::dynamic_state::TcpDynamic;
+use super::dynamic_state::TcpDynamicState;
 use super::error::{RepairError, StepContext, map_bind_error};
 use super::options::SocketOptions;
 use super::retransmission::first_retransmission;
-use super::static_state::TcpStatic;
+use super::static_state::TcpStaticState;
 use super::{
     RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
 };
@@ -31,7 +31,7 @@ pub struct RestoredSocket {
 }
 
 impl PreparedSocket {
-    /// Wraps a socket that [`Preparer::prepare`] made in an earlier process and whose descriptor was kept in the fd
+    /// Wraps a socket that [`SocketPreparer::prepare`] made in an earlier process and whose descriptor was kept in the fd
     /// store.
     #[must_use]
     pub fn reclaim(fd: OwnedFd) -> Self {
@@ -60,12 +60,12 @@ impl From<RestoredSocket> for OwnedFd {
 /// Maker of sockets. Reads the options of a fresh socket in this namespace once, so that only differing options are
 /// set.
 #[derive(Debug)]
-pub struct Preparer {
+pub struct SocketPreparer {
     fresh_v4: SocketOptions,
     fresh_v6: Option<SocketOptions>,
 }
 
-impl Preparer {
+impl SocketPreparer {
     /// Reads the options of a fresh socket of each family; a host without IPv6 has none of that family.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Preparer {
     ///
     /// # Errors
     /// [`RepairError::Unmovable`] when this host lacks a device or congestion control; otherwise the kernel's error.
-    pub fn prepare(&self, fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
+    pub fn prepare(&self, fixed: &TcpStaticState) -> Result<PreparedSocket, RepairError> {
         // The blocking mode is set at creation: a restored program may share the descriptor and use it at once, and
         // changing the mode later would be too late.
         let fd = stream_socket(fixed.v6_socket, fixed.options.nonblocking).at_step("socket")?;
@@ -124,23 +124,23 @@ impl Preparer {
 /// (from 536 without another value). The kernel accepts 88 to 32767 here.
 pub(super) fn set_segment_size(
     socket: BorrowedFd<'_>,
-    fixed: &TcpStatic,
+    fixed: &TcpStaticState,
 ) -> Result<(), RepairError> {
     let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
     set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at_step("TCP_MAXSEG")
 }
 
-/// Does the same as [`Preparer::prepare`] for one socket.
+/// Does the same as [`SocketPreparer::prepare`] for one socket.
 ///
 /// # Errors
-/// As [`Preparer::prepare`].
-pub fn prepare(fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
-    Preparer::new()?.prepare(fixed)
+/// As [`SocketPreparer::prepare`].
+pub fn prepare(fixed: &TcpStaticState) -> Result<PreparedSocket, RepairError> {
+    SocketPreparer::new()?.prepare(fixed)
 }
 
 /// Binds the socket to its local address. A connection that began at another host's address keeps that
 /// address, which this host does not have; routing lets only a transparent socket send from it.
-fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStaticState) -> Result<(), RepairError> {
     let address = RawAddress::for_family(fixed.local, fixed.v6_socket);
     let transparent =
         || set_int(socket, IPPROTO_IP, libc::IP_TRANSPARENT, 1).at_step("IP_TRANSPARENT");
@@ -179,8 +179,8 @@ fn stream_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
 /// The kernel's error; the socket is then closed, silently.
 pub fn restore(
     prepared: PreparedSocket,
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
 ) -> Result<RestoredSocket, RepairError> {
     let fd = prepared.fd;
     let socket = fd.as_fd();
@@ -231,7 +231,11 @@ fn shut_write(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
 }
 
 /// Sets `TCP_REPAIR_OPTIONS`: pairs of option kind (RFC 9293 section 3.1, RFC 7323, RFC 2018) and value.
-fn set_tcp_options(socket: BorrowedFd<'_>, fixed: &TcpStatic, mss: u16) -> Result<(), RepairError> {
+fn set_tcp_options(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStaticState,
+    mss: u16,
+) -> Result<(), RepairError> {
     let mut raw = [0u8; 32];
     let mut length = 0;
     let mut add = |kind: u32, value: u32| {
@@ -258,7 +262,7 @@ fn set_tcp_options(socket: BorrowedFd<'_>, fixed: &TcpStatic, mss: u16) -> Resul
     .at_step("TCP_REPAIR_OPTIONS")
 }
 
-fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairError> {
+fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamicState) -> Result<(), RepairError> {
     let window = &state.window;
     let received_end = state.received_data_end();
     let mut rcv_wup = state.rcv_nxt.wrapping_sub(window.rcv_wup_back);
@@ -334,15 +338,15 @@ pub enum WindowProbe {
 
 /// Resumes the connection: repair mode off, then unsent data and FIN are sent. If the peer has acknowledged nothing
 /// since the connection's last move, its first segment is retransmitted at once: the first timeout of a new socket is
-/// 1 s, and would never expire if the connection moved again sooner each time. [`super::settle`] sets the options that
-/// could not be set before.
+/// 1 s, and would never expire if the connection moved again sooner each time. [`super::set_deferred_options_and_timeout`]
+/// sets the options that could not be set before.
 ///
 /// # Errors
 /// The kernel's error.
 pub fn activate(
     restored: RestoredSocket,
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
     probe: WindowProbe,
 ) -> Result<OwnedFd, RepairError> {
     activate_from(restored, fixed, state, probe, 0)
@@ -351,8 +355,8 @@ pub fn activate(
 /// Does the same as [`activate`], but for the first `pushed` bytes of the unsent part, which the socket already has.
 pub(super) fn activate_from(
     restored: RestoredSocket,
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
     probe: WindowProbe,
     pushed: usize,
 ) -> Result<OwnedFd, RepairError> {

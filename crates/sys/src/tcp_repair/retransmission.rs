@@ -1,10 +1,10 @@
 //! Retransmission of the segment that a restored socket's peer waits for: the socket itself would send it only after
 //! 1 s.
 
-use super::dynamic_state::TcpDynamic;
+use super::dynamic_state::TcpDynamicState;
 use super::error::{RepairError, StepContext};
-use super::static_state::TcpStatic;
-use crate::packet::{Segment, TIMESTAMP_OPTION_LEN, flags, tcp_packet};
+use super::static_state::TcpStaticState;
+use crate::packet::{TIMESTAMP_OPTION_LEN, TcpSegmentHeader, tcp_flags, tcp_packet};
 use crate::sockopt::get_int;
 use libc::IPPROTO_TCP;
 use std::os::fd::BorrowedFd;
@@ -20,8 +20,8 @@ const MSS_MIN: usize = 536;
 /// The kernel's error.
 pub(super) fn first_retransmission(
     socket: BorrowedFd<'_>,
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
 ) -> Result<Option<Vec<u8>>, RepairError> {
     let (sent, _) = state.outgoing_parts()?;
     let (timestamp, options) = match fixed.timestamps {
@@ -35,16 +35,16 @@ pub(super) fn first_retransmission(
     let payload_max = usize::from(fixed.segment_size).saturating_sub(options);
     let payload = &sent[..sent.len().min(payload_max.max(MSS_MIN - options))];
     let fin = match state.has_sent_fin() && payload.len() == sent.len() {
-        true => flags::FIN,
+        true => tcp_flags::FIN,
         false => 0,
     };
     let window = &state.window;
     let advertised_window = window.rcv_wnd.saturating_sub(window.rcv_wup_back);
     let scale = fixed.window_scale.map_or(0, |(_, receive)| receive.min(14));
-    let segment = Segment {
+    let segment = TcpSegmentHeader {
         sequence: state.first_outgoing(),
         acknowledgement: state.rcv_nxt,
-        flags: flags::ACK | flags::PSH | fin,
+        flags: tcp_flags::ACK | tcp_flags::PSH | fin,
         window: u16::try_from(advertised_window >> scale).unwrap_or(u16::MAX),
         timestamp,
     };

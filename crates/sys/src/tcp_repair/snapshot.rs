@@ -4,13 +4,13 @@
 use super::error::RepairError;
 use super::options::SocketOptions;
 use super::queue_levels::QueueLevels;
-use super::static_state::{StaticReader, TcpStatic, check_host_addresses, segment_size};
+use super::static_state::{TcpStaticReader, TcpStaticState, check_host_addresses, segment_size};
 use crate::tcp_info::TcpState;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-/// Snapshot of a connection's socket, all fields at one instant: the contents of [`TcpStatic`], under the same names,
+/// Snapshot of a connection's socket, all fields at one instant: the contents of [`TcpStaticState`], under the same names,
 /// and the fill levels of the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpSnapshot<'a> {
@@ -61,18 +61,18 @@ impl TcpSnapshot<'_> {
 #[derive(Debug, Default)]
 pub(super) struct KnownOptions(HashMap<Box<[u8]>, SocketOptions>);
 
-impl StaticReader {
-    /// Does the same as [`StaticReader::read`] for a socket with a snapshot; queries its descriptor only if necessary.
+impl TcpStaticReader {
+    /// Does the same as [`TcpStaticReader::read`] for a socket with a snapshot; queries its descriptor only if necessary.
     ///
-    /// Options of sockets with equal marks are read once, until [`StaticReader::forget_options`].
+    /// Options of sockets with equal marks are read once, until [`TcpStaticReader::forget_options`].
     ///
     /// # Errors
-    /// As [`StaticReader::read`].
+    /// As [`TcpStaticReader::read`].
     pub fn read_snapshot(
         &mut self,
         fd: BorrowedFd<'_>,
         snapshot: &TcpSnapshot<'_>,
-    ) -> Result<TcpStatic, RepairError> {
+    ) -> Result<TcpStaticState, RepairError> {
         if !snapshot.is_sufficient() {
             return self.read(fd);
         }
@@ -87,7 +87,7 @@ impl StaticReader {
                 read
             }
         };
-        Ok(TcpStatic {
+        Ok(TcpStaticState {
             local: snapshot.local,
             remote: snapshot.remote,
             v6_socket: snapshot.v6_socket,

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The parameters that a connection negotiated, and its socket's options. Sent before the freeze.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TcpStatic {
+pub struct TcpStaticState {
     /// Own address; IPv4 even on an IPv6 socket if the flow is IPv4.
     pub local: SocketAddr,
     /// The peer's address, in the same form.
@@ -31,7 +31,7 @@ pub struct TcpStatic {
     /// True if ECN was negotiated (RFC 3168).
     pub ecn: bool,
     /// Payload of the largest segment sent plus the length of its options: the MSS option's value, or less if the path
-    /// allows less. [`super::TcpDynamic::mss`] has the exact value.
+    /// allows less. [`super::TcpDynamicState::mss`] has the exact value.
     pub segment_size: u16,
     /// True if the program shut its receiving direction (`SHUT_RD`).
     pub receive_shut: bool,
@@ -39,7 +39,7 @@ pub struct TcpStatic {
     pub options: SocketOptions,
 }
 
-impl TcpStatic {
+impl TcpStaticState {
     /// Returns true if both states agree in everything but sizes that the kernel tunes by itself.
     #[must_use]
     pub fn equals_except_tuned(&self, other: &Self) -> bool {
@@ -55,18 +55,18 @@ impl TcpStatic {
 ///
 /// # Errors
 /// [`RepairError::Unmovable`] names the state or feature that prevents the move.
-pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
-    StaticReader::new()?.read(fd)
+pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStaticState, RepairError> {
+    TcpStaticReader::new()?.read(fd)
 }
 
 /// Reader of many static states over one netlink socket of this network namespace.
 #[derive(Debug)]
-pub struct StaticReader {
+pub struct TcpStaticReader {
     netlink: Netlink,
     pub(super) known_options: KnownOptions,
 }
 
-impl StaticReader {
+impl TcpStaticReader {
     /// Makes a reader for sockets of the calling thread's network namespace.
     ///
     /// # Errors
@@ -83,12 +83,12 @@ impl StaticReader {
     ///
     /// # Errors
     /// As [`read_static`].
-    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStaticState, RepairError> {
         read_with(&mut self.netlink, fd)
     }
 }
 
-fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStaticState, RepairError> {
     let v6_socket = check_kind(fd)?;
     let info = TcpInfo::read(fd).at_step("TCP_INFO")?;
     check_state(info.state)?;
@@ -97,7 +97,7 @@ fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, Rep
     let (local, remote) = addresses(fd)?;
     crate::sock_diag::check_keys_and_namespace(netlink, fd, local, remote, v6_socket)?;
     let negotiated = |bit| info.options & bit != 0;
-    Ok(TcpStatic {
+    Ok(TcpStaticState {
         local,
         remote,
         v6_socket,

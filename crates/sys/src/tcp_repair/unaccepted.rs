@@ -1,10 +1,10 @@
 //! A connection that no program has accepted yet, in the form that recreates it in a listener's queue: the results of
 //! its handshake, and packets as if from the peer.
 
-use super::dynamic_state::TcpDynamic;
+use super::dynamic_state::TcpDynamicState;
 use super::error::RepairError;
-use super::static_state::TcpStatic;
-use crate::packet::{Segment, flags, tcp_packet};
+use super::static_state::TcpStaticState;
+use crate::packet::{TcpSegmentHeader, tcp_flags, tcp_packet};
 use crate::tcp_info::TcpState;
 
 /// Bytes of unread data per packet, small enough for every path.
@@ -26,7 +26,7 @@ pub struct Handshake {
     pub timestamp: u32,
     /// The peer's MSS.
     pub mss: u16,
-    /// Window scales, if negotiated, as [`TcpStatic::window_scale`].
+    /// Window scales, if negotiated, as [`TcpStaticState::window_scale`].
     pub window_scale: Option<(u8, u8)>,
     /// True if selective acknowledgements were negotiated.
     pub sack: bool,
@@ -52,8 +52,8 @@ pub struct UnacceptedConnection {
 /// # Errors
 /// [`RepairError::Inconsistent`] if a program has used the connection, or it cannot wait in a queue.
 pub fn unaccepted_connection(
-    fixed: &TcpStatic,
-    state: &TcpDynamic,
+    fixed: &TcpStaticState,
+    state: &TcpDynamicState,
 ) -> Result<UnacceptedConnection, RepairError> {
     let inconsistent = |why| Err(RepairError::Inconsistent(why));
     if !matches!(state.state, TcpState::Established | TcpState::CloseWait) {
@@ -72,10 +72,10 @@ pub fn unaccepted_connection(
     let mut packets = Vec::with_capacity(2 + state.unread.len() / CHUNK_LEN);
     let mut sequence = first;
     let mut add_packet = |flag: u8, payload: &[u8]| {
-        let segment = Segment {
+        let segment = TcpSegmentHeader {
             sequence,
             acknowledgement: state.write_seq,
-            flags: flag | flags::ACK,
+            flags: flag | tcp_flags::ACK,
             window: u16::try_from(state.window.snd_wnd >> scale).unwrap_or(u16::MAX),
             timestamp: None,
         };
@@ -84,10 +84,10 @@ pub fn unaccepted_connection(
     };
     add_packet(0, &[]);
     for chunk in state.unread.chunks(CHUNK_LEN) {
-        add_packet(flags::PSH, chunk);
+        add_packet(tcp_flags::PSH, chunk);
     }
     if state.state.has_received_fin() {
-        add_packet(flags::FIN, &[]);
+        add_packet(tcp_flags::FIN, &[]);
     }
     let mss_min = if fixed.local.is_ipv4() {
         MSS_MIN_V4
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
     use crate::tcp_repair::SocketOptions;
 
-    fn fixed(local: &str, remote: &str) -> TcpStatic {
-        TcpStatic {
+    fn fixed(local: &str, remote: &str) -> TcpStaticState {
+        TcpStaticState {
             local: local.parse().expect("an address"),
             remote: remote.parse().expect("an address"),
             v6_socket: false,
@@ -128,8 +128,8 @@ mod tests {
         }
     }
 
-    fn state(unread: usize) -> TcpDynamic {
-        TcpDynamic {
+    fn state(unread: usize) -> TcpDynamicState {
+        TcpDynamicState {
             state: TcpState::CloseWait,
             write_seq: 77,
             // The unread bytes begin just before sequence numbers wrap around, and the FIN counts.
@@ -137,7 +137,7 @@ mod tests {
             mss: 100,
             timestamp: 1001,
             unread: vec![7; unread],
-            ..TcpDynamic::default()
+            ..TcpDynamicState::default()
         }
     }
 
@@ -154,8 +154,8 @@ mod tests {
                 next_sequence = next_sequence.wrapping_add((packet.len() - 40) as u32);
             }
             assert_eq!(next_sequence, state.received_data_end());
-            let fin = connection.packets.last().expect("a packet")[33] & flags::FIN;
-            assert_eq!(fin, flags::FIN);
+            let fin = connection.packets.last().expect("a packet")[33] & tcp_flags::FIN;
+            assert_eq!(fin, tcp_flags::FIN);
             let handshake = connection.handshake;
             assert_eq!((handshake.mss, handshake.timestamp), (MSS_MIN_V4, 1003));
             assert!(handshake.microseconds);
@@ -167,12 +167,12 @@ mod tests {
         let static_state = fixed("[fd00::1]:80", "[fd00::2]:4242");
         assert!(unaccepted_connection(&static_state, &state(UNREAD_MAX)).is_ok());
         assert!(unaccepted_connection(&static_state, &state(UNREAD_MAX + 1)).is_err());
-        let used = TcpDynamic {
+        let used = TcpDynamicState {
             outgoing: vec![1],
             ..state(0)
         };
         assert!(unaccepted_connection(&static_state, &used).is_err());
-        let ended = TcpDynamic {
+        let ended = TcpDynamicState {
             state: TcpState::FinWait2,
             ..state(0)
         };

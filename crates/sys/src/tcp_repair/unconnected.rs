@@ -26,7 +26,7 @@ pub struct ListenParameters {
 
 /// A TCP socket without a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TcpUnconnected {
+pub struct UnconnectedTcpSocket {
     /// True for an IPv6 socket.
     pub v6_socket: bool,
     /// Address the socket is bound to; unspecified for a wildcard socket.
@@ -56,7 +56,7 @@ impl ListenParameters {
     }
 }
 
-impl TcpUnconnected {
+impl UnconnectedTcpSocket {
     /// Reads a socket in use without changing it. Connections that wait to be accepted are not included.
     ///
     /// # Errors

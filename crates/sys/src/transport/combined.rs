@@ -1,6 +1,9 @@
 //! Combination of an SCTP endpoint and an endpoint of TCP connections.
 
-use super::{AssocId, Endpoint, Event, Message, Security, StreamEndpoint, StreamProtocol};
+use super::{
+    AssocId, MessageToSend, StreamProtocol, StreamTransport, TlsSecurity, TransportEndpoint,
+    TransportEvent,
+};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
 use std::net::SocketAddr;
@@ -10,8 +13,8 @@ use std::time::Duration;
 
 /// An SCTP endpoint and TCP connections as one endpoint. The addresses of the endpoint are SCTP's.
 pub struct CombinedEndpoint {
-    sctp: Box<dyn Endpoint>,
-    streams: StreamEndpoint,
+    sctp: Box<dyn TransportEndpoint>,
+    streams: StreamTransport,
     epoll: OwnedFd,
 }
 
@@ -20,7 +23,7 @@ impl CombinedEndpoint {
     ///
     /// # Errors
     /// The system has no free descriptor.
-    pub fn new(sctp: Box<dyn Endpoint>, streams: StreamEndpoint) -> io::Result<Self> {
+    pub fn new(sctp: Box<dyn TransportEndpoint>, streams: StreamTransport) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (number, fd) in [sctp.fd(), streams.fd()].into_iter().enumerate() {
             let data = EventData::new_u64(number as u64);
@@ -33,14 +36,14 @@ impl CombinedEndpoint {
         })
     }
 
-    fn endpoint_of(&self, assoc: AssocId) -> &dyn Endpoint {
+    fn endpoint_of(&self, assoc: AssocId) -> &dyn TransportEndpoint {
         match assoc.is_stream() {
             true => &self.streams,
             false => self.sctp.as_ref(),
         }
     }
 
-    fn endpoint_of_mut(&mut self, assoc: AssocId) -> &mut dyn Endpoint {
+    fn endpoint_of_mut(&mut self, assoc: AssocId) -> &mut dyn TransportEndpoint {
         match assoc.is_stream() {
             true => &mut self.streams,
             false => self.sctp.as_mut(),
@@ -48,21 +51,26 @@ impl CombinedEndpoint {
     }
 }
 
-impl Endpoint for CombinedEndpoint {
+impl TransportEndpoint for CombinedEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    fn recv_batch(&mut self, events: &mut Vec<TransportEvent>) -> io::Result<()> {
         self.sctp.recv_batch(events)?;
         self.streams.recv_batch(events)
     }
 
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()> {
         self.endpoint_of_mut(assoc).send(assoc, message)
     }
 
-    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+    fn send_bundles(
+        &mut self,
+        assocs: &[AssocId],
+        messages: &[MessageToSend],
+        taken: &mut Vec<usize>,
+    ) {
         if !assocs.iter().any(|assoc| assoc.is_stream()) {
             return self.sctp.send_bundles(assocs, messages, taken);
         }
@@ -101,7 +109,7 @@ impl Endpoint for CombinedEndpoint {
         self.endpoint_of(assoc).peer_name(assoc)
     }
 
-    fn replace_security(&mut self, security: Arc<dyn Security>) {
+    fn replace_security(&mut self, security: Arc<dyn TlsSecurity>) {
         self.streams.replace_security(security);
     }
 

@@ -8,7 +8,7 @@ pub const ENCAPSULATION_PORT: u16 = 9899;
 
 /// Settings of an SCTP endpoint.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct TransportConfig {
     /// Local addresses, all of one family and with one port; port 0 lets the system choose. An unspecified address
     /// stands for all addresses of the host.
     pub local: Vec<SocketAddr>,
@@ -24,7 +24,7 @@ pub struct Config {
     pub inbound_streams_max: u16,
     /// Number of outbound streams requested. libusrsctp scans all of them whenever it sends.
     pub outbound_streams: u16,
-    /// Most unsent or unacknowledged bytes of an association before [`send`](super::Endpoint::send) refuses.
+    /// Most unsent or unacknowledged bytes of an association before [`send`](super::TransportEndpoint::send) refuses.
     pub send_buffer: u32,
     /// Receive window, bytes.
     pub receive_buffer: u32,
@@ -73,7 +73,7 @@ impl Default for FailureDetection {
     }
 }
 
-impl Config {
+impl TransportConfig {
     /// Returns the configuration of an endpoint at `local`, with defaults for all other settings: listening, raw and
     /// encapsulated.
     #[must_use]

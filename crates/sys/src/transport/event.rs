@@ -4,11 +4,12 @@ use bytes::Bytes;
 use std::net::SocketAddr;
 
 /// ID of an association of one endpoint: the number of its local port (0 is the endpoint's own) in the upper half, the
-/// stack's number in the lower half. An ID may be reused after [`Event::Down`]. The highest bit is never set.
+/// stack's number in the lower half. An ID may be reused after [`TransportEvent::Down`]. The highest bit is never set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssocId(pub u64);
 
-/// Port number that marks a connection of [`StreamEndpoint`](super::Streams), larger than any local port's number.
+/// Port number that marks a connection of [`StreamTransport`](super::StreamTransport), larger than any local port's
+/// number.
 const STREAM_PORT: u32 = 1 << 30;
 
 impl AssocId {
@@ -37,7 +38,7 @@ impl AssocId {
 
 /// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct MessageToSend {
     /// Payload protocol identifier, in host order: 11 is ASAP, 12 is ENRP (RFC 5354, section 6).
     pub ppid: u32,
     /// SCTP stream number.
@@ -48,7 +49,7 @@ pub struct Message {
     pub data: Bytes,
 }
 
-impl Message {
+impl MessageToSend {
     /// Makes an ordered message on stream 0.
     #[must_use]
     pub fn new(ppid: u32, data: Bytes) -> Self {
@@ -63,13 +64,13 @@ impl Message {
 
 /// Notification from an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum TransportEvent {
     /// A whole message arrived.
     Message {
         /// Association that the message arrived on.
         assoc: AssocId,
         /// The message. Its bytes share a buffer with others of the batch: copy bytes that are kept for long.
-        message: Message,
+        message: MessageToSend,
     },
     /// An association is established.
     Up {
@@ -107,12 +108,12 @@ pub enum Event {
         /// ID of the association.
         assoc: AssocId,
         /// The message, or its remaining part.
-        message: Message,
+        message: MessageToSend,
         /// True if part of it was sent: the peer may have received it.
         was_sent: bool,
     },
     /// A TCP connection was not established, or its peer is not admitted any more. If the connection was reported as up
-    /// or was started here, [`Event::Down`] follows.
+    /// or was started here, [`TransportEvent::Down`] follows.
     Refused {
         /// Address of the other side.
         remote: SocketAddr,

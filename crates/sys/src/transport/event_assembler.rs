@@ -1,8 +1,8 @@
 //! Conversion of a stack's output to events: message pieces become messages, notifications of either layout become
 //! events.
 
-use super::event::{AssocId, DownReason, Event, Message, PathState};
-use super::layout::{u16_at, u32_at};
+use super::event::{AssocId, DownReason, MessageToSend, PathState, TransportEvent};
+use super::socket_api_layout::{u16_at, u32_at};
 use crate::address::RawAddress;
 use bytes::{Bytes, BytesMut};
 use std::collections::{HashMap, HashSet};
@@ -12,9 +12,9 @@ const ARENA_LEN: usize = 64 * 1024;
 /// Length of `struct sctp_sndinfo`, the same in both stacks.
 const SNDINFO_LEN: usize = 16;
 
-/// Numbers that differ between Linux and usrsctp; the layouts of their notifications agree.
+/// SCTP constants that differ between Linux and usrsctp; the layouts of their notifications agree.
 #[derive(Clone, Copy, Debug)]
-pub struct StackConstants {
+pub struct SctpStackConstants {
     pub assoc_change: u16,
     pub path_change: u16,
     pub send_failed: u16,
@@ -38,10 +38,10 @@ pub struct MessageInfo {
 
 /// Collected events that the endpoint has not fetched yet, and incomplete messages.
 pub struct EventAssembler {
-    pub events: Vec<Event>,
+    pub events: Vec<TransportEvent>,
     /// Associations with a peer that sends a message over the limit.
     pub oversized: Vec<AssocId>,
-    constants: StackConstants,
+    constants: SctpStackConstants,
     message_len_max: usize,
     arena: BytesMut,
     partial: HashMap<AssocId, BytesMut>,
@@ -50,7 +50,7 @@ pub struct EventAssembler {
 }
 
 impl EventAssembler {
-    pub fn new(constants: StackConstants, message_len_max: u32) -> Self {
+    pub fn new(constants: SctpStackConstants, message_len_max: u32) -> Self {
         Self {
             events: Vec::new(),
             oversized: Vec::new(),
@@ -87,9 +87,9 @@ impl EventAssembler {
         if data.len() > self.message_len_max {
             return self.discard_message(info.assoc);
         }
-        self.events.push(Event::Message {
+        self.events.push(TransportEvent::Message {
             assoc: info.assoc,
-            message: Message {
+            message: MessageToSend {
                 ppid: info.ppid,
                 stream: info.stream,
                 unordered: info.flags & self.constants.unordered != 0,
@@ -121,32 +121,34 @@ impl EventAssembler {
             Some(kind) if kind == constants.send_failed => constants.send_failed(port, bytes),
             _ => None,
         };
-        if let Some(Event::Down { assoc, .. } | Event::Restarted { assoc }) = event {
+        if let Some(TransportEvent::Down { assoc, .. } | TransportEvent::Restarted { assoc }) =
+            event
+        {
             self.partial.remove(&assoc);
             self.discarding.remove(&assoc);
         }
         // The stack may reuse an ID.
-        if let Some(Event::Up { assoc, .. }) = event {
+        if let Some(TransportEvent::Up { assoc, .. }) = event {
             self.discarding.remove(&assoc);
         }
         self.events.extend(event);
     }
 }
 
-impl StackConstants {
+impl SctpStackConstants {
     /// Parses a `struct sctp_assoc_change`.
-    fn assoc_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+    fn assoc_change(&self, port: u32, bytes: &[u8]) -> Option<TransportEvent> {
         let assoc = AssocId::new(port, u32_at(bytes, 16)?);
-        let down = |reason| Event::Down { assoc, reason };
+        let down = |reason| TransportEvent::Down { assoc, reason };
         let state = u32::from(u16_at(bytes, 8)?);
         Some(match state.checked_sub(self.first_state)? {
-            0 => Event::Up {
+            0 => TransportEvent::Up {
                 assoc,
                 outbound_streams: u16_at(bytes, 12)?,
                 inbound_streams: u16_at(bytes, 14)?,
             },
             1 => down(DownReason::Lost),
-            2 => Event::Restarted { assoc },
+            2 => TransportEvent::Restarted { assoc },
             3 => down(DownReason::Shutdown),
             4 => down(DownReason::NotStarted),
             _ => return None,
@@ -154,12 +156,12 @@ impl StackConstants {
     }
 
     /// Parses a `struct sctp_paddr_change`.
-    fn path_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+    fn path_change(&self, port: u32, bytes: &[u8]) -> Option<TransportEvent> {
         const ADDRESS_OFFSET: usize = 8;
         const STATE_OFFSET: usize = ADDRESS_OFFSET + size_of::<libc::sockaddr_storage>();
         let (address, _) = RawAddress::split_from(bytes.get(ADDRESS_OFFSET..)?)?;
         let state = u32_at(bytes, STATE_OFFSET)?.checked_sub(self.first_state)?;
-        Some(Event::Path {
+        Some(TransportEvent::Path {
             assoc: AssocId::new(port, u32_at(bytes, STATE_OFFSET + 8)?),
             address: address.to_socket_addr()?,
             state: PathState::from_number(state)?,
@@ -167,12 +169,12 @@ impl StackConstants {
     }
 
     /// Parses a `struct sctp_send_failed_event`.
-    fn send_failed(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+    fn send_failed(&self, port: u32, bytes: &[u8]) -> Option<TransportEvent> {
         const INFO_OFFSET: usize = 12;
         const DATA_OFFSET: usize = INFO_OFFSET + SNDINFO_LEN + 4;
-        Some(Event::SendFailed {
+        Some(TransportEvent::SendFailed {
             assoc: AssocId::new(port, u32_at(bytes, INFO_OFFSET + SNDINFO_LEN)?),
-            message: Message {
+            message: MessageToSend {
                 ppid: u32::from_be(u32_at(bytes, INFO_OFFSET + 4)?),
                 stream: u16_at(bytes, INFO_OFFSET)?,
                 unordered: u16_at(bytes, INFO_OFFSET + 2)? & self.unordered != 0,
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const CONSTANTS: StackConstants = StackConstants {
+    const CONSTANTS: SctpStackConstants = SctpStackConstants {
         assoc_change: 1,
         path_change: 2,
         send_failed: 14,
@@ -220,7 +222,7 @@ mod tests {
             .events
             .iter()
             .map(|event| match event {
-                Event::Message { assoc, message } => (assoc.0, message.data.to_vec()),
+                TransportEvent::Message { assoc, message } => (assoc.0, message.data.to_vec()),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -248,7 +250,7 @@ mod tests {
         bytes[16] = 7;
         let mut assembly = assembler();
         assembly.on_notification(3, &bytes);
-        let expected = Event::Down {
+        let expected = TransportEvent::Down {
             assoc: AssocId(3 << 32 | 7),
             reason: DownReason::Lost,
         };

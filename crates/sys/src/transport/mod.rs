@@ -2,14 +2,14 @@
 //! pool's service runs over its servers' own protocol; for TCP and UDP services, the standard library's sockets
 //! suffice.
 //!
-//! [`StreamEndpoint`] offers TCP connections through the same interface as SCTP, and [`CombinedEndpoint`] combines both. SCTP comes from
-//! the kernel if the kernel has it, otherwise from libusrsctp; both implement [`Endpoint`]. An endpoint is a
+//! [`StreamTransport`] offers TCP connections through the same interface as SCTP, and [`CombinedEndpoint`] combines both. SCTP comes from
+//! the kernel if the kernel has it, otherwise from libusrsctp; both implement [`TransportEndpoint`]. An endpoint is a
 //! one-to-many socket (RFC 6458, section 3) for an event loop:
 //!
-//! 1. wait until [`Endpoint::fd`] is readable,
-//! 2. [`Endpoint::recv_batch`] receives messages and notifications,
-//! 3. any number of [`Endpoint::send`],
-//! 4. [`Endpoint::flush`] before waiting again.
+//! 1. wait until [`TransportEndpoint::fd`] is readable,
+//! 2. [`TransportEndpoint::recv_batch`] receives messages and notifications,
+//! 3. any number of [`TransportEndpoint::send`],
+//! 4. [`TransportEndpoint::flush`] before waiting again.
 //!
 //! System calls are made for batches of packets or messages, not for each one.
 
@@ -18,18 +18,18 @@ mod config;
 mod event;
 mod event_assembler;
 mod kernel;
-mod layout;
 mod multicast;
+mod socket_api_layout;
 mod stream;
 mod usrsctp;
 
 pub use combined::CombinedEndpoint;
-pub use config::{Config, ENCAPSULATION_PORT, FailureDetection};
-pub use event::{AssocId, DownReason, Event, Message, PathState};
-pub use multicast::{Multicast, ReceivedAnnouncement};
+pub use config::{ENCAPSULATION_PORT, FailureDetection, TransportConfig};
+pub use event::{AssocId, DownReason, MessageToSend, PathState, TransportEvent};
+pub use multicast::{MulticastSocket, ReceivedAnnouncement};
 pub use stream::{
-    ConnectionRules, MessageLength, MessageSplitter, Security, StreamConfig, StreamEndpoint,
-    StreamLimits, StreamProtocol,
+    ConnectionRules, MessageLength, MessageSplitter, StreamConfig, StreamLimits, StreamProtocol,
+    StreamTransport, TlsSecurity,
 };
 
 use std::io;
@@ -40,7 +40,7 @@ use std::time::Duration;
 
 /// The SCTP implementation in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provider {
+pub enum SctpProvider {
     /// The kernel's SCTP.
     Kernel,
     /// libusrsctp, in this process.
@@ -48,7 +48,7 @@ pub enum Provider {
 }
 
 /// An SCTP endpoint with many associations.
-pub trait Endpoint: Send {
+pub trait TransportEndpoint: Send {
     /// Returns a descriptor that is readable when [`recv_batch`](Self::recv_batch) has work to do.
     fn fd(&self) -> BorrowedFd<'_>;
 
@@ -57,22 +57,27 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// The stack's sockets are unusable. A peer cannot cause this error.
-    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
+    fn recv_batch(&mut self, events: &mut Vec<TransportEvent>) -> io::Result<()>;
 
     /// Queues a message, which is sent by the next [`flush`](Self::flush) at the latest.
     ///
     /// # Errors
     /// `WouldBlock`: the association's send buffer is full. `NotConnected`: there is no such association. With the
-    /// kernel's SCTP both may be reported as [`Event::SendFailed`] instead, because the kernel gets messages only in
+    /// kernel's SCTP both may be reported as [`TransportEvent::SendFailed`] instead, because the kernel gets messages only in
     /// `flush`.
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()>;
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()>;
 
     /// Queues the same messages for many associations, for each in as few packets as possible, regardless of
     /// `no_delay`. Appends to `taken`, for each association, how many of the messages fit, counted from the first. An
     /// unknown association counts as taking all; an event reports its end. The caller encodes once and the bytes are
     /// shared up to this point. Below it, the kernel takes many messages in one system call but copies for each
     /// association, because packets differ by peer; usrsctp needs no system call, and also copies.
-    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>);
+    fn send_bundles(
+        &mut self,
+        assocs: &[AssocId],
+        messages: &[MessageToSend],
+        taken: &mut Vec<usize>,
+    );
 
     /// Sends everything that is queued.
     ///
@@ -80,7 +85,7 @@ pub trait Endpoint: Send {
     /// The stack's sockets are unusable. A lost packet is no error.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Starts an association with the peer that has all these addresses (one port); [`Event::Up`] or [`Event::Down`]
+    /// Starts an association with the peer that has all these addresses (one port); [`TransportEvent::Up`] or [`TransportEvent::Down`]
     /// follows. Packets are encapsulated in UDP to port `encapsulation`, if given.
     ///
     /// # Errors
@@ -99,7 +104,7 @@ pub trait Endpoint: Send {
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId>;
 
-    /// Starts a connection over TCP or TLS, if the endpoint supports them; [`Event::Up`] or [`Event::Down`] follows.
+    /// Starts a connection over TCP or TLS, if the endpoint supports them; [`TransportEvent::Up`] or [`TransportEvent::Down`] follows.
     ///
     /// # Errors
     /// `Unsupported`; no such route, or no certificates.
@@ -116,7 +121,7 @@ pub trait Endpoint: Send {
 
     /// Replaces the certificates and the admission rules. New connections use the new ones, and connections whose peer
     /// is not admitted any more are ended.
-    fn replace_security(&mut self, security: Arc<dyn Security>) {
+    fn replace_security(&mut self, security: Arc<dyn TlsSecurity>) {
         let _ = security;
     }
 
@@ -142,7 +147,7 @@ pub trait Endpoint: Send {
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>>;
 
     /// Returns the peer's addresses at which it has answered. The others are only the peer's claim (RFC 9260, section
-    /// 5.4) and may belong to anyone. [`Event::Path`] with [`PathState::Confirmed`] reports a newly confirmed address.
+    /// 5.4) and may belong to anyone. [`TransportEvent::Path`] with [`PathState::Confirmed`] reports a newly confirmed address.
     ///
     /// # Errors
     /// There is no such association.
@@ -176,13 +181,13 @@ pub trait Endpoint: Send {
 /// Returns the SCTP implementation that [`open`] uses: the kernel's if this network namespace has it. Determined once
 /// per process.
 #[must_use]
-pub fn provider() -> Provider {
-    static PROVIDER: std::sync::OnceLock<Provider> = std::sync::OnceLock::new();
+pub fn provider() -> SctpProvider {
+    static PROVIDER: std::sync::OnceLock<SctpProvider> = std::sync::OnceLock::new();
     *PROVIDER.get_or_init(|| {
         if kernel::is_available() {
-            Provider::Kernel
+            SctpProvider::Kernel
         } else {
-            Provider::Usrsctp
+            SctpProvider::Usrsctp
         }
     })
 }
@@ -191,9 +196,9 @@ pub fn provider() -> Provider {
 ///
 /// # Errors
 /// No usable local address, a port in use, or neither raw nor encapsulated packets are possible.
-pub fn open(config: &Config) -> io::Result<Box<dyn Endpoint>> {
+pub fn open(config: &TransportConfig) -> io::Result<Box<dyn TransportEndpoint>> {
     match provider() {
-        Provider::Kernel => Ok(Box::new(kernel::KernelEndpoint::open(config)?)),
-        Provider::Usrsctp => Ok(Box::new(usrsctp::UsrsctpEndpoint::open(config)?)),
+        SctpProvider::Kernel => Ok(Box::new(kernel::KernelEndpoint::open(config)?)),
+        SctpProvider::Usrsctp => Ok(Box::new(usrsctp::UsrsctpEndpoint::open(config)?)),
     }
 }

@@ -16,7 +16,7 @@ const HOPS: i32 = 16;
 
 /// A member of one multicast group.
 #[derive(Debug)]
-pub struct Multicast {
+pub struct MulticastSocket {
     fd: OwnedFd,
     group: SocketAddr,
     interfaces: Vec<u32>,
@@ -32,7 +32,7 @@ pub struct ReceivedAnnouncement<'a> {
     pub bytes: &'a [u8],
 }
 
-impl Multicast {
+impl MulticastSocket {
     /// Joins `group` on the interfaces with these indices (`if_nametoindex(3)`); without any, on the interface that the
     /// routing table gives. Each of several members on one host gets every datagram, including its own.
     ///

@@ -30,7 +30,7 @@ const SOURCES_MAX: usize = 128;
 
 /// One group that a socket has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Membership {
+pub struct MulticastMembership {
     /// Address of the group.
     pub group: IpAddr,
     /// Name of the interface it was joined on (indexes differ between hosts).
@@ -44,9 +44,9 @@ pub struct Membership {
 
 /// The groups that sockets of a host have joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostGroups(Vec<(u32, String, IpAddr)>);
+pub struct HostMulticastGroups(Vec<(u32, String, IpAddr)>);
 
-impl HostGroups {
+impl HostMulticastGroups {
     /// Reads the groups of the calling thread's network namespace.
     #[must_use]
     pub fn read() -> Self {
@@ -92,8 +92,8 @@ impl HostGroups {
 pub fn memberships(
     socket: BorrowedFd<'_>,
     v6_socket: bool,
-    groups: &HostGroups,
-) -> Result<Vec<Membership>, UdpError> {
+    groups: &HostMulticastGroups,
+) -> Result<Vec<MulticastMembership>, UdpError> {
     let mut found = Vec::new();
     for (index, interface, group) in &groups.0 {
         if group.is_ipv6() && !v6_socket {
@@ -104,7 +104,7 @@ pub fn memberships(
         else {
             continue;
         };
-        let member = |source, blocked| Membership {
+        let member = |source, blocked| MulticastMembership {
             group: *group,
             interface: interface.clone(),
             source,
@@ -153,7 +153,7 @@ fn option_level(group: IpAddr) -> i32 {
 ///
 /// # Errors
 /// [`UdpError::DeviceAbsent`] without such an interface; otherwise the kernel's error.
-pub fn join(socket: BorrowedFd<'_>, membership: &Membership) -> Result<(), UdpError> {
+pub fn join(socket: BorrowedFd<'_>, membership: &MulticastMembership) -> Result<(), UdpError> {
     let index = interface_index(&membership.interface)
         .map_err(|_| UdpError::DeviceAbsent(membership.interface.clone()))?;
     let level = option_level(membership.group);
@@ -225,7 +225,10 @@ mod tests {
             group(12, "eth0", "239.7.7.7"),
             group(12, "eth0", "ff15::77"),
         ];
-        assert_eq!(HostGroups::parse(v4, v6).0, expected);
-        assert_eq!(HostGroups::parse("", "some words"), HostGroups::default());
+        assert_eq!(HostMulticastGroups::parse(v4, v6).0, expected);
+        assert_eq!(
+            HostMulticastGroups::parse("", "some words"),
+            HostMulticastGroups::default()
+        );
     }
 }

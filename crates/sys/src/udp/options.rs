@@ -1,8 +1,9 @@
 //! Addresses and options of a UDP socket.
 
-use super::multicast_membership::{Membership, join};
+use super::multicast_membership::{MulticastMembership, join};
 use super::{StepContext, UdpError};
 use crate::address::{RawAddress, bind, canonical, connect, local_address, remote_address};
+use crate::non_integer_options::NonIntegerOptions;
 use crate::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
     IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
@@ -12,7 +13,6 @@ use crate::sockopt::numbers::{
     SO_TIMESTAMP_NEW, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SO_WIFI_STATUS,
 };
 use crate::sockopt::{SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, set_bytes, set_int};
-use crate::wide_options::WideOptions;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -129,7 +129,7 @@ const INCOMING_CPU_ID: u8 = 56;
 
 /// A UDP socket's addresses and options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UdpStatic {
+pub struct UdpStaticState {
     /// True for an IPv6 socket.
     pub v6_socket: bool,
     /// Address the socket is bound to; unspecified for a wildcard socket.
@@ -148,14 +148,14 @@ pub struct UdpStatic {
     /// choice.
     pub multicast_interface: String,
     /// Groups that the restored socket joins at once.
-    pub memberships: Vec<Membership>,
+    pub memberships: Vec<MulticastMembership>,
     /// Options longer than an `int`.
-    pub(crate) wide: WideOptions,
+    pub(crate) wide: NonIntegerOptions,
     /// Halves that are shut down: 1 receiving, 2 sending.
     pub shutdown: u8,
 }
 
-impl UdpStatic {
+impl UdpStaticState {
     /// Returns true if other sockets may be bound to the same address and port (`SO_REUSEPORT`) and the socket may
     /// receive datagrams of any client.
     #[must_use]
@@ -181,8 +181,8 @@ pub(crate) fn option_by_id(id: u8) -> Option<(i32, i32)> {
 /// sent.
 pub fn read_static(
     fd: BorrowedFd<'_>,
-    memberships: Vec<Membership>,
-) -> Result<UdpStatic, UdpError> {
+    memberships: Vec<MulticastMembership>,
+) -> Result<UdpStaticState, UdpError> {
     let static_state = read_static_unbound_too(fd, memberships)?;
     if static_state.local.port() == 0 {
         return Err(UdpError::NotBound);
@@ -196,8 +196,8 @@ pub fn read_static(
 /// An option that cannot be moved, by name.
 pub fn read_static_unbound_too(
     fd: BorrowedFd<'_>,
-    memberships: Vec<Membership>,
-) -> Result<UdpStatic, UdpError> {
+    memberships: Vec<MulticastMembership>,
+) -> Result<UdpStaticState, UdpError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| UdpError::NotUdp)?;
     let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at_step("SO_PROTOCOL")?;
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) || protocol != IPPROTO_UDP {
@@ -213,11 +213,11 @@ pub fn read_static_unbound_too(
     }
     let buffer = |name, step| get_int(fd, SOL_SOCKET, name).at_step(step);
     let remote = remote_address(fd).ok().map(canonical);
-    Ok(UdpStatic {
+    Ok(UdpStaticState {
         v6_socket,
         local: canonical(local),
         ints: read_ints(fd, remote.is_some())?,
-        wide: WideOptions::read(fd, v6_socket)?,
+        wide: NonIntegerOptions::read(fd, v6_socket)?,
         remote,
         shutdown: shut_halves(fd)?,
         buffer_sizes: (
@@ -292,7 +292,7 @@ fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpE
 ///
 /// # Errors
 /// The kernel's error; [`UdpError::DeviceAbsent`] if an interface is missing.
-pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
+pub fn prepare(fixed: &UdpStaticState) -> Result<OwnedFd, UdpError> {
     let family = if fixed.v6_socket {
         libc::AF_INET6
     } else {
@@ -355,11 +355,11 @@ fn shut_down(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
 }
 
 /// Returns the address to bind to. A wildcard keeps the socket's own family: `::` on an IPv6 socket also receives IPv4.
-fn bind_address(fixed: &UdpStatic) -> RawAddress {
+fn bind_address(fixed: &UdpStaticState) -> RawAddress {
     RawAddress::for_family(fixed.local, fixed.v6_socket)
 }
 
-fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError> {
+fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStaticState) -> Result<(), UdpError> {
     for (id, level, name) in INT_OPTIONS {
         let Some((_, value)) = fixed.ints.iter().find(|(known, _)| known == id) else {
             continue;
@@ -374,7 +374,10 @@ fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError>
     Ok(())
 }
 
-fn apply_multicast_interface(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError> {
+fn apply_multicast_interface(
+    socket: BorrowedFd<'_>,
+    fixed: &UdpStaticState,
+) -> Result<(), UdpError> {
     if fixed.multicast_interface.is_empty() {
         return Ok(());
     }

@@ -4,12 +4,12 @@
 
 pub mod vary;
 
-use holdfast_sys::socket_filter::{Instruction, SocketFilter};
+use holdfast_sys::socket_filter::{FilterInstruction, SocketFilter};
 use holdfast_sys::sockopt::set_int;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tcp_repair::{
-    TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, prepare, read_static, restore,
-    settle, state_injection,
+    TcpDynamicState, TcpStaticState, WindowProbe, abandon, activate, extract, prepare, read_static,
+    restore, set_deferred_options_and_timeout, state_injection,
 };
 use holdfast_sys::tun::{Tun, VnetHeader};
 use std::fs::File;
@@ -273,8 +273,8 @@ pub struct MovedConnection {
     pub socket: TcpStream,
     /// True if the descriptor was non-blocking when it was activated.
     pub nonblocking: bool,
-    pub fixed: TcpStatic,
-    pub state: TcpDynamic,
+    pub fixed: TcpStaticState,
+    pub state: TcpDynamicState,
 }
 
 /// Moves the connection of `server` from `a` to `b` by [`hand_off_from`], without a window probe.
@@ -296,12 +296,12 @@ pub fn hand_off_from(
     probe: WindowProbe,
 ) -> MovedConnection {
     let fixed = donor.run(|| read_static(server.as_fd()).expect("static state"));
-    let fixed: TcpStatic =
+    let fixed: TcpStaticState =
         postcard::from_bytes(&postcard::to_stdvec(&fixed).expect("coded")).expect("decoded");
     let prepared = acceptor.run(|| prepare(&fixed).expect("prepared"));
     net.route(RouteTarget::Unreachable);
     let frozen = extract(server.as_fd(), &fixed).expect("dynamic state");
-    let frozen: TcpDynamic =
+    let frozen: TcpDynamicState =
         postcard::from_bytes(&postcard::to_stdvec(&frozen).expect("coded")).expect("decoded");
     let restored = acceptor.run(|| restore(prepared, &fixed, &frozen).expect("restored"));
     if let Some(packet) = state_injection(&fixed, &frozen) {
@@ -322,7 +322,7 @@ pub fn hand_off_from(
     // The acceptor's program may use the socket from here on.
     // SAFETY: F_GETFL takes no argument and touches no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    settle(fd.as_fd(), &fixed).expect("settled");
+    set_deferred_options_and_timeout(fd.as_fd(), &fixed).expect("settled");
     MovedConnection {
         socket: stream(fd),
         nonblocking: flags & libc::O_NONBLOCK != 0,
@@ -351,8 +351,8 @@ pub fn attach_filter(socket: BorrowedFd<'_>, filter: &Filter) {
     filter.attach(socket).expect("attached");
 }
 
-fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> Instruction {
-    Instruction {
+fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> FilterInstruction {
+    FilterInstruction {
         code,
         jump_true,
         jump_false,
@@ -363,7 +363,7 @@ fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> 
 /// Returns the filter of a socket.
 pub fn read_filter(socket: BorrowedFd<'_>) -> Vec<(u16, u8, u8, u32)> {
     let program = SocketFilter::read(socket).expect("a filter").program;
-    let tuple = |one: &Instruction| (one.code, one.jump_true, one.jump_false, one.operand);
+    let tuple = |one: &FilterInstruction| (one.code, one.jump_true, one.jump_false, one.operand);
     program.iter().map(tuple).collect()
 }
 

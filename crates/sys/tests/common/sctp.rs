@@ -3,7 +3,7 @@
 #![allow(missing_docs)]
 
 use super::common::Namespace;
-use holdfast_sys::transport::{Endpoint, Event};
+use holdfast_sys::transport::{TransportEndpoint, TransportEvent};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
@@ -56,7 +56,7 @@ pub fn socket_address(address: &str) -> SocketAddr {
 }
 
 /// Sends pending packets, waits up to 50 ms for packets of the peer, and returns the events.
-pub fn poll_events(endpoint: &mut dyn Endpoint) -> Vec<Event> {
+pub fn poll_events(endpoint: &mut dyn TransportEndpoint) -> Vec<TransportEvent> {
     endpoint.flush().expect("flushed");
     let mut poll = libc::pollfd {
         fd: endpoint.fd().as_raw_fd(),

@@ -2,7 +2,7 @@
 
 use crate::migration::Host;
 use crate::program::Program;
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::TreeTracker;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
 use std::time::{Duration, Instant};
@@ -171,7 +171,7 @@ fn frozen_group_is_reported() {
         group.write("cgroup.freeze", "1");
         group.wait_until_event("frozen 1");
         assert!(is_reported_frozen());
-        match Tracker::start(pid) {
+        match TreeTracker::start(pid) {
             Err(Error::Blocked(_)) => {}
             other => panic!("{other:?}"),
         }
@@ -215,7 +215,7 @@ fn immovable_sockets_are_reported() {
         assert!(!texts.is_empty(), "{case} is not reported");
         let is_named = |text: &String| text.contains(message) && text.contains("socket:[");
         assert!(texts.iter().all(is_named), "{case}: {texts:?}");
-        match Tracker::start(program.pid()) {
+        match TreeTracker::start(program.pid()) {
             Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
             other => panic!("{case}: {other:?}"),
         }
@@ -253,7 +253,7 @@ fn blockers_are_reported() {
         }
         let report = inspect(root).expect("inspected");
         assert_eq!(report.blockers.len(), 1, "{case}: {:?}", report.blockers);
-        match Tracker::start(root) {
+        match TreeTracker::start(root) {
             Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
             other => panic!("{case}: {other:?}"),
         }
@@ -319,7 +319,7 @@ fn blockers_of_stopped_processes_are_reported() {
         ("asks_supervisor", Obstacle::SeccompSupervised),
     ] {
         let program = Program::start_with("blocked", &[case]);
-        match Tracker::start(program.pid()) {
+        match TreeTracker::start(program.pid()) {
             Err(Error::Blocked(blockers)) => assert_eq!(blockers[0].obstacle, wanted),
             other => panic!("{case}: {other:?}"),
         }

@@ -2,11 +2,12 @@
 
 use crate::migration;
 use crate::program::Program;
-use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::donor::{StoppedTree, TreeTracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::Image;
+use holdfast_sys::process::files::FilesImage;
 use holdfast_sys::process::image::{
-    Descriptors, Files, FrozenTree, MemorySpace, PageContent, PageRun, Pages, Tree,
+    DescriptorUpdate, MemorySpace, OpenFilesUpdate, PageContent, PageRun, PagesMessage,
+    ProcessTreeState, TreeLayout,
 };
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,7 +16,7 @@ use std::io::Write;
 fn differences_are_named() {
     let program = Program::start_feature("anonymous");
     assert_eq!(difference(&program, |_| {}, |_| {}), None);
-    let other_byte = |pages: &mut Pages| {
+    let other_byte = |pages: &mut PagesMessage| {
         let of_process = |run: &PageRun| {
             run.content == PageContent::Bytes && matches!(run.space, MemorySpace::Process(_))
         };
@@ -25,7 +26,7 @@ fn differences_are_named() {
     };
     let found = difference(&program, other_byte, |_| {}).expect("a changed byte is detected");
     assert!(found.contains(": memory "), "{found}");
-    let other_register = |frozen: &mut FrozenTree| {
+    let other_register = |frozen: &mut ProcessTreeState| {
         let process = frozen.processes[0].as_mut().expect("a process");
         process.threads[0].registers.r15 ^= 1;
     };
@@ -143,10 +144,10 @@ fn write_into_copy(root: i32, number: u32) {
 
 /// Changes made to a program's images while they are transferred.
 struct TransferChanges<'a> {
-    on_tree: &'a dyn Fn(&mut Tree),
-    on_image: &'a dyn Fn(&mut Image),
-    on_pages: &'a dyn Fn(&mut Pages),
-    on_state: &'a dyn Fn(&mut FrozenTree),
+    on_tree: &'a dyn Fn(&mut TreeLayout),
+    on_image: &'a dyn Fn(&mut FilesImage),
+    on_pages: &'a dyn Fn(&mut PagesMessage),
+    on_state: &'a dyn Fn(&mut ProcessTreeState),
     /// Changes the restored tree; the argument is the root's PID as the test sees it.
     on_restored: &'a dyn Fn(i32),
 }
@@ -166,8 +167,8 @@ impl Default for TransferChanges<'_> {
 /// Restores a program with changes on the way, and returns the difference found. The original goes on.
 fn difference(
     program: &Program,
-    on_pages: impl Fn(&mut Pages),
-    on_state: impl Fn(&mut FrozenTree),
+    on_pages: impl Fn(&mut PagesMessage),
+    on_state: impl Fn(&mut ProcessTreeState),
 ) -> Option<String> {
     let change = TransferChanges {
         on_pages: &on_pages,
@@ -178,9 +179,9 @@ fn difference(
 }
 
 fn difference_with(program: &Program, change: &TransferChanges<'_>) -> Option<String> {
-    let mut tracker = Tracker::start(program.pid()).expect("watched");
+    let mut tracker = TreeTracker::start(program.pid()).expect("watched");
     let mut first = tracker.read_descriptors().expect("descriptors");
-    let Files::Image(image) = &mut first.files else {
+    let OpenFilesUpdate::Image(image) = &mut first.files else {
         panic!("the first reading is an image");
     };
     (change.on_image)(image);
@@ -196,7 +197,7 @@ fn difference_with(program: &Program, change: &TransferChanges<'_>) -> Option<St
 }
 
 fn restore_changed(
-    first: &Descriptors,
+    first: &DescriptorUpdate,
     stopped: &mut StoppedTree,
     change: &TransferChanges<'_>,
 ) -> Result<(), Error> {
@@ -215,5 +216,5 @@ fn restore_changed(
     (change.on_state)(&mut changed_state);
     restorer.restore_state(&changed_state)?;
     (change.on_restored)(restorer.root()?.expect("a root"));
-    restorer.compare(&stopped.digest(&state)?)
+    restorer.compare_digest(&stopped.digest(&state)?)
 }

@@ -2,10 +2,12 @@
 //! than the original.
 
 use crate::migration;
-use holdfast_sys::process::donor::Tracker;
-use holdfast_sys::process::image::{MemorySpace, PAGE, PageContent, PageRun, Pages, Tree};
+use holdfast_sys::process::donor::TreeTracker;
+use holdfast_sys::process::file_rights::{FileRights, UserIdentity};
+use holdfast_sys::process::image::{
+    MemorySpace, PAGE, PageContent, PageRun, PagesMessage, TreeLayout,
+};
 use holdfast_sys::process::procfs;
-use holdfast_sys::process::rights::{FileRights, UserIdentity};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -61,8 +63,8 @@ impl TestProgram {
     }
 
     /// Returns the tree as a donor reports it.
-    fn tree(&self) -> Tree {
-        let mut tracker = Tracker::start(self.0.id() as i32).expect("watched");
+    fn tree(&self) -> TreeLayout {
+        let mut tracker = TreeTracker::start(self.0.id() as i32).expect("watched");
         tracker.next_round().expect("a round").tree
     }
 }
@@ -86,14 +88,14 @@ fn nobody_rights() -> FileRights {
     }
 }
 
-fn page(start: u64, content: PageContent) -> Pages {
+fn page(start: u64, content: PageContent) -> PagesMessage {
     let run = PageRun {
         space: MemorySpace::Process(0),
         start,
         length: PAGE,
         content,
     };
-    Pages {
+    PagesMessage {
         runs: vec![run],
         bytes: match content {
             PageContent::Bytes => vec![0xcc; PAGE as usize],

@@ -6,7 +6,7 @@ use crate::migration::{Host, MoveStep, migrate_until};
 use crate::program::Program;
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::TreeTracker;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
 use holdfast_sys::process::procfs;
@@ -93,7 +93,7 @@ fn threads_lose_boosted_priority_when_donor_is_killed() {
 
 /// Requests the state of a process again and again, with lent priority.
 fn request_state_with_realtime_priority(pid: i32) {
-    let mut tracker = Tracker::start(pid).expect("starts");
+    let mut tracker = TreeTracker::start(pid).expect("starts");
     let _guard = RealtimeGuard::begin().expect("root may");
     loop {
         let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
@@ -170,7 +170,7 @@ fn differing_file_is_refused() {
     let path = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a path");
     let refusal = std::thread::spawn(move || {
         let mut restorer = restorer_seeing("/bin/true", &path);
-        let mut tracker = Tracker::start(pid).expect("starts");
+        let mut tracker = TreeTracker::start(pid).expect("starts");
         let round = tracker.next_round().expect("a round");
         let refusal = restorer.update_tree(&round.tree).expect_err("refused");
         (
@@ -199,7 +199,7 @@ fn terminal_session_with_jobs_is_refused() {
     let wanted = Obstacle::SharesTerminal(program.number("leader").expect("a leader"));
     let found: Vec<_> = report.blockers.iter().map(|one| &one.obstacle).collect();
     assert_eq!(found, [&wanted]);
-    match Tracker::start(program.pid()) {
+    match TreeTracker::start(program.pid()) {
         Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
         other => panic!("{other:?}"),
     }
@@ -214,7 +214,7 @@ fn late_terminal_job_is_refused() {
     let pid = program.pid();
     let reason = std::thread::scope(|scope| {
         let watching = || {
-            let mut tracker = Tracker::start(pid).expect("starts");
+            let mut tracker = TreeTracker::start(pid).expect("starts");
             // SAFETY: no pointers are passed; the process is the test's own.
             unsafe { libc::kill(leader, libc::SIGUSR1) };
             wait_for("a job", || program.has_written("begun"));

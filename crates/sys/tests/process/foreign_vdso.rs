@@ -2,7 +2,7 @@
 
 use crate::migration::{self, Host, Tree};
 use crate::program::Program;
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::TreeTracker;
 use holdfast_sys::process::error::Error;
 
 /// Number of attempts for a move that is refused because of a thread's position in the vDSO.
@@ -38,7 +38,7 @@ fn no_thread_is_stopped_inside_the_vdso() {
     let (start, end) = vdso_range_text.split_once('-').expect("a range");
     let number = |text| u64::from_str_radix(text, 16).expect("an address");
     let vdso_range = number(start)..number(end);
-    let mut tracker = Tracker::start(program.pid()).expect("starts");
+    let mut tracker = TreeTracker::start(program.pid()).expect("starts");
     for round in 0..30 {
         if round == 10 {
             tracker.next_round().expect("a round");

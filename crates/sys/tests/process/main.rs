@@ -20,7 +20,7 @@ mod program;
 mod servers;
 
 use holdfast_sys::priority::RealtimeGuard;
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::TreeTracker;
 use migration::Host;
 use program::Program;
 use std::time::Duration;
@@ -208,7 +208,7 @@ fn boosted_threads_regain_their_priority() {
     };
     let program = Program::start("threads");
     let tree = program.tree(&Host::local());
-    let mut tracker = Tracker::start(tree.root).expect("starts");
+    let mut tracker = TreeTracker::start(tree.root).expect("starts");
     let threads = holdfast_sys::process::procfs::threads(tree.root).expect("threads");
     assert!(threads.len() > 1);
     // Some threads may end meanwhile.
@@ -264,7 +264,7 @@ fn partial_system_calls_continue_after_each_stop() {
     let program = Program::start("unfinished_calls");
     let tree = program.tree(&Host::local());
     for _ in 0..10 {
-        let tracker = Tracker::start(tree.root).expect("starts");
+        let tracker = TreeTracker::start(tree.root).expect("starts");
         let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
         let stopped = stopped.expect("stops");
         stopped.read_state().expect("state");
@@ -284,7 +284,7 @@ fn thawed_program_notices_nothing() {
     for (source, arguments) in sources.into_iter().chain(traps) {
         let program = Program::start_with(source, arguments);
         let tree = program.tree(&Host::local());
-        let mut tracker = Tracker::start(tree.root).expect("starts");
+        let mut tracker = TreeTracker::start(tree.root).expect("starts");
         for _ in 0..30 {
             let stopped = tracker
                 .freeze()

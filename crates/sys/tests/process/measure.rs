@@ -5,8 +5,8 @@ use crate::common::{SERVICE_V4, SERVICE_V6, TestNetwork};
 use crate::migration::{Host, restorer};
 use crate::program::Program;
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::Tracker;
-use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::process::donor::TreeTracker;
+use holdfast_sys::process::sockets::RestoredSockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -99,9 +99,9 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> StepTimes {
     let mut steps = StepTimes::default();
     to.enter();
     let restorer = restorer();
-    let sockets = Sockets::new(1024).expect("sockets");
+    let sockets = RestoredSockets::new(1024).expect("sockets");
     from.enter();
-    let mut tracker = Tracker::start(root).expect("starts");
+    let mut tracker = TreeTracker::start(root).expect("starts");
     let mut acceptor = (restorer, sockets);
     precopy(&mut tracker, &mut acceptor, [from, to], &mut steps);
     let (mut restorer, mut sockets) = acceptor;
@@ -159,8 +159,8 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> StepTimes {
 
 /// Runs two pre-copy rounds while the tree runs.
 fn precopy(
-    tracker: &mut Tracker,
-    (restorer, sockets): &mut (Restorer, Sockets),
+    tracker: &mut TreeTracker,
+    (restorer, sockets): &mut (Restorer, RestoredSockets),
     [from, to]: [&Host; 2],
     steps: &mut StepTimes,
 ) {

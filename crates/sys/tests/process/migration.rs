@@ -3,13 +3,13 @@
 use crate::pids::{outer_pid, wait_for_end};
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
-use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::donor::{StoppedTree, TreeTracker};
 use holdfast_sys::process::error::Error;
+use holdfast_sys::process::file_rights::FileRights;
 use holdfast_sys::process::files::image::FileId;
-use holdfast_sys::process::files::{LockStep, WantedLock};
-use holdfast_sys::process::image::{Descriptors, decode, encode};
-use holdfast_sys::process::rights::FileRights;
-use holdfast_sys::process::sockets::{SocketState, Sockets};
+use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
+use holdfast_sys::process::image::{DescriptorUpdate, decode, encode};
+use holdfast_sys::process::sockets::{RestoredSockets, SocketState};
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_sys::tun::{Tun, VnetHeader};
 use std::collections::BTreeMap;
@@ -261,11 +261,11 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
     let mut acceptor = AcceptorSide {
         host: to.clone(),
         restorer: to.restorer(),
-        sockets: Sockets::new(1024)?,
+        sockets: RestoredSockets::new(1024)?,
     };
     acceptor.restorer.set_rights(&to.rights)?;
     from.enter();
-    let mut tracker = Tracker::start(tree.root)?;
+    let mut tracker = TreeTracker::start(tree.root)?;
     let partial = |tree, more: Box<dyn std::any::Any>| Ok((tree, Some(more)));
     let copied = precopy(&mut tracker, &mut acceptor, &from, last_step)?;
     if !copied || last_step < MoveStep::Stopped {
@@ -299,7 +299,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
         let state = stopped.read_state()?;
         contended = acceptor.restorer.restore_state(&state)?;
         let digest = decode(&encode(&stopped.digest(&state)?)?)?;
-        acceptor.restorer.compare(&digest)?;
+        acceptor.restorer.compare_digest(&digest)?;
     }
     if last_step < MoveStep::OriginalEnded {
         return partial(tree, Box::new((stopped, acceptor)));
@@ -320,7 +320,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
 
 /// Runs three pre-copy rounds while the tree runs, up to the step `last`; returns true if all rounds were complete.
 pub fn precopy(
-    tracker: &mut Tracker,
+    tracker: &mut TreeTracker,
     acceptor: &mut AcceptorSide,
     from: &Host,
     last_step: MoveStep,
@@ -362,22 +362,24 @@ pub fn precopy(
 fn commit(
     mut stopped: StoppedTree,
     acceptor: &mut AcceptorSide,
-    contended: &[WantedLock],
+    contended: &[ContendedLock],
 ) -> Result<(), Error> {
     // Both hosts share one file system here, and so one set of locks.
     let given_locks = stopped.find_locks(contended)?;
     stopped.begin_handover(given_locks.clone())?;
     assert_eq!(
-        acceptor.restorer.advance_locks(LockStep::ShareRemainder)?,
+        acceptor
+            .restorer
+            .advance_locks(LockHandoverStep::ShareRemainder)?,
         []
     );
     // The original cannot regain its locks while the acceptor shares them.
     assert_eq!(stopped.regain_locks()?, contended.is_empty());
     stopped.begin_handover(given_locks)?;
     for step in [
-        LockStep::MoveRemainder,
-        LockStep::ShareFirstByte,
-        LockStep::MoveFirstByte,
+        LockHandoverStep::MoveRemainder,
+        LockHandoverStep::ShareFirstByte,
+        LockHandoverStep::MoveFirstByte,
     ] {
         stopped.advance_handover(step)?;
         assert_eq!(acceptor.restorer.advance_locks(step)?, [], "{step:?}");
@@ -393,10 +395,10 @@ fn commit(
     Ok(())
 }
 
-pub type StoppedState = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
+pub type StoppedState = (StoppedTree, DescriptorUpdate, BTreeMap<FileId, SocketState>);
 
 /// Stops a tree, with further attempts while there are temporary blockers.
-pub fn stop(mut tracker: Tracker, last_step: MoveStep) -> Result<StoppedState, Error> {
+pub fn stop(mut tracker: TreeTracker, last_step: MoveStep) -> Result<StoppedState, Error> {
     let read_state = |stopped: &mut StoppedTree| {
         let descriptors = stopped.read_descriptors()?;
         let states = if last_step >= MoveStep::Sockets {
@@ -426,7 +428,7 @@ pub fn stop(mut tracker: Tracker, last_step: MoveStep) -> Result<StoppedState, E
 pub struct AcceptorSide {
     pub host: Host,
     pub restorer: Restorer,
-    pub sockets: Sockets,
+    pub sockets: RestoredSockets,
 }
 
 impl AcceptorSide {
@@ -443,10 +445,10 @@ impl AcceptorSide {
     pub fn descriptors(
         &mut self,
         from: &Host,
-        sent: &Descriptors,
+        sent: &DescriptorUpdate,
         last: bool,
     ) -> Result<(), Error> {
-        let received: Descriptors = decode(&encode(sent)?)?;
+        let received: DescriptorUpdate = decode(&encode(sent)?)?;
         self.host.enter();
         let prepared = self.sockets.prepare(&received.sockets, &received.removed);
         from.enter();

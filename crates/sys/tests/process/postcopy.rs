@@ -2,11 +2,11 @@
 
 use crate::migration::{self, AcceptorSide, Host, MoveStep, Tree};
 use crate::program::Program;
-use holdfast_sys::process::donor::{PageSource, StoppedTree, Tracker};
+use holdfast_sys::process::donor::{PageSource, StoppedTree, TreeTracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{MissingPages, decode, encode};
 use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::process::sockets::RestoredSockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -128,10 +128,10 @@ fn migrate_with_missing_pages(tree: Tree, to: &Host) -> Result<(Tree, PostcopyLi
     let mut acceptor = AcceptorSide {
         host: to.clone(),
         restorer: migration::restorer(),
-        sockets: Sockets::new(1024)?,
+        sockets: RestoredSockets::new(1024)?,
     };
     from.enter();
-    let mut tracker = Tracker::start(tree.root)?;
+    let mut tracker = TreeTracker::start(tree.root)?;
     migration::precopy(&mut tracker, &mut acceptor, &from, MoveStep::Released)?;
     let (mut stopped, descriptors, states) = migration::stop(tracker, MoveStep::Released)?;
     let state = stopped.read_state()?;

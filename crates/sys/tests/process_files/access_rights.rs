@@ -1,9 +1,9 @@
 //! Objects that a tree has no right to open are refused by name.
 
 use crate::harness::{Donor, panic_message_of_child, put_at, stop_self};
-use holdfast_sys::process::files::image::{Kind, UnixName};
-use holdfast_sys::process::files::{Changes, FdStore, Image, ProvidedFiles};
-use holdfast_sys::process::rights::{FileRights, UserIdentity};
+use holdfast_sys::process::file_rights::{FileRights, UserIdentity};
+use holdfast_sys::process::files::image::{OpenFileKind, UnixName};
+use holdfast_sys::process::files::{FdStore, FilesImage, FilesImageChanges, ProvidedFiles};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
@@ -12,12 +12,12 @@ use std::os::unix::net::UnixListener;
 const USER: u32 = 61_234;
 
 /// Returns the acceptor's refusal of an image, or an empty string if it accepts the image.
-fn refusal_of(image: &Image, rights: &FileRights) -> String {
+fn refusal_of(image: &FilesImage, rights: &FileRights) -> String {
     panic_message_of_child(|| {
         let store =
             FdStore::prepare_with_rights(image.clone(), ProvidedFiles::default(), rights.clone());
         let mut store = store.unwrap_or_else(|error| panic!("{error}"));
-        let finished = store.apply_final(Changes::default(), ProvidedFiles::default());
+        let finished = store.apply_final(FilesImageChanges::default(), ProvidedFiles::default());
         finished
             .and_then(|()| store.publish())
             .unwrap_or_else(|error| panic!("{error}"));
@@ -69,7 +69,7 @@ fn only_kernel_files_may_lack_a_stamp() {
     let mut image = donor.snapshot().image;
     assert_eq!(refusal_of(&image, &FileRights::Root), "");
     for file in image.files.values_mut() {
-        if let Kind::Regular {
+        if let OpenFileKind::Regular {
             fingerprint: stamp, ..
         } = &mut file.kind
         {
@@ -118,7 +118,7 @@ fn socket_name_needs_write_permission_of_its_user() {
         (USER, "/../../tmp/climbed"),
     ] {
         for open in image.files.values_mut() {
-            if let Kind::Unix(socket) = &mut open.kind {
+            if let OpenFileKind::Unix(socket) = &mut open.kind {
                 let name = file.to_owned();
                 socket.name = UnixName::Path {
                     name: name.clone(),

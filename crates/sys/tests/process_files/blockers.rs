@@ -1,7 +1,7 @@
 //! Blockers of a move are reported, each kind with its reason.
 
 use crate::harness::{Donor, fork_child, put_at, stop_self};
-use holdfast_sys::process::files::{FilesSnapshot, Limits};
+use holdfast_sys::process::files::{FilesSnapshot, SaveLimits};
 use rustix::event::EventfdFlags;
 use rustix::event::epoll::CreateFlags;
 use rustix::fs::MemfdFlags;
@@ -324,9 +324,9 @@ fn file_lease_is_refused() {
 
 #[test]
 fn oversized_nameless_file_is_refused() {
-    let limits = Limits {
+    let limits = SaveLimits {
         content_bytes_max: 1000,
-        ..Limits::default()
+        ..SaveLimits::default()
     };
     let donor = Donor::new(|| {
         let memory = rustix::fs::memfd_create("large", rustix::fs::MemfdFlags::CLOEXEC);
@@ -362,7 +362,7 @@ fn epoll_set_watching_outside_file_is_refused() {
         stop_self();
     });
     let pid = donor.pids()[0];
-    let snapshot = FilesSnapshot::save(&[pid], &Limits::default())
+    let snapshot = FilesSnapshot::save(&[pid], &SaveLimits::default())
         .expect("a snapshot, since the program may still close it");
     let error = snapshot
         .save_frozen(&[pid])

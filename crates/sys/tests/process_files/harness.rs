@@ -1,9 +1,10 @@
 //! A donor that holds descriptors and is stopped, and an acceptor that restores them.
 
 use crate::listing::list_descriptors;
-use holdfast_sys::process::files::image::{FileId, Kind};
+use holdfast_sys::process::files::image::{FileId, OpenFileKind};
 use holdfast_sys::process::files::{
-    Changes, FdStore, FilesError, FilesSnapshot, FrozenFiles, Image, Limits, ProvidedFiles,
+    FdStore, FilesError, FilesImage, FilesImageChanges, FilesSnapshot, FrozenFiles, ProvidedFiles,
+    SaveLimits,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,7 +72,7 @@ impl Donor {
 
     /// Returns a copy of one of the process's descriptors.
     pub fn copy(&self, number: u32) -> OwnedFd {
-        let mut copier = holdfast_sys::process::files::Copier::default();
+        let mut copier = holdfast_sys::process::files::DescriptorCopier::default();
         let address = (self.pid.as_raw_nonzero().get(), number);
         copier.copy(address).expect("copied")
     }
@@ -96,7 +97,7 @@ impl Donor {
 
     /// Takes a snapshot, as before a freeze of a running process, and prepares the freeze.
     pub fn snapshot(&self) -> FilesSnapshot {
-        let snapshot = FilesSnapshot::save(&self.pids(), &Limits::default());
+        let snapshot = FilesSnapshot::save(&self.pids(), &SaveLimits::default());
         let snapshot = snapshot.unwrap_or_else(|error| panic!("{error}"));
         let expected = Arc::new(snapshot.socket_fds.keys().copied().collect());
         snapshot.predict_freeze(&self.pids(), list_descriptors(&self.pids()), &expected);
@@ -111,7 +112,7 @@ impl Donor {
 
     /// Saves the process against a second snapshot, with the changes since the first.
     pub fn freeze_again(&self, first: &FilesSnapshot) -> SavedDescriptors {
-        let snapshot = FilesSnapshot::take(|| self.pids(), &Limits::default(), Some(first));
+        let snapshot = FilesSnapshot::take(|| self.pids(), &SaveLimits::default(), Some(first));
         let snapshot = snapshot.unwrap_or_else(|error| panic!("{error}"));
         let expected = Arc::new(snapshot.socket_fds.keys().copied().collect());
         snapshot.predict_freeze(&self.pids(), list_descriptors(&self.pids()), &expected);
@@ -180,16 +181,16 @@ impl Donor {
         let before = postcard::to_stdvec(&snapshot.image).expect("coded");
         let changes = postcard::to_stdvec(&frozen.changes).expect("coded");
         let saved = SavedDescriptors {
-            image: Image::decode(&before).expect("decoded"),
+            image: FilesImage::decode(&before).expect("decoded"),
             snapshot_changes: None,
-            changes: Changes::decode(&changes).expect("decoded"),
+            changes: FilesImageChanges::decode(&changes).expect("decoded"),
             frozen: image(&frozen),
         };
         (saved, were_prepared_used)
     }
 
     pub fn blockers(&self) -> Vec<String> {
-        let found = holdfast_sys::process::files::inspect(&self.pids(), &Limits::default());
+        let found = holdfast_sys::process::files::inspect(&self.pids(), &SaveLimits::default());
         let found = found.unwrap_or_else(|error| panic!("{error}"));
         found
             .iter()
@@ -200,11 +201,11 @@ impl Donor {
 
 /// Removes the parts in which two readings of a stopped tree may differ: running clocks, and empty messages, which the
 /// kernel shows to the first peek only.
-fn stable_part(mut image: Image) -> Image {
+fn stable_part(mut image: FilesImage) -> FilesImage {
     for file in image.files.values_mut() {
         match &mut file.kind {
-            Kind::Timer(timer) => (timer.value_ns, timer.ticks) = (0, 0),
-            Kind::Unix(socket) => socket
+            OpenFileKind::Timer(timer) => (timer.value_ns, timer.ticks) = (0, 0),
+            OpenFileKind::Unix(socket) => socket
                 .queue
                 .retain(|message| !message.bytes.0.is_empty() || !message.files.is_empty()),
             _ => {}
@@ -225,11 +226,11 @@ impl Drop for Donor {
 
 /// Data that an acceptor gets.
 pub struct SavedDescriptors {
-    pub image: Image,
+    pub image: FilesImage,
     /// Changes from `image` to the last snapshot, if that is another snapshot.
-    pub snapshot_changes: Option<Changes>,
-    pub changes: Changes,
-    pub frozen: Image,
+    pub snapshot_changes: Option<FilesImageChanges>,
+    pub changes: FilesImageChanges,
+    pub frozen: FilesImage,
 }
 
 impl SavedDescriptors {

@@ -1,13 +1,14 @@
 //! Images come from another node: any bytes give a value or an error, and references lead only to objects of the image.
 
 use holdfast_sys::process::files::image::{
-    Bytes, Kind, OpenFile, Pipe, Slot, Table, UnixLink, UnixName, UnixSocket, Watch,
+    ByteString, DescriptorSlot, DescriptorTable, EpollWatch, OpenFile, OpenFileKind, Pipe,
+    UnixLink, UnixName, UnixSocket,
 };
-use holdfast_sys::process::files::{Changes, Image};
+use holdfast_sys::process::files::{FilesImage, FilesImageChanges};
 use holdfast_sys::socket_filter::SocketFilter;
 use proptest::prelude::*;
 
-fn open_file(kind: Kind) -> OpenFile {
+fn open_file(kind: OpenFileKind) -> OpenFile {
     OpenFile {
         flags: 0,
         owner: None,
@@ -16,8 +17,8 @@ fn open_file(kind: Kind) -> OpenFile {
     }
 }
 
-fn unix_socket(link: UnixLink) -> Kind {
-    Kind::Unix(Box::new(UnixSocket {
+fn unix_socket(link: UnixLink) -> OpenFileKind {
+    OpenFileKind::Unix(Box::new(UnixSocket {
         socket: 1,
         name: UnixName::None,
         link,
@@ -31,13 +32,14 @@ fn unix_socket(link: UnixLink) -> Kind {
 }
 
 /// Returns kinds that refer to some of the first files, pipes and tables; some references lead nowhere.
-fn kind_strategy() -> impl Strategy<Value = Kind> {
+fn kind_strategy() -> impl Strategy<Value = OpenFileKind> {
     prop_oneof![
-        any::<(u64, bool)>().prop_map(|(count, semaphore)| Kind::Event { count, semaphore }),
-        any::<u64>().prop_map(|mask| Kind::Signal { mask }),
-        (0u32..6).prop_map(|pipe| Kind::Pipe { pipe }),
+        any::<(u64, bool)>()
+            .prop_map(|(count, semaphore)| OpenFileKind::Event { count, semaphore }),
+        any::<u64>().prop_map(|mask| OpenFileKind::Signal { mask }),
+        (0u32..6).prop_map(|pipe| OpenFileKind::Pipe { pipe }),
         (0u32..12).prop_map(|peer| unix_socket(UnixLink::Peer(peer))),
-        ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| Kind::Directory {
+        ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| OpenFileKind::Directory {
             path: path.into(),
             offset
         }),
@@ -45,10 +47,10 @@ fn kind_strategy() -> impl Strategy<Value = Kind> {
             (0u32..2_000_000, 0u32..12, any::<u32>(), any::<u64>()),
             0..4
         )
-        .prop_map(|watches| Kind::Epoll {
+        .prop_map(|watches| OpenFileKind::Epoll {
             watches: watches
                 .into_iter()
-                .map(|(fd, file, events, data)| Watch {
+                .map(|(fd, file, events, data)| EpollWatch {
                     fd,
                     file,
                     events,
@@ -59,8 +61,8 @@ fn kind_strategy() -> impl Strategy<Value = Kind> {
     ]
 }
 
-fn image_strategy() -> impl Strategy<Value = Image> {
-    let slot = (0u32..10, any::<bool>()).prop_map(|(file, close_on_exec)| Slot {
+fn image_strategy() -> impl Strategy<Value = FilesImage> {
+    let slot = (0u32..10, any::<bool>()).prop_map(|(file, close_on_exec)| DescriptorSlot {
         file,
         close_on_exec,
     });
@@ -68,15 +70,15 @@ fn image_strategy() -> impl Strategy<Value = Image> {
         prop::collection::btree_map(0u32..100, slot, 0..8),
         any::<(u64, u64)>(),
     );
-    let table = table.prop_map(|(slots, descriptors_max)| Table {
+    let table = table.prop_map(|(slots, descriptors_max)| DescriptorTable {
         slots,
         descriptors_max,
-        ..Table::default()
+        ..DescriptorTable::default()
     });
     let pipe = prop::collection::vec(any::<Vec<u8>>(), 0..3).prop_map(|chunks| Pipe {
         path: None,
         capacity: 4096,
-        chunks: chunks.into_iter().map(Bytes).collect(),
+        chunks: chunks.into_iter().map(ByteString).collect(),
         packet_mode: false,
         access: (0, 0, 0o600),
     });
@@ -85,20 +87,20 @@ fn image_strategy() -> impl Strategy<Value = Image> {
         prop::collection::btree_map(0u32..10, kind_strategy().prop_map(open_file), 0..10),
         prop::collection::btree_map(0u32..6, pipe, 0..4),
     )
-        .prop_map(|(tables, files, pipes)| Image {
+        .prop_map(|(tables, files, pipes)| FilesImage {
             tables,
             files,
             pipes,
-            ..Image::default()
+            ..FilesImage::default()
         })
 }
 
 proptest! {
     #[test]
     fn arbitrary_bytes_decode_without_panic(bytes: Vec<u8>) {
-        let _ = Image::decode(&bytes);
-        if let Ok(changes) = Changes::decode(&bytes) {
-            let _ = Image::default().apply(changes);
+        let _ = FilesImage::decode(&bytes);
+        if let Ok(changes) = FilesImageChanges::decode(&bytes) {
+            let _ = FilesImage::default().apply(changes);
         }
     }
 
@@ -109,21 +111,21 @@ proptest! {
         let slots = image.tables.values().flat_map(|table| table.slots.values());
         let sound = slots.map(|slot| slot.file).all(|file| exists(&file))
             && image.files.values().all(|file| match &file.kind {
-                Kind::Pipe { pipe } => image.pipes.contains_key(pipe),
-                Kind::Epoll { watches } => {
+                OpenFileKind::Pipe { pipe } => image.pipes.contains_key(pipe),
+                OpenFileKind::Epoll { watches } => {
                     watches.iter().all(|watch| exists(&watch.file) && watch.fd < 1 << 20)
                 }
-                Kind::Event { count, .. } => *count != u64::MAX,
-                Kind::Directory { path, offset } => path.as_bytes().starts_with(b"/") && *offset >> 63 == 0,
-                Kind::Unix(socket) => match socket.link {
+                OpenFileKind::Event { count, .. } => *count != u64::MAX,
+                OpenFileKind::Directory { path, offset } => path.as_bytes().starts_with(b"/") && *offset >> 63 == 0,
+                OpenFileKind::Unix(socket) => match socket.link {
                     UnixLink::Peer(peer) => {
-                        matches!(image.files.get(&peer), Some(OpenFile { kind: Kind::Unix(_), .. }))
+                        matches!(image.files.get(&peer), Some(OpenFile { kind: OpenFileKind::Unix(_), .. }))
                     }
                     _ => true,
                 },
                 _ => true,
             });
-        match Image::decode(&bytes) {
+        match FilesImage::decode(&bytes) {
             Ok(decoded) => {
                 prop_assert!(sound);
                 prop_assert_eq!(decoded, image);
@@ -131,14 +133,14 @@ proptest! {
             Err(error) => prop_assert!(!sound, "{}", error),
         }
         for end in 0..bytes.len() {
-            prop_assert!(Image::decode(&bytes[..end]).is_err());
+            prop_assert!(FilesImage::decode(&bytes[..end]).is_err());
         }
     }
 
     #[test]
     fn applied_changes_give_the_later_image(before in image_strategy(), after in image_strategy()) {
         let bytes = postcard::to_stdvec(&after.changes_since(&before)).expect("coded");
-        let changes = Changes::decode(&bytes).expect("decoded");
+        let changes = FilesImageChanges::decode(&bytes).expect("decoded");
         let mut there = before.clone();
         if let Ok(former) = there.apply(changes) {
             prop_assert_eq!(&there, &after);

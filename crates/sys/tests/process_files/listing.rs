@@ -1,7 +1,7 @@
 //! Descriptor listings made from `/proc`, equal to the ones that a caller makes if it can read many descriptors at
 //! once.
 
-use holdfast_sys::process::files::{EpollLine, FdInfo, ListedDescriptor, Listing, WatchDigest};
+use holdfast_sys::process::files::{EpollDigest, EpollLine, FdInfo, ListedDescriptor, Listing};
 use std::collections::HashMap;
 use std::fs;
 
@@ -43,7 +43,7 @@ pub fn list_descriptors(pids: &[i32]) -> Vec<Listing> {
                 file,
                 info,
                 has_extra_lines: has_more,
-                watch_digest: None,
+                epoll_digest: None,
             });
         }
         let first = pids
@@ -62,7 +62,7 @@ pub fn list_descriptors(pids: &[i32]) -> Vec<Listing> {
     let files: Vec<FileIdentity> = known.into_values().flatten().collect();
     for listing in &mut listings {
         for one in &mut listing.descriptors {
-            one.watch_digest = epoll_watches((listing.pid, one.number), &files);
+            one.epoll_digest = epoll_watches((listing.pid, one.number), &files);
         }
     }
     listings
@@ -80,7 +80,7 @@ fn has_signal_owner(pid: i32, number: u32) -> bool {
 }
 
 /// Returns the watches of an epoll set, if all watched files are among these files.
-fn epoll_watches(set: (i32, u32), files: &[FileIdentity]) -> Option<WatchDigest> {
+fn epoll_watches(set: (i32, u32), files: &[FileIdentity]) -> Option<EpollDigest> {
     let text = fs::read_to_string(format!("/proc/{}/fdinfo/{}", set.0, set.1)).ok()?;
     let lines = FdInfo::parse(&text)?.epoll();
     if lines.is_empty() {
@@ -96,7 +96,7 @@ fn epoll_watches(set: (i32, u32), files: &[FileIdentity]) -> Option<WatchDigest>
         found.map(|(.., file)| (*file, line.fd, line.events, line.data))
     };
     let entries: Option<Vec<_>> = lines.iter().map(entry).collect();
-    entries.map(WatchDigest::from_entries)
+    entries.map(EpollDigest::from_entries)
 }
 
 /// Compares an open file with the file that a set watches at a number, by `kcmp`.

@@ -1,7 +1,7 @@
 //! Trees that run while they are inspected, with processes that begin and end.
 
 use crate::harness::{Donor, borrow_fd, fork_child, put_at, stop_self};
-use holdfast_sys::process::files::{FilesSnapshot, Image, Limits};
+use holdfast_sys::process::files::{FilesImage, FilesSnapshot, SaveLimits};
 use rustix::event::epoll;
 use rustix::process::{Signal, kill_process};
 use std::net::UdpSocket;
@@ -32,10 +32,11 @@ fn snapshot_of_running_tree_has_no_dangling_references() {
     kill_process(donor.pid, Signal::CONT).expect("it runs");
     let mut previous = None;
     for _ in 0..INSPECTIONS {
-        let snapshot = FilesSnapshot::take(|| donor.pids(), &Limits::default(), previous.as_ref());
+        let snapshot =
+            FilesSnapshot::take(|| donor.pids(), &SaveLimits::default(), previous.as_ref());
         let snapshot = snapshot.unwrap_or_else(|error| panic!("{error}"));
         let bytes = postcard::to_stdvec(&snapshot.image).expect("encoded");
-        Image::decode(&bytes).unwrap_or_else(|error| panic!("{error}"));
+        FilesImage::decode(&bytes).unwrap_or_else(|error| panic!("{error}"));
         previous = Some(snapshot);
     }
 }
@@ -52,6 +53,6 @@ fn unlisted_child_is_not_an_outside_process() {
         stop_self();
     });
     let root = donor.pids()[0];
-    let snapshot = FilesSnapshot::save(&[root], &Limits::default());
+    let snapshot = FilesSnapshot::save(&[root], &SaveLimits::default());
     snapshot.unwrap_or_else(|error| panic!("{error}"));
 }

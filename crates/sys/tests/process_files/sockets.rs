@@ -2,7 +2,7 @@
 
 use crate::harness::{Donor, borrow_fd, close_number, put_at, read_available, stop_self};
 use crate::vary;
-use holdfast_sys::socket_filter::{Instruction, SocketFilter};
+use holdfast_sys::socket_filter::{FilterInstruction, SocketFilter};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, write};
 use rustix::net::{
@@ -301,7 +301,7 @@ fn listener_is_reached_by_its_files_present_name() {
 /// Every socket option that can be read and set, and every filter, has the same value after the restore.
 #[test]
 fn every_readable_option_and_filter_survives() {
-    const ACCEPT_ALL: Instruction = Instruction {
+    const ACCEPT_ALL: FilterInstruction = FilterInstruction {
         code: 0x06,
         jump_true: 0,
         jump_false: 0,

@@ -1,8 +1,8 @@
 //! Whole descriptor tables: shared and large ones, pidfds, and sockets that are passed through.
 
 use crate::harness::{Donor, borrow_fd, fork_child, put_at, read_available, stop_self};
-use holdfast_sys::process::files::image::{FileId, Kind};
-use holdfast_sys::process::files::{FdStore, FilesSnapshot, Limits, ProvidedFiles};
+use holdfast_sys::process::files::image::{FileId, OpenFileKind};
+use holdfast_sys::process::files::{FdStore, FilesSnapshot, ProvidedFiles, SaveLimits};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use std::collections::BTreeMap;
@@ -159,7 +159,7 @@ fn internet_sockets_are_passed_through() {
     let protocols: Vec<_> = kinds
         .iter()
         .map(|kind| match kind {
-            Kind::Inet {
+            OpenFileKind::Inet {
                 family, protocol, ..
             } => (*family, *protocol),
             other => panic!("{other:?}"),
@@ -178,7 +178,7 @@ fn internet_sockets_are_passed_through() {
     let listener = frozen.sockets.iter().find(|(id, _)| {
         matches!(
             image.files[id].kind,
-            Kind::Inet {
+            OpenFileKind::Inet {
                 protocol: libc::IPPROTO_TCP,
                 ..
             }
@@ -202,8 +202,8 @@ fn internet_sockets_are_passed_through() {
 
 /// Restores the image with these sockets in a separate process.
 fn restore_with_sockets(
-    image: holdfast_sys::process::files::Image,
-    changes: holdfast_sys::process::files::Changes,
+    image: holdfast_sys::process::files::FilesImage,
+    changes: holdfast_sys::process::files::FilesImageChanges,
     sockets: BTreeMap<FileId, OwnedFd>,
 ) -> String {
     let _alone = crate::harness::lift_lock();
@@ -265,7 +265,7 @@ fn passed_sockets_may_occupy_each_others_numbers() {
                 occupied_number,
             );
             expected.push(rustix::net::getsockname(borrow_fd(occupied_number)).expect("name"));
-            // SAFETY: the number is given up to the stock here.
+            // SAFETY: the number is given up to the store here.
             let fd = unsafe { std::os::fd::FromRawFd::from_raw_fd(occupied_number) };
             given
                 .sockets
@@ -293,9 +293,9 @@ fn memory_moved_with_mappings_is_passed_in() {
         stop_self();
     });
     let stat = rustix::fs::stat(format!("/proc/{}/fd/10", donor.pids()[0])).expect("stat");
-    let limits = Limits {
+    let limits = SaveLimits {
         mapped_memory: [(stat.st_dev, stat.st_ino)].into(),
-        ..Limits::default()
+        ..SaveLimits::default()
     };
     let snapshot = FilesSnapshot::save(&donor.pids(), &limits).expect("saved");
     let frozen = snapshot.save_frozen(&donor.pids()).expect("saved");

@@ -1,13 +1,13 @@
 //! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, among the former.
 
-use super::cause::Cause;
+use super::decoder::{self, DecodeError, DecodeErrorKind, ParsedMessage, Reader};
 use super::element::PoolElement;
-use super::id::{ElementId, PoolHandle, RegistrarId};
+use super::encoder::{self, EncodeError, Writer};
+use super::error_cause::Cause;
+use super::identifiers::{ElementId, PoolHandle, RegistrarId};
 use super::parameter;
 use super::policy::Policy;
-use super::read::{self, Error, ErrorKind, Parsed, Reader};
 use super::transport::Transport;
-use super::write::{self, EncodeError, Writer};
 use bytes::{Bytes, BytesMut};
 
 mod parameters;
@@ -130,8 +130,8 @@ impl Message {
     ///
     /// # Errors
     /// The reason for discarding the message, and the reports for its sender.
-    pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
-        read::parse_message(bytes, parse)
+    pub fn parse(bytes: &Bytes) -> Result<ParsedMessage<Message>, DecodeError> {
+        decoder::parse_message(bytes, parse)
     }
 
     /// Appends the message.
@@ -139,7 +139,7 @@ impl Message {
     /// # Errors
     /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
-        write::encode_message(buffer, self.number(), self.flags(), |writer| {
+        encoder::encode_message(buffer, self.number(), self.flags(), |writer| {
             self.write(writer);
         })
     }
@@ -294,7 +294,7 @@ impl Message {
     }
 }
 
-fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
+fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, DecodeErrorKind> {
     let flag = flags & 1 != 0;
     Ok(match number {
         0x01 => Message::Registration {
@@ -351,11 +351,15 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
                 latency_us,
             }
         }
-        _ => return Err(ErrorKind::UnknownMessage(number)),
+        _ => return Err(DecodeErrorKind::UnknownMessage(number)),
     })
 }
 
-fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
+fn parse_response(
+    number: u8,
+    flag: bool,
+    body: &mut Reader<'_>,
+) -> Result<Message, DecodeErrorKind> {
     let handle = body.required()?;
     Ok(match number {
         0x03 => Message::RegistrationResponse {

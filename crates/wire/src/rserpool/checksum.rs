@@ -1,9 +1,9 @@
 //! The checksum over the elements of a registrar (RFC 5353 section 3.6.2).
 
-use super::id::{ElementId, PoolHandle};
+use super::decoder::{DecodeErrorKind, Reader};
+use super::encoder::Writer;
+use super::identifiers::{ElementId, PoolHandle};
 use super::parameter::{self, Parameter};
-use super::read::{ErrorKind, Reader};
-use super::write::Writer;
 
 /// The checksum of a set of pool elements, updated as elements are added and removed.
 ///
@@ -57,7 +57,7 @@ pub(super) struct ChecksumValue(pub(super) u16);
 impl Parameter for ChecksumValue {
     const KINDS: &'static [u16] = &[parameter::CHECKSUM];
 
-    fn read(value: &mut Reader<'_>) -> Result<ChecksumValue, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<ChecksumValue, DecodeErrorKind> {
         let checksum = value.u16()?;
         value.expect_end()?;
         Ok(ChecksumValue(checksum))

@@ -1,11 +1,11 @@
 //! Pool elements and registrars in messages (RFC 5354 sections 3.9 to 3.11 and 3.14).
 
-use super::id::{ElementId, PoolHandle, RegistrarId};
+use super::decoder::{DecodeErrorKind, Reader};
+use super::encoder::{self, EncodeError, Writer};
+use super::identifiers::{ElementId, PoolHandle, RegistrarId};
 use super::parameter::{self, Parameter};
 use super::policy::Policy;
-use super::read::{ErrorKind, Reader};
 use super::transport::{SctpTransport, Transport};
-use super::write::{self, EncodeError, Writer};
 
 /// A pool element (RFC 5354 section 3.10).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -42,14 +42,14 @@ pub struct EncodedElement(pub(super) Result<Box<[u8]>, EncodeError>);
 impl PoolElement {
     /// Encodes the element. An element without an encoding makes every message fail that contains it.
     pub fn to_encoded(&self) -> EncodedElement {
-        EncodedElement(write::checked_parameter_bytes(self).map(|bytes| Box::from(&bytes[..])))
+        EncodedElement(encoder::checked_parameter_bytes(self).map(|bytes| Box::from(&bytes[..])))
     }
 }
 
 impl Parameter for PoolHandle {
     const KINDS: &'static [u16] = &[parameter::POOL_HANDLE];
 
-    fn read(value: &mut Reader<'_>) -> Result<PoolHandle, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<PoolHandle, DecodeErrorKind> {
         Ok(PoolHandle(value.remaining()))
     }
 
@@ -61,7 +61,7 @@ impl Parameter for PoolHandle {
 impl Parameter for ElementId {
     const KINDS: &'static [u16] = &[parameter::ELEMENT_ID];
 
-    fn read(value: &mut Reader<'_>) -> Result<ElementId, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<ElementId, DecodeErrorKind> {
         let id = value.u32()?;
         value.expect_end()?;
         Ok(ElementId(id))
@@ -75,7 +75,7 @@ impl Parameter for ElementId {
 impl Parameter for PoolElement {
     const KINDS: &'static [u16] = &[parameter::POOL_ELEMENT];
 
-    fn read(value: &mut Reader<'_>) -> Result<PoolElement, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<PoolElement, DecodeErrorKind> {
         let element = PoolElement {
             id: ElementId(value.u32()?),
             home: RegistrarId(value.u32()?),
@@ -101,7 +101,7 @@ impl Parameter for PoolElement {
 impl Parameter for ServerInformation {
     const KINDS: &'static [u16] = &[parameter::SERVER_INFORMATION];
 
-    fn read(value: &mut Reader<'_>) -> Result<ServerInformation, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<ServerInformation, DecodeErrorKind> {
         let server = ServerInformation {
             id: RegistrarId(value.u32()?),
             transport: value.required()?,

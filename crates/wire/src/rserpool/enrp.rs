@@ -1,11 +1,11 @@
 //! ENRP (RFC 5353): between registrars.
 
-use super::cause::Cause;
 use super::checksum::ChecksumValue;
+use super::decoder::{self, DecodeError, DecodeErrorKind, ParsedMessage, Reader};
 use super::element::{PoolElement, ServerInformation};
-use super::id::{PoolHandle, RegistrarId};
-use super::read::{self, Error, ErrorKind, Parsed, Reader};
-use super::write::{self, EncodeError, LENGTH_MAX, Writer};
+use super::encoder::{self, EncodeError, LENGTH_MAX, Writer};
+use super::error_cause::Cause;
+use super::identifiers::{PoolHandle, RegistrarId};
 use bytes::{Bytes, BytesMut};
 
 /// The payload protocol identifier in SCTP.
@@ -102,10 +102,10 @@ impl Message {
     ///
     /// # Errors
     /// The reason for discarding the message, and the reports for its sender.
-    pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
-        read::parse_message(bytes, |number, flags, reader| {
+    pub fn parse(bytes: &Bytes) -> Result<ParsedMessage<Message>, DecodeError> {
+        decoder::parse_message(bytes, |number, flags, reader| {
             if !(PRESENCE..=ERROR).contains(&number) {
-                return Err(ErrorKind::UnknownMessage(number));
+                return Err(DecodeErrorKind::UnknownMessage(number));
             }
             Ok(Message {
                 sender: RegistrarId(reader.u32()?),
@@ -120,7 +120,7 @@ impl Message {
     /// # Errors
     /// A message without an encoding; then nothing is appended.
     pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
-        write::encode_message(buffer, self.body.number(), self.body.flags(), |writer| {
+        encoder::encode_message(buffer, self.body.number(), self.body.flags(), |writer| {
             writer.u32(self.sender.0);
             writer.u32(self.receiver.0);
             self.body.write(writer);
@@ -216,7 +216,7 @@ impl Body {
     }
 }
 
-fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, ErrorKind> {
+fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, DecodeErrorKind> {
     let low_flag = flags & LOW_FLAG != 0;
     Ok(match number {
         PRESENCE => Body::Presence {
@@ -251,11 +251,11 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, ErrorKind
             target: RegistrarId(body.u32()?),
         },
         ERROR => Body::Error(body.required()?),
-        _ => return Err(ErrorKind::UnknownMessage(number)),
+        _ => return Err(DecodeErrorKind::UnknownMessage(number)),
     })
 }
 
-fn parse_entries(body: &mut Reader<'_>) -> Result<Vec<PoolEntry>, ErrorKind> {
+fn parse_entries(body: &mut Reader<'_>) -> Result<Vec<PoolEntry>, DecodeErrorKind> {
     let mut entries = Vec::new();
     while let Some(handle) = body.optional()? {
         entries.push(PoolEntry {
@@ -274,13 +274,13 @@ impl UpdateAction {
         }
     }
 
-    fn parse(body: &mut Reader<'_>) -> Result<UpdateAction, ErrorKind> {
+    fn parse(body: &mut Reader<'_>) -> Result<UpdateAction, DecodeErrorKind> {
         let number = body.u16()?;
         let _reserved = body.u16()?;
         match number {
             0 => Ok(UpdateAction::Add),
             1 => Ok(UpdateAction::Delete),
-            _ => Err(ErrorKind::UpdateAction(number)),
+            _ => Err(DecodeErrorKind::UpdateAction(number)),
         }
     }
 }

@@ -8,23 +8,23 @@
 //! set.
 
 pub mod asap;
-mod cause;
 mod checksum;
+mod decoder;
 mod element;
+mod encoder;
 pub mod enrp;
-mod id;
+mod error_cause;
+mod identifiers;
+pub mod message_subject;
 mod parameter;
-pub mod peek;
 mod policy;
-mod read;
 mod transport;
-mod write;
 
-pub use cause::{Cause, CauseCode};
 pub use checksum::PeChecksum;
+pub use decoder::{DecodeError, DecodeErrorKind, ParsedMessage, REPORTS_MAX, message_length};
 pub use element::{EncodedElement, PoolElement, ServerInformation};
-pub use id::{ElementId, PoolHandle, RegistrarId};
+pub use encoder::{EncodeError, LENGTH_MAX};
+pub use error_cause::{Cause, CauseCode};
+pub use identifiers::{ElementId, PoolHandle, RegistrarId};
 pub use policy::{Policy, PolicyKind, PolicyNameError};
-pub use read::{Error, ErrorKind, Parsed, REPORTS_MAX, message_length};
 pub use transport::{Addresses, SctpTransport, Transport, TransportUse};
-pub use write::{EncodeError, LENGTH_MAX};

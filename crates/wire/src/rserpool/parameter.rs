@@ -1,7 +1,7 @@
 //! The parameters of RFC 5354 by number, and the trait of types that are parameters.
 
-use super::read::{ErrorKind, Reader};
-use super::write::Writer;
+use super::decoder::{DecodeErrorKind, Reader};
+use super::encoder::Writer;
 
 pub(super) const IPV4_ADDRESS: u16 = 0x0001;
 pub(super) const IPV6_ADDRESS: u16 = 0x0002;
@@ -35,7 +35,7 @@ pub(super) trait Parameter: Sized {
     }
 
     /// Decodes the whole value.
-    fn read(value: &mut Reader<'_>) -> Result<Self, ErrorKind>;
+    fn read(value: &mut Reader<'_>) -> Result<Self, DecodeErrorKind>;
 
     /// Encodes the value, without padding at its end.
     fn write(&self, writer: &mut Writer<'_>);

@@ -1,8 +1,8 @@
 //! Pool policies: rules for choosing among a pool's elements (RFC 5356), and rsplib's private ones.
 
+use super::decoder::{DecodeErrorKind, Reader};
+use super::encoder::Writer;
 use super::parameter::{self, Parameter};
-use super::read::{ErrorKind, Reader};
-use super::write::Writer;
 use std::fmt;
 use std::str::FromStr;
 
@@ -86,7 +86,7 @@ macro_rules! policies {
         impl Parameter for Policy {
             const KINDS: &'static [u16] = &[parameter::POLICY];
 
-            fn read(value: &mut Reader<'_>) -> Result<Policy, ErrorKind> {
+            fn read(value: &mut Reader<'_>) -> Result<Policy, DecodeErrorKind> {
                 let policy = match PolicyKind::from_number(value.u32()?) {
                     $(Some(PolicyKind::$name) => Policy::$name { $($($figure: value.u32()?),+)? },)*
                     None => return Err(value.invalid_value()),

@@ -1,8 +1,8 @@
 //! Addresses of elements and registrars: the transport parameters (RFC 5354 sections 3.1 to 3.7 and 3.16).
 
+use super::decoder::{DecodeErrorKind, Reader};
+use super::encoder::{EncodeError, Writer};
 use super::parameter::{self, Parameter};
-use super::read::{ErrorKind, Reader};
-use super::write::{EncodeError, Writer};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use std::net::IpAddr;
@@ -84,7 +84,7 @@ impl Parameter for IpAddr {
         }
     }
 
-    fn read(value: &mut Reader<'_>) -> Result<IpAddr, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<IpAddr, DecodeErrorKind> {
         let address = match value.kind() {
             parameter::IPV4_ADDRESS => IpAddr::from(value.array::<4>()?),
             _ => IpAddr::from(value.array::<16>()?).to_canonical(),
@@ -121,7 +121,7 @@ impl TransportUse {
 impl Parameter for SctpTransport {
     const KINDS: &'static [u16] = &[parameter::SCTP_TRANSPORT];
 
-    fn read(value: &mut Reader<'_>) -> Result<SctpTransport, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<SctpTransport, DecodeErrorKind> {
         let port = value.u16()?;
         let usage = TransportUse::from_number(value.u16()?).ok_or_else(|| value.invalid_value())?;
         let mut addresses = Addresses::new();
@@ -168,7 +168,7 @@ impl Parameter for Transport {
         }
     }
 
-    fn read(value: &mut Reader<'_>) -> Result<Transport, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<Transport, DecodeErrorKind> {
         match value.kind() {
             parameter::SCTP_TRANSPORT => return SctpTransport::read(value).map(Transport::Sctp),
             parameter::OPAQUE_TRANSPORT => return Ok(Transport::Opaque(value.remaining())),

@@ -1,10 +1,10 @@
 //! Tests of the frames about moving a process, and of its record's key.
 
 use crate::{blob, flow, node};
-use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{
+use holdfast_wire::frame::AcceptorPhaseTimes;
+use holdfast_wire::move_frames::{
     DonorFlow, MoveFrame, MoveId, Offer, PageRange, PageRequest, PeerConnections, SocketStrategy,
-    StepTime, TranslateStep,
+    StepTime, TranslationStep,
 };
 use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode, encode_in_parts};
 use proptest::collection::vec;
@@ -30,11 +30,11 @@ fn connections() -> impl Strategy<Value = Vec<Flow>> {
     vec(flow(), 0..5)
 }
 
-fn step() -> impl Strategy<Value = TranslateStep> {
+fn step() -> impl Strategy<Value = TranslationStep> {
     prop_oneof![
-        Just(TranslateStep::Prepare),
-        Just(TranslateStep::Switch),
-        Just(TranslateStep::Undo)
+        Just(TranslationStep::Prepare),
+        Just(TranslationStep::Switch),
+        Just(TranslationStep::Undo)
     ]
 }
 
@@ -104,7 +104,7 @@ fn freeze_or_later_frame() -> impl Strategy<Value = MoveFrame> {
         }),
         (done, steps()).prop_map(
             |((result, [restore_us, commit_us, since_resume_us]), steps)| {
-                let times = AcceptorTimes {
+                let times = AcceptorPhaseTimes {
                     restore_us,
                     commit_us,
                 };

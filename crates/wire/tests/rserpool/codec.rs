@@ -1,7 +1,7 @@
 //! Messages of both protocols behind one interface.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp};
+use holdfast_wire::rserpool::{DecodeError, EncodeError, ParsedMessage, asap, enrp};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
@@ -10,9 +10,9 @@ pub enum Message {
 }
 
 impl Message {
-    pub fn parse(ppid: u32, bytes: &Bytes) -> Result<Parsed<Message>, Error> {
-        fn wrap<M>(parsed: Parsed<M>, wrapper: fn(M) -> Message) -> Parsed<Message> {
-            Parsed {
+    pub fn parse(ppid: u32, bytes: &Bytes) -> Result<ParsedMessage<Message>, DecodeError> {
+        fn wrap<M>(parsed: ParsedMessage<M>, wrapper: fn(M) -> Message) -> ParsedMessage<Message> {
+            ParsedMessage {
                 message: wrapper(parsed.message),
                 reports: parsed.reports,
             }

@@ -6,9 +6,9 @@ use bytes::{Bytes, BytesMut};
 use holdfast_wire::rserpool::asap::ResolutionResponseEncoder;
 use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
 use holdfast_wire::rserpool::{
-    Addresses, Cause, CauseCode, ElementId, EncodeError, ErrorKind, LENGTH_MAX, Policy, PolicyKind,
-    PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap, enrp,
-    message_length,
+    Addresses, Cause, CauseCode, DecodeErrorKind, ElementId, EncodeError, LENGTH_MAX, Policy,
+    PolicyKind, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap,
+    enrp, message_length,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ proptest! {
         let bytes = message.encode().expect("small");
         let piece = bytes.slice(..cut.index(bytes.len()));
         let error = Message::parse(message.ppid(), &piece).expect_err("too short");
-        prop_assert_eq!(error.kind, ErrorKind::Truncated);
+        prop_assert_eq!(error.kind, DecodeErrorKind::Truncated);
     }
 }
 
@@ -99,7 +99,7 @@ fn padding_may_be_counted_or_missing_with_any_content() {
     }
     let two = Bytes::from_static(b"\x0b\0\0\x09\0\x0d\0\x05c\0\0\0\x0b\0\0\x09");
     let error = asap::Message::parse(&two).expect_err("two messages");
-    assert_eq!(error.kind, ErrorKind::Trailing(7));
+    assert_eq!(error.kind, DecodeErrorKind::Trailing(7));
 }
 
 /// RFC 5354 section 4: of the unknown types, only the 01 types are reported, with the whole message.
@@ -109,7 +109,7 @@ fn unknown_type_is_treated_by_top_bits() {
         let bytes = Bytes::from(vec![number, 0, 0, 8, 1, 2, 3, 4]);
         for ppid in [asap::PPID, enrp::PPID] {
             let error = Message::parse(ppid, &bytes).expect_err("unknown");
-            assert_eq!(error.kind, ErrorKind::UnknownMessage(number));
+            assert_eq!(error.kind, DecodeErrorKind::UnknownMessage(number));
             let reports = match number {
                 0x40..0x80 => vec![Cause {
                     code: CauseCode::UNRECOGNIZED_MESSAGE,
@@ -135,7 +135,7 @@ fn invalid_value_is_reported_with_parameter() {
     let at = buffer.windows(8).position(|window| window == policy);
     buffer[at.expect("RAND") + 7] = 99;
     let error = asap::Message::parse(&buffer.freeze()).expect_err("no policy");
-    assert_eq!(error.kind, ErrorKind::InvalidParameter(8));
+    assert_eq!(error.kind, DecodeErrorKind::InvalidParameter(8));
     let report = Cause {
         code: CauseCode::INVALID_VALUES,
         data: Bytes::from_static(&[0, 8, 0, 8, 0, 0, 0, 99]),
@@ -155,7 +155,7 @@ fn parameter_stays_within_enclosing_parameter() {
     };
     assert!(announce(16).is_ok());
     let error = announce(12).expect_err("an address of 0 bytes");
-    assert_eq!(error.kind, ErrorKind::InvalidParameter(6));
+    assert_eq!(error.kind, DecodeErrorKind::InvalidParameter(6));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::codec::Message;
 use crate::strategies::message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::{Cause, CauseCode, ErrorKind, REPORTS_MAX, asap};
+use holdfast_wire::rserpool::{Cause, CauseCode, DecodeErrorKind, REPORTS_MAX, asap};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -104,7 +104,7 @@ proptest! {
             }
             Err(error) => {
                 prop_assert!(kind & 0x8000 == 0);
-                prop_assert_eq!(error.kind, ErrorKind::UnexpectedParameter(kind));
+                prop_assert_eq!(error.kind, DecodeErrorKind::UnexpectedParameter(kind));
                 prop_assert_eq!(error.reports, reports);
             }
         }
@@ -140,9 +140,9 @@ fn reports_fit_into_one_error_message() {
 fn known_parameter_in_wrong_message_is_error() {
     let bytes = Bytes::from_static(b"\x05\0\0\x10\0\x09\0\x04\0\x0e\0\x08\0\0\0\x01");
     let error = asap::Message::parse(&bytes).expect_err("an element's number");
-    assert_eq!(error.kind, ErrorKind::UnexpectedParameter(0x0e));
+    assert_eq!(error.kind, DecodeErrorKind::UnexpectedParameter(0x0e));
     assert_eq!(error.reports, []);
     let bytes = Bytes::from_static(b"\x01\0\0\x08\0\x09\0\x04");
     let error = asap::Message::parse(&bytes).expect_err("no element");
-    assert_eq!(error.kind, ErrorKind::MissingParameter(0x0a));
+    assert_eq!(error.kind, DecodeErrorKind::MissingParameter(0x0a));
 }

@@ -5,7 +5,8 @@ use crate::codec::Message;
 use bytes::Bytes;
 use holdfast_wire::rserpool::enrp::{self, Body, UpdateAction};
 use holdfast_wire::rserpool::{
-    CauseCode, ElementId, ErrorKind, PeChecksum, PoolHandle, RegistrarId, asap, peek,
+    CauseCode, DecodeErrorKind, ElementId, PeChecksum, PoolHandle, RegistrarId, asap,
+    message_subject,
 };
 use serde::Deserialize;
 use std::collections::{HashMap, HashSet};
@@ -19,19 +20,19 @@ struct Vector {
 }
 
 /// Messages that must be discarded, the reason, and whether the sender gets a report.
-const DISCARDED: [(&str, ErrorKind, usize); 3] = [
+const DISCARDED: [(&str, DecodeErrorKind, usize); 3] = [
     // The length field says 16, there are 12 bytes.
-    ("05000010000900065252506f", ErrorKind::Truncated, 0),
+    ("05000010000900065252506f", DecodeErrorKind::Truncated, 0),
     // An unknown parameter: stop.
     (
         "050000180009000a5252506f6f6c00003f03000812345678",
-        ErrorKind::UnexpectedParameter(0x3f03),
+        DecodeErrorKind::UnexpectedParameter(0x3f03),
         0,
     ),
     // An unknown parameter: stop and report.
     (
         "050000180009000a5252506f6f6c00007f03000812345678",
-        ErrorKind::UnexpectedParameter(0x7f03),
+        DecodeErrorKind::UnexpectedParameter(0x7f03),
         1,
     ),
 ];
@@ -111,9 +112,9 @@ fn peek_returns_subject() {
     for Vector { ppid, hex, .. } in vectors() {
         let input = from_hex(&hex);
         let peek = if ppid == asap::PPID {
-            peek::asap
+            message_subject::asap_subject
         } else {
-            peek::enrp
+            message_subject::enrp_subject
         };
         for end in 0..input.len() {
             peek(&input[..end]);

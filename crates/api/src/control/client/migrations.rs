@@ -1,12 +1,12 @@
 //! Requests about process migration.
 
-use super::{Client, ClientError, query_text};
+use super::{ClientError, ControlClient, query_text};
 use crate::control::{
     CheckQuery, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
     UnitEntry,
 };
 
-impl Client {
+impl ControlClient {
     /// `GET /v1/units/{unit}`.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! Requests to a pool daemon.
 
-use super::{Client, ClientError, percent_encode, query_text};
+use super::{ClientError, ControlClient, percent_encode, query_text};
 use crate::control::{
     OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
 };
 
-impl Client {
+impl ControlClient {
     /// `GET /v1/pool`, of a pool daemon.
     ///
     /// # Errors

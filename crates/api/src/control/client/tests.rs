@@ -68,7 +68,7 @@ fn client_sends_requests_and_parses_answers() {
         ),
         (202, r#"{"id":7,"flows":1}"#.into()),
     ]);
-    let client = BlockingClient::new(&path).unwrap();
+    let client = BlockingControlClient::new(&path).unwrap();
     let query = FlowQuery {
         pool: Some("a b".into()),
         limit: Some(1),
@@ -117,7 +117,7 @@ fn client_errors_name_the_problem() {
         (500, "oops".into()),
         (200, "{}".into()),
     ]);
-    let client = BlockingClient::new(&path).unwrap();
+    let client = BlockingControlClient::new(&path).unwrap();
     let flow = FLOW.parse().unwrap();
     let error = client.run(|client| client.flow(&flow)).unwrap_err();
     assert_eq!(error.to_string(), "no such flow (see `holdfast flow list`)");
@@ -127,7 +127,7 @@ fn client_errors_name_the_problem() {
         client.run(|client| client.status()).unwrap_err(),
         ClientError::UnexpectedForm(_)
     ));
-    let absent = BlockingClient::new("/nowhere/control.sock").unwrap();
+    let absent = BlockingControlClient::new("/nowhere/control.sock").unwrap();
     assert!(matches!(
         absent.run(|client| client.status()).unwrap_err(),
         ClientError::NoDaemon { .. }

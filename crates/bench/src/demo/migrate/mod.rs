@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::moves::game::{GameMove, GameSpec, RunningGame};
+use crate::process_moves::openarena_game::{GameMove, GameSpec, RunningGame};
 
 pub use display::MigrateDisplay;
 pub use report::MigrateReport;

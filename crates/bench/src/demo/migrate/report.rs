@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::MigrateDemoSpec;
 use crate::handoff::stats::Quantiles;
-use crate::moves::game::{GameMove, Losses};
+use crate::process_moves::openarena_game::{GameMove, PlayerLosses};
 
 /// Freeze in the paper, milliseconds: "We experience a 20 milliseconds downtime" (paper 002, section VI B).
 pub const PAPER_FREEZE_MS: f64 = 20.0;
@@ -29,7 +29,7 @@ pub struct MigrateReport {
     /// Median over the moves of the longest delay that any player saw, milliseconds.
     pub added_delay_ms_median: f64,
     /// Losses of the players.
-    pub losses: Losses,
+    pub losses: PlayerLosses,
     /// Duration of the demonstration, seconds.
     pub total_s: f64,
 }
@@ -38,7 +38,7 @@ impl MigrateReport {
     pub(super) fn new(
         spec: &MigrateDemoSpec,
         moves: Vec<GameMove>,
-        losses: Losses,
+        losses: PlayerLosses,
         total: Duration,
     ) -> MigrateReport {
         let median = |of: fn(&GameMove) -> f64| {
@@ -60,7 +60,7 @@ impl MigrateReport {
     }
 
     fn problems(&self) -> Vec<String> {
-        let Losses {
+        let PlayerLosses {
             disconnected,
             datagrams,
             silent,
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    fn report(moves: Vec<GameMove>, losses: Losses) -> MigrateReport {
+    fn report(moves: Vec<GameMove>, losses: PlayerLosses) -> MigrateReport {
         let spec = MigrateDemoSpec {
             moves: 3,
             ..MigrateDemoSpec::default()
@@ -179,7 +179,7 @@ mod tests {
     fn text_shows_medians_and_losses() {
         let report = report(
             [1e3, 9e3, 2e3].map(sample_move).to_vec(),
-            Losses {
+            PlayerLosses {
                 disconnected: 2,
                 datagrams: 7,
                 silent: 0,
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn missing_moves_break_the_promise() {
-        let good = report(vec![sample_move(1e3); 3], Losses::default());
+        let good = report(vec![sample_move(1e3); 3], PlayerLosses::default());
         assert!(good.passed && good.text().contains("As promised"));
-        assert!(!report(vec![sample_move(1e3); 2], Losses::default()).passed);
+        assert!(!report(vec![sample_move(1e3); 2], PlayerLosses::default()).passed);
     }
 }

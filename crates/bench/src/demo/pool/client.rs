@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use holdfast_api::control::{BlockingClient, UnreachableReport};
+use holdfast_api::control::{BlockingControlClient, UnreachableReport};
 use holdfast_lab::Lab;
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ pub struct ClientCounts {
 
 /// The client of the demonstration.
 pub struct PoolClient<'a> {
-    daemon: BlockingClient,
+    daemon: BlockingControlClient,
     lab: &'a Lab,
     pause: Duration,
     is_stopped: AtomicBool,
@@ -67,7 +67,7 @@ impl<'a> PoolClient<'a> {
     /// Makes requests until [`PoolClient::stop`]. Needs a thread of its own, because it moves the thread into c1's network.
     pub fn run_requests(&self, watch: EventHandler<'_>) -> ClientCounts {
         let mut counts = ClientCounts::default();
-        if self.lab.enter_net("c1").is_err() {
+        if self.lab.enter_net_namespace("c1").is_err() {
             counts.failures = 1;
             return counts;
         }

@@ -3,11 +3,11 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::control::{BlockingClient, PoolDetail};
+use holdfast_api::control::{BlockingControlClient, PoolDetail};
 
 use super::{EVENT_TIMEOUT, PoolDemoSpec};
 use crate::cluster::find_program;
-use crate::pools::{PoolLab, command_words, system_program};
+use crate::pool_lab::{PoolLab, command_words, find_system_program};
 
 /// Handle of the pool.
 pub const POOL: &str = "web";
@@ -30,7 +30,7 @@ impl PoolDemoLab {
             "the number of servers must be 2 to 20, not {}",
             spec.elements
         );
-        system_program("nginx", "nginx")?;
+        find_system_program("nginx", "nginx")?;
         let mut lab = PoolLab::up(&spec.name, spec.elements + 2)?;
         lab.start_registrar("n1", None)?;
         wait_for_registrar(&lab, "n1")?;
@@ -73,8 +73,8 @@ impl PoolDemoLab {
     ///
     /// # Errors
     /// The system gives no descriptors.
-    pub fn daemon(&self) -> Result<BlockingClient> {
-        self.lab.control("c1", "pool")
+    pub fn daemon(&self) -> Result<BlockingControlClient> {
+        self.lab.control_client("c1", "pool")
     }
 
     /// Kills all processes of a host.
@@ -113,7 +113,7 @@ impl PoolDemoLab {
     /// A registrar does not answer.
     pub fn busiest_registrar(&self) -> Result<(String, String)> {
         let owned_elements = |host: &str| -> Result<u64> {
-            let client = self.lab.control(host, "registrar")?;
+            let client = self.lab.control_client(host, "registrar")?;
             Ok(client.run(|client| client.registrar())?.own_elements)
         };
         let [one, two] = REGISTRARS.map(str::to_owned);
@@ -129,7 +129,7 @@ impl PoolDemoLab {
     /// # Errors
     /// The wait takes too long.
     pub fn wait_for_takeover(&self, host: &str, living: usize) -> Result<usize> {
-        let client = self.lab.control(host, "registrar")?;
+        let client = self.lab.control_client(host, "registrar")?;
         let id = client.run(|client| client.registrar())?.id;
         let mut fewest = living;
         let has_taken_over = || {
@@ -148,7 +148,7 @@ impl PoolDemoLab {
 }
 
 fn wait_for_registrar(lab: &PoolLab, host: &str) -> Result<()> {
-    let client = lab.control(host, "registrar")?;
+    let client = lab.control_client(host, "registrar")?;
     let is_ready = || {
         client
             .run(|client| client.registrar())
@@ -160,7 +160,7 @@ fn wait_for_registrar(lab: &PoolLab, host: &str) -> Result<()> {
 }
 
 fn pool_detail(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
-    let client = lab.control(registrar, "registrar").ok()?;
+    let client = lab.control_client(registrar, "registrar").ok()?;
     client.run(|client| client.pool(POOL)).ok()
 }
 
@@ -192,7 +192,7 @@ http {{
     let mut arguments = command_words(["pool", "register", "--handle", POOL, "--policy", "RR"]);
     arguments.extend(lab.registrar_arguments(&REGISTRARS)?);
     arguments.push("--".to_owned());
-    arguments.push(system_program("nginx", "nginx")?.display().to_string());
+    arguments.push(find_system_program("nginx", "nginx")?.display().to_string());
     arguments.extend(["-e".to_owned(), "stderr".to_owned(), "-c".to_owned()]);
     arguments.push(path.display().to_string());
     arguments.extend(command_words(["-g", "daemon off;"]));

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::arena::Trace;
 use crate::handoff::stats::Quantiles;
-use crate::moves::game::{GameMove, GameSpec, Losses, RunningGame};
-use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Point, Row, Series};
-use crate::repro::{Settings, report::format_significant};
+use crate::openarena::PlayerTrace;
+use crate::process_moves::openarena_game::{GameMove, GameSpec, PlayerLosses, RunningGame};
+use crate::repro::{
+    Estimate, Experiment, ExperimentOutcome, Figure, Panel, Point, ResultRow, Series,
+    StatementCheck,
+};
+use crate::repro::{ExperimentSettings, experiment_outcome::format_significant};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure4",
@@ -26,9 +29,9 @@ const PAPER_DELAY_MS: f64 = 25.0;
 /// Bar for our own results, milliseconds: for the medians over the moves.
 const TARGET_MS: f64 = 3.0;
 /// Packets shown on either side of the packet that the move delayed.
-const PACKETS_AROUND: usize = 16;
+const PACKETS_PER_SIDE: usize = 16;
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let spec = GameSpec::default();
     eprintln!("OpenArena's server with {} players", spec.players);
     let mut game = RunningGame::start(&spec)?;
@@ -38,19 +41,24 @@ fn run(settings: &Settings) -> Result<Outcome> {
         eprintln!("move {number}: frozen {:.1} ms", moved.freeze_us / 1e3);
         moves.push(moved);
     }
-    let interval = game.interval();
+    let interval = game.snapshot_interval();
     let (reports, losses) = game.end()?;
-    let traces: Vec<&Trace> = reports.iter().map(|report| &report.trace).collect();
+    let traces: Vec<&PlayerTrace> = reports.iter().map(|report| &report.trace).collect();
     let series = delay_series(&traces, &moves, interval)?;
     Ok(build_outcome(&spec, &moves, losses, series))
 }
 
-fn build_outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Series) -> Outcome {
+fn build_outcome(
+    spec: &GameSpec,
+    moves: &[GameMove],
+    losses: PlayerLosses,
+    series: Series,
+) -> ExperimentOutcome {
     let freezes: Vec<f64> = moves.iter().map(|of| of.freeze_us / 1e3).collect();
     let delays: Vec<f64> = moves.iter().map(|of| of.added_delay_us / 1e3).collect();
     let usual: Vec<f64> = moves.iter().map(|of| of.usual_delay_us / 1e3).collect();
     let row = |point: &str, paper, values: &[f64]| {
-        Row::new(point, paper, Estimate::from_repeats(values), "ms")
+        ResultRow::new(point, paper, Estimate::from_repeats(values), "ms")
     };
     let mut rows = vec![
         row("freeze of the server", Some(PAPER_FREEZE_MS), &freezes),
@@ -70,7 +78,7 @@ fn build_outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Se
         panels: vec![panel],
     };
     rows.extend(figure.rows());
-    Outcome {
+    ExperimentOutcome {
         notes: notes(spec, moves.len()),
         rows,
         checks: vec![
@@ -98,22 +106,22 @@ fn notes(spec: &GameSpec, moves: usize) -> Vec<String> {
         format!(
             "the packets of the player with the longest delay in each move; the packet that the move delayed is at {} \
              ms",
-            50 * PACKETS_AROUND
+            50 * PACKETS_PER_SIDE
         ),
     ]
 }
 
-fn check_below_target(what: &str, values: &[f64]) -> Check {
+fn check_below_target(what: &str, values: &[f64]) -> StatementCheck {
     let median = Quantiles::new(values.to_vec()).median();
-    Check {
+    StatementCheck {
         statement: format!("{what}: at most {TARGET_MS} ms"),
         holds: median <= TARGET_MS,
         seen: format!("{} ms", format_significant(median)),
     }
 }
 
-fn check_zero(what: &str, count: u64) -> Check {
-    Check {
+fn check_zero(what: &str, count: u64) -> StatementCheck {
+    StatementCheck {
         statement: format!("{what}: none"),
         holds: count == 0,
         seen: count.to_string(),
@@ -121,7 +129,7 @@ fn check_zero(what: &str, count: u64) -> Check {
 }
 
 /// Returns the delays of packets around the one that a move delayed longest, as means over the moves.
-fn delay_series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<Series> {
+fn delay_series(traces: &[&PlayerTrace], moves: &[GameMove], interval: Duration) -> Result<Series> {
     let curves = moves
         .iter()
         .map(|of| delays_around_move(traces, of, interval));
@@ -131,25 +139,31 @@ fn delay_series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Re
         Point {
             x: (interval * slot as u32).as_micros() as f64 / 1e3,
             ours: Estimate::from_repeats(&values),
-            paper: (slot == PACKETS_AROUND).then_some(PAPER_DELAY_MS),
+            paper: (slot == PACKETS_PER_SIDE).then_some(PAPER_DELAY_MS),
         }
     };
     Ok(Series {
         name: "the player delayed longest".to_owned(),
-        points: (0..=2 * PACKETS_AROUND).map(point).collect(),
+        points: (0..=2 * PACKETS_PER_SIDE).map(point).collect(),
     })
 }
 
 /// Returns delays in milliseconds, with the longest of the move in the middle.
-fn delays_around_move(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f64>> {
+fn delays_around_move(
+    traces: &[&PlayerTrace],
+    of: &GameMove,
+    interval: Duration,
+) -> Option<Vec<f64>> {
     let (from, to) = (of.span.0, of.span.1 + interval * 2);
-    let longest = |trace: &&&Trace| trace.longest_gap(from..=to);
+    let longest = |trace: &&&PlayerTrace| trace.longest_gap(from..=to);
     let trace = traces.iter().max_by_key(longest)?;
-    let gaps: Vec<(Duration, Duration)> = trace.gaps(Duration::ZERO..=Duration::MAX).collect();
+    let gaps: Vec<(Duration, Duration)> = trace
+        .snapshot_gaps(Duration::ZERO..=Duration::MAX)
+        .collect();
     let within = |(_, (at, _)): &(usize, &(Duration, Duration))| (from..=to).contains(at);
     let during = gaps.iter().enumerate().filter(within);
     let (middle, _) = during.max_by_key(|(_, (_, gap))| *gap)?;
-    let shown = gaps.get(middle.checked_sub(PACKETS_AROUND)?..=middle + PACKETS_AROUND)?;
+    let shown = gaps.get(middle.checked_sub(PACKETS_PER_SIDE)?..=middle + PACKETS_PER_SIDE)?;
     let delay = |(_, gap): &(Duration, Duration)| gap.saturating_sub(interval).as_secs_f64() * 1e3;
     Some(shown.iter().map(delay).collect())
 }
@@ -157,14 +171,14 @@ fn delays_around_move(traces: &[&Trace], of: &GameMove, interval: Duration) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Arrival;
+    use crate::openarena::SnapshotArrival;
     use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
 
-    fn trace(late_ms: u64) -> Trace {
-        let mut trace = Trace::default();
+    fn trace(late_ms: u64) -> PlayerTrace {
+        let mut trace = PlayerTrace::default();
         for number in 0..100 {
             let late = if number >= 50 { late_ms } else { 0 };
-            trace.arrivals.push(Arrival {
+            trace.arrivals.push(SnapshotArrival {
                 at: Duration::from_millis(50 * number + late),
                 server_time_ms: 0,
             });
@@ -189,11 +203,11 @@ mod tests {
         };
         let (short, long) = (trace(3), trace(7));
         let series = delay_series(&[&short, &long], &[of], ms(50)).unwrap();
-        assert_eq!(series.points.len(), 2 * PACKETS_AROUND + 1);
+        assert_eq!(series.points.len(), 2 * PACKETS_PER_SIDE + 1);
         for (slot, point) in series.points.iter().enumerate() {
-            let expected = if slot == PACKETS_AROUND { 7.0 } else { 0.0 };
+            let expected = if slot == PACKETS_PER_SIDE { 7.0 } else { 0.0 };
             assert!((point.ours.mean - expected).abs() < 1e-9, "{slot}");
-            assert_eq!(point.paper.is_some(), slot == PACKETS_AROUND);
+            assert_eq!(point.paper.is_some(), slot == PACKETS_PER_SIDE);
         }
     }
 

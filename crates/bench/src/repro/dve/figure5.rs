@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
-use crate::migrate::{StrategyArg, topology};
-use crate::moves::Move;
-use crate::moves::zone::{LoadedZone, ZoneLoadSpec};
-use crate::repro::{Check, Estimate, Figure, Outcome, Panel, Point, Series, Settings};
+use crate::migrate::{StrategyArg, lab_topology};
+use crate::process_moves::CompletedMove;
+use crate::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
+use crate::repro::{
+    Estimate, ExperimentOutcome, ExperimentSettings, Figure, Panel, Point, Series, StatementCheck,
+};
 
 /// Numbers of connections: "the number of clients varies from 16 up to 1024" (section VI D).
 const CONNECTIONS: [u32; 4] = [16, 64, 256, 1024];
@@ -27,15 +29,18 @@ pub(super) struct FigureContent {
     pub y: &'static str,
     pub unit: &'static str,
     /// Returns the value of a move, in `unit`.
-    pub value_of: fn(&Move) -> f64,
+    pub value_of: fn(&CompletedMove) -> f64,
     /// Returns the value in the paper's text for this way and number of connections.
     pub paper: fn(StrategyArg, u32) -> Option<f64>,
     /// Checks the measured curves.
-    pub checks: fn(&[(StrategyArg, Series)]) -> Vec<Check>,
+    pub checks: fn(&[(StrategyArg, Series)]) -> Vec<StatementCheck>,
 }
 
 /// Measures each way with each number of connections.
-pub(super) fn run(settings: &Settings, shown: &FigureContent) -> Result<Outcome> {
+pub(super) fn run(
+    settings: &ExperimentSettings,
+    shown: &FigureContent,
+) -> Result<ExperimentOutcome> {
     let mut notes = notes(settings);
     let mut curves = Vec::new();
     for way in STRATEGIES {
@@ -59,7 +64,7 @@ pub(super) fn run(settings: &Settings, shown: &FigureContent) -> Result<Outcome>
         title: shown.title.to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::from_figure(figure, notes);
+    let mut outcome = ExperimentOutcome::from_figure(figure, notes);
     outcome.checks = (shown.checks)(&curves);
     Ok(outcome)
 }
@@ -71,10 +76,10 @@ fn is_refused(error: &anyhow::Error) -> bool {
         .any(|cause| cause.to_string().contains(REFUSED_TEXT))
 }
 
-/// Text of the error with which [`crate::moves::Group::migrate`] reports a refusal by the daemon.
+/// Text of the error with which [`crate::process_moves::NodeGroup::migrate`] reports a refusal by the daemon.
 const REFUSED_TEXT: &str = "the daemon refused the request";
 
-fn notes(settings: &Settings) -> Vec<String> {
+fn notes(settings: &ExperimentSettings) -> Vec<String> {
     vec![
         format!(
             "worst of {} moves per point, {LINK_MBIT} Mbit/s between the nodes; each client sends 20 messages of 256 \
@@ -91,19 +96,23 @@ fn notes(settings: &Settings) -> Vec<String> {
     ]
 }
 
-fn measure_curve(settings: &Settings, way: StrategyArg, shown: &FigureContent) -> Result<Series> {
+fn measure_curve(
+    settings: &ExperimentSettings,
+    way: StrategyArg,
+    shown: &FigureContent,
+) -> Result<Series> {
     let mut points = Vec::new();
     for connections in settings.sizes_or(&CONNECTIONS) {
-        let spec = ZoneLoadSpec {
+        let spec = MigratingZoneSpec {
             name: format!("dve-{}-{connections}", std::process::id()),
-            topology: topology(Some(LINK_MBIT)),
+            topology: lab_topology(Some(LINK_MBIT)),
             connections: connections as usize,
             memory_mib: MEMORY_MIB,
             dirty_mib_per_s: 0,
             database: true,
             post_copy: None,
         };
-        let mut loaded = LoadedZone::start(&spec)?;
+        let mut loaded = MigratingZone::start(&spec)?;
         let mut worst = 0.0_f64;
         // An even number of moves ends the server at its first node.
         for _ in 0..settings.repeats_or(MOVES_PER_POINT).next_multiple_of(2) {

@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use super::figure5::{self, FigureContent, value_at};
 use crate::migrate::StrategyArg;
-use crate::repro::{Check, Experiment, Outcome, Series, Settings};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series, StatementCheck};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure5b",
@@ -19,7 +19,7 @@ const PAPER_MS: f64 = 40.0;
 /// Bar for our own worst freeze with 1,024 connections, milliseconds.
 const TARGET_MS: f64 = 4.0;
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     figure5::run(
         settings,
         &FigureContent {
@@ -35,9 +35,9 @@ fn run(settings: &Settings) -> Result<Outcome> {
     )
 }
 
-fn checks(curves: &[(StrategyArg, Series)]) -> Vec<Check> {
+fn checks(curves: &[(StrategyArg, Series)]) -> Vec<StatementCheck> {
     let seen = value_at(curves, StrategyArg::Incremental, 1024);
-    let check = |worst: f64| Check {
+    let check = |worst: f64| StatementCheck {
         statement: format!("1,024 connections, incremental: at most {TARGET_MS} ms"),
         holds: worst <= TARGET_MS,
         seen: format!("{worst:.2} ms"),

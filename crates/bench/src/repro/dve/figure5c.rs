@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::figure5::{self, FigureContent, value_at};
 use crate::migrate::StrategyArg;
-use crate::repro::{Check, Experiment, Outcome, Series, Settings};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series, StatementCheck};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure5c",
@@ -15,7 +15,7 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
 /// Numbers of connections at which incremental must move fewer bytes than collective.
 const COMPARED_CONNECTIONS: [u32; 2] = [256, 1024];
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     figure5::run(
         settings,
         &FigureContent {
@@ -29,12 +29,12 @@ fn run(settings: &Settings) -> Result<Outcome> {
     )
 }
 
-fn checks(curves: &[(StrategyArg, Series)]) -> Vec<Check> {
+fn checks(curves: &[(StrategyArg, Series)]) -> Vec<StatementCheck> {
     let check = |connections: &u32| {
         let of = |way| value_at(curves, way, *connections);
         let (incremental, collective) =
             (of(StrategyArg::Incremental)?, of(StrategyArg::Collective)?);
-        Some(Check {
+        Some(StatementCheck {
             statement: format!("{connections} connections: incremental fewer than collective"),
             holds: incremental < collective,
             seen: format!("{incremental:.0} KiB, {collective:.0} KiB"),

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
-use super::sweep::sweep;
+use super::load_sweep::sweep_load_per_request;
 use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans, utilisation};
-use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Settings};
-use holdfast_sim::pools::Outcome as Simulated;
+use crate::repro::{
+    Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
+};
+use holdfast_sim::pools::PoolRunOutcome as Simulated;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "lu-dpf/figure4-left",
@@ -29,7 +31,7 @@ struct MeasuredPoint {
     utilisation: Estimate,
 }
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let ratios = settings.sizes_or(&RATIOS);
     let mut points = Vec::new();
@@ -72,7 +74,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
         title: "Handling speed by users for each element".to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::from_figure(figure, notes(settings));
+    let mut outcome = ExperimentOutcome::from_figure(figure, notes(settings));
     outcome.checks = checks(&measured, &ratios);
     outcome
         .checks
@@ -80,7 +82,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<Check> {
+fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<StatementCheck> {
     let at = |ratio: u32, wan_ms: f64, dpf: f64| {
         let wanted =
             |one: &&MeasuredPoint| (one.ratio, one.wan_ms, one.dpf) == (ratio, wan_ms, dpf);
@@ -133,7 +135,11 @@ fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<Check> {
 }
 
 /// Checks the first statement over the loads.
-fn check_over_loads(settings: &Settings, elements: u32, ratios: &[u32]) -> Check {
+fn check_over_loads(
+    settings: &ExperimentSettings,
+    elements: u32,
+    ratios: &[u32],
+) -> StatementCheck {
     let ratios: Vec<u32> = ratios
         .iter()
         .copied()
@@ -151,5 +157,5 @@ fn check_over_loads(settings: &Settings, elements: u32, ratios: &[u32]) -> Check
         outcomes.chunks(2).all(pair)
     };
     let statement = "at DPF 1e-5 the speed at 500 ms is at least 90 % of that at 0 ms";
-    sweep(settings, statement, &configs, kept)
+    sweep_load_per_request(settings, statement, &configs, kept)
 }

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
-use super::sweep::sweep;
+use super::load_sweep::sweep_load_per_request;
 use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans};
-use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Settings};
-use holdfast_sim::pools::Outcome as Simulated;
+use crate::repro::{
+    Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
+};
+use holdfast_sim::pools::PoolRunOutcome as Simulated;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "lu-dpf/figure4-right",
@@ -25,7 +27,7 @@ const STATED_POINT: (f64, f64, f64) = (300.0, 0.1, 48.0);
 
 type MeasuredPoint = ((f64, f64, f64), Estimate);
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let mut points = Vec::new();
     for dpf in [0.0, DPF] {
@@ -63,13 +65,13 @@ fn run(settings: &Settings) -> Result<Outcome> {
         title: "Handling speed by size of requests".to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::from_figure(figure, notes(settings));
+    let mut outcome = ExperimentOutcome::from_figure(figure, notes(settings));
     outcome.checks = checks(&measured);
     outcome.checks.push(check_over_loads(settings, elements));
     Ok(outcome)
 }
 
-fn checks(measured: &[MeasuredPoint]) -> Vec<Check> {
+fn checks(measured: &[MeasuredPoint]) -> Vec<StatementCheck> {
     let at = |size: f64, wan_ms: f64, dpf: f64| {
         let one = measured
             .iter()
@@ -116,10 +118,10 @@ fn checks(measured: &[MeasuredPoint]) -> Vec<Check> {
 }
 
 /// Checks the first statement over the loads.
-fn check_over_loads(settings: &Settings, elements: u32) -> Check {
+fn check_over_loads(settings: &ExperimentSettings, elements: u32) -> StatementCheck {
     let configs = [three_lans(elements, RATIO, 300.0, DPF, 0.1)];
     let stated =
         |outcomes: &[Vec<Simulated>]| (40.0..=56.0).contains(&handling_speed(&outcomes[0]).mean);
     let statement = "at a ratio of 0.1 and 300 ms the speed is 48 % (± 8) with DPF 1e-5";
-    sweep(settings, statement, &configs, stated)
+    sweep_load_per_request(settings, statement, &configs, stated)
 }

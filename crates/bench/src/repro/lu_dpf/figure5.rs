@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
-use super::sweep::sweep;
+use super::load_sweep::sweep_load_per_request;
 use super::{DPF, add_point, check, clearly_above, handling_speed, notes, simulate, three_lans};
-use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Settings};
-use holdfast_sim::pools::{Config, Outcome as Simulated};
+use crate::repro::{
+    Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
+};
+use holdfast_sim::pools::{PoolRunConfig, PoolRunOutcome as Simulated};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "lu-dpf/figure5",
@@ -26,7 +28,7 @@ const DPF_TOO_LARGE: f64 = 15e-5;
 
 /// Moves elements as in the paper: "To compensate the capacity loss in the last LAN, additional PEs have been equally
 /// distributed to the other 2 LANs." Users stay in their LANs.
-fn config(elements: u32, remaining_pct: u32, dpf: f64) -> Config {
+fn config(elements: u32, remaining_pct: u32, dpf: f64) -> PoolRunConfig {
     let mut config = three_lans(elements, RATIO, WAN_MS, dpf, 1.0);
     let moved = elements - elements * remaining_pct / 100;
     config.zones[0].elements += moved / 2;
@@ -35,7 +37,7 @@ fn config(elements: u32, remaining_pct: u32, dpf: f64) -> Config {
     config
 }
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let points: Vec<(u32, f64)> = REMAINING_PCT
         .into_iter()
@@ -70,13 +72,13 @@ fn run(settings: &Settings) -> Result<Outcome> {
         title: "Handling speed by DPF".to_owned(),
         panels: vec![panel],
     };
-    let mut outcome = Outcome::from_figure(figure, notes(settings));
+    let mut outcome = ExperimentOutcome::from_figure(figure, notes(settings));
     outcome.checks = checks(&measured);
     outcome.checks.push(check_over_loads(settings, elements));
     Ok(outcome)
 }
 
-fn checks(measured: &[(u32, f64, Estimate)]) -> Vec<Check> {
+fn checks(measured: &[(u32, f64, Estimate)]) -> Vec<StatementCheck> {
     let no_estimate = Estimate {
         mean: f64::NAN,
         ci95: None,
@@ -112,7 +114,7 @@ fn checks(measured: &[(u32, f64, Estimate)]) -> Vec<Check> {
 }
 
 /// Checks the last statement over the loads, because it depends on them.
-fn check_over_loads(settings: &Settings, elements: u32) -> Check {
+fn check_over_loads(settings: &ExperimentSettings, elements: u32) -> StatementCheck {
     let configs = [50, 25].map(|left| [0.0, DPF_TOO_LARGE].map(|dpf| config(elements, left, dpf)));
     let below = |outcomes: &[Vec<Simulated>]| {
         let pair =
@@ -120,5 +122,5 @@ fn check_over_loads(settings: &Settings, elements: u32) -> Check {
         outcomes.chunks(2).all(pair)
     };
     let statement = "with 50 % or fewer left, DPF 15e-5 falls below plain LU";
-    sweep(settings, statement, &configs.concat(), below)
+    sweep_load_per_request(settings, statement, &configs.concat(), below)
 }

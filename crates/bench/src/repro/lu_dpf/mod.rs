@@ -8,12 +8,14 @@ pub(super) mod figure4_left;
 pub(super) mod figure4_right;
 pub(super) mod figure5;
 mod live;
-pub(super) mod rivals;
-mod sweep;
+mod load_sweep;
+pub(super) mod policy_comparison;
 pub(super) mod table1;
 
-use super::{Check, Estimate, Point, Series, Settings};
-use holdfast_sim::pools::{Choice, Config, Outcome, Window, Workload, Zone, run};
+use super::{Estimate, ExperimentSettings, Point, Series, StatementCheck};
+use holdfast_sim::pools::{
+    ElementChoice, MeasurementWindow, PoolRunConfig, PoolRunOutcome, Workload, ZoneConfig, run,
+};
 use holdfast_sim::{Time, seeds};
 
 /// Seeds of each simulation: "each simulation has been repeated 24 times with different seeds" (section 6.1).
@@ -33,31 +35,35 @@ const LOAD_PER_REQUEST: f64 = 0.005;
 const LOADS_PER_REQUEST: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1];
 
 /// Returns the policy with a DPF; with DPF 0, plain least used (section 6.2).
-fn least_used_policy(dpf: f64) -> Choice {
+fn least_used_policy(dpf: f64) -> ElementChoice {
     match dpf {
-        0.0 => Choice::LeastUsed,
-        _ => Choice::LeastUsedDpf(dpf),
+        0.0 => ElementChoice::LeastUsed,
+        _ => ElementChoice::LeastUsedDpf(dpf),
     }
 }
 
 /// Returns three LANs with `elements` elements each and `ratio` users per element; `size` is the request size as a
 /// share of an element's capacity per second.
-fn three_lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
+fn three_lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> PoolRunConfig {
     let users = elements * ratio;
-    let zones = vec![Zone { elements, users }; 3];
+    let zones = vec![ZoneConfig { elements, users }; 3];
     let size = CAPACITY * size;
     let workload = Workload::for_utilisation(CAPACITY, size, f64::from(ratio), UTILISATION);
-    let mut config = Config::new(zones, LAN_MS, wan_ms, least_used_policy(dpf), workload);
+    let mut config = PoolRunConfig::new(zones, LAN_MS, wan_ms, least_used_policy(dpf), workload);
     config.load_per_request = LOAD_PER_REQUEST;
     config
 }
 
 /// Simulates every configuration with every seed; the first index of the result is the configuration's.
-fn simulate(settings: &Settings, configs: &[Config]) -> Vec<Vec<Outcome>> {
+fn simulate(settings: &ExperimentSettings, configs: &[PoolRunConfig]) -> Vec<Vec<PoolRunOutcome>> {
     simulate_seeds(settings, settings.repeats_or(SEEDS), configs)
 }
 
-fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<Vec<Outcome>> {
+fn simulate_seeds(
+    settings: &ExperimentSettings,
+    repeats: u32,
+    configs: &[PoolRunConfig],
+) -> Vec<Vec<PoolRunOutcome>> {
     let mut configs = configs.to_vec();
     if let Some(milliseconds) = settings.milliseconds {
         for config in &mut configs {
@@ -79,15 +85,19 @@ fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<
         progress,
     );
     let each = outcomes.chunks(repeats as usize);
-    each.map(<[Outcome]>::to_vec).collect()
+    each.map(<[PoolRunOutcome]>::to_vec).collect()
 }
 
 /// Returns the estimate over the seeds for the first window.
-fn estimate(outcomes: &[Outcome], value_of: impl Fn(&Window) -> f64) -> Estimate {
+fn estimate(outcomes: &[PoolRunOutcome], value_of: impl Fn(&MeasurementWindow) -> f64) -> Estimate {
     estimate_of(outcomes, 0, value_of)
 }
 
-fn estimate_of(outcomes: &[Outcome], window: usize, value_of: impl Fn(&Window) -> f64) -> Estimate {
+fn estimate_of(
+    outcomes: &[PoolRunOutcome],
+    window: usize,
+    value_of: impl Fn(&MeasurementWindow) -> f64,
+) -> Estimate {
     let values: Vec<f64> = outcomes
         .iter()
         .map(|outcome| value_of(&outcome.windows[window]))
@@ -98,11 +108,11 @@ fn estimate_of(outcomes: &[Outcome], window: usize, value_of: impl Fn(&Window) -
 /// Returns the handling speed in per cent of an element's capacity: equation 1 with the means of size and delay. The
 /// mean of the requests' own speeds says little about a LAN with users that wait for ever: such a mean weighs short and
 /// long waits alike.
-fn handling_speed(outcomes: &[Outcome]) -> Estimate {
+fn handling_speed(outcomes: &[PoolRunOutcome]) -> Estimate {
     estimate(outcomes, |window| 100.0 * window.speed() / CAPACITY)
 }
 
-fn utilisation(outcomes: &[Outcome]) -> Estimate {
+fn utilisation(outcomes: &[PoolRunOutcome]) -> Estimate {
     estimate(outcomes, |window| 100.0 * window.utilisation())
 }
 
@@ -119,8 +129,8 @@ fn add_point(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, pap
 }
 
 /// Returns a check of a statement; `seen` is the value that decides, the worst one.
-fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> Check {
-    Check {
+fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> StatementCheck {
+    StatementCheck {
         statement: statement.into(),
         holds,
         seen: seen.into(),
@@ -133,7 +143,7 @@ fn clearly_above(high: Estimate, low: Estimate) -> bool {
 }
 
 /// Returns the notes shared by all experiments.
-fn notes(settings: &Settings) -> Vec<String> {
+fn notes(settings: &ExperimentSettings) -> Vec<String> {
     let minutes = settings.milliseconds.map_or(15.0, |ms| ms as f64 / 6e4);
     vec![
         format!(

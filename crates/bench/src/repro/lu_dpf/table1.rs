@@ -7,9 +7,11 @@
 use anyhow::Result;
 
 use super::{CAPACITY, DPF, SEEDS, check, clearly_above, estimate_of, least_used_policy, live};
-use crate::repro::{Estimate, Experiment, Outcome, Row, Settings};
-use holdfast_sim::net::Link;
-use holdfast_sim::pools::{Action, Config, Outcome as Simulated, Workload, Zone, run as simulate};
+use crate::repro::{Estimate, Experiment, ExperimentOutcome, ExperimentSettings, ResultRow};
+use holdfast_sim::pools::{
+    PoolAction, PoolRunConfig, PoolRunOutcome as Simulated, Workload, ZoneConfig, run as simulate,
+};
+use holdfast_sim::zone_network::LinkProperties;
 use holdfast_sim::{Random, Time, seeds};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
@@ -82,8 +84,8 @@ fn minutes(count: u32) -> Time {
 
 /// Returns the configuration of a run, which draws its delays once: "The delays between any two endpoints have not
 /// shown a significant variation".
-fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> Config {
-    let zone = |elements| Zone {
+fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> PoolRunConfig {
+    let zone = |elements| ZoneConfig {
         elements,
         users: USERS,
     };
@@ -93,7 +95,7 @@ fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> Config {
         request_size: CAPACITY,
         request_interval: INTERVAL_S,
     };
-    let mut config = Config::new(zones, 0.0, 0.0, least_used_policy(dpf), workload);
+    let mut config = PoolRunConfig::new(zones, 0.0, 0.0, least_used_policy(dpf), workload);
     let mut random = Random::new(seed);
     for from in 0..3 {
         for to in from..3 {
@@ -102,7 +104,7 @@ fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> Config {
                 (0, 2) => EUROPE_ASIA_MS,
                 _ => NEIGHBOUR_MS,
             };
-            let link = Link::constant(
+            let link = LinkProperties::constant(
                 reading.one_way_share * (least + (most - least) * random.fraction()),
             );
             config.links[from][to] = link;
@@ -127,14 +129,14 @@ fn config(reading: DelayInterpretation, dpf: f64, seed: u64) -> Config {
 /// Returns the changes during a run: "at t1=15min, 2 of the 5 Asian PEs are turned off; at t2=30min, two additional PEs
 /// are turned on [...]. At t3=45min, the failure in Asia is repaired. [...] The two additional PEs [...] are turned off
 /// at t4=50min."
-fn failure_plan() -> Vec<(Time, Action)> {
+fn failure_plan() -> Vec<(Time, PoolAction)> {
     let asian = [3, 4];
     let backup = [EUROPE, AMERICA];
     let mut plan = Vec::new();
     plan.extend(asian.map(|element| {
         (
             minutes(15),
-            Action::Stop {
+            PoolAction::Stop {
                 zone: ASIA,
                 element,
             },
@@ -143,7 +145,7 @@ fn failure_plan() -> Vec<(Time, Action)> {
     plan.extend(backup.map(|zone| {
         (
             minutes(30),
-            Action::Start {
+            PoolAction::Start {
                 zone,
                 element: ELEMENTS,
             },
@@ -152,7 +154,7 @@ fn failure_plan() -> Vec<(Time, Action)> {
     plan.extend(asian.map(|element| {
         (
             minutes(45),
-            Action::Start {
+            PoolAction::Start {
                 zone: ASIA,
                 element,
             },
@@ -161,7 +163,7 @@ fn failure_plan() -> Vec<(Time, Action)> {
     plan.extend(backup.map(|zone| {
         (
             minutes(50),
-            Action::Stop {
+            PoolAction::Stop {
                 zone,
                 element: ELEMENTS,
             },
@@ -170,7 +172,7 @@ fn failure_plan() -> Vec<(Time, Action)> {
     plan
 }
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     if settings.live {
         let phases = PHASES.map(|(name, _, paper)| (name, paper)).to_vec();
         let config = |dpf, seed| config(INTERPRETATIONS[0], dpf, seed);
@@ -188,9 +190,9 @@ fn run(settings: &Settings) -> Result<Outcome> {
         |(reading, dpf, seed)| simulate(&config(*reading, *dpf, *seed), *seed),
         |_| (),
     );
-    let mut outcome = Outcome {
+    let mut outcome = ExperimentOutcome {
         notes: notes(repeats),
-        ..Outcome::default()
+        ..ExperimentOutcome::default()
     };
     let both = simulated.chunks(2 * repeats as usize);
     for (reading, both) in INTERPRETATIONS.into_iter().zip(both) {
@@ -222,7 +224,7 @@ fn notes(repeats: u64) -> Vec<String> {
 }
 
 fn add_phase_rows(
-    outcome: &mut Outcome,
+    outcome: &mut ExperimentOutcome,
     reading: DelayInterpretation,
     place: usize,
     near: &[Simulated],
@@ -234,7 +236,7 @@ fn add_phase_rows(
     let gain = Estimate::from_repeats(&gains_per_seed(place, near, plain));
     let about = reading.about;
     let row = |what: &str, paper, ours, unit: &str| {
-        Row::new(format!("{name}{about}: {what}"), Some(paper), ours, unit)
+        ResultRow::new(format!("{name}{about}: {what}"), Some(paper), ours, unit)
     };
     outcome.rows.push(row("LU-DPF", paper[0], near_s, "s"));
     outcome.rows.push(row("LU", paper[1], plain_s, "s"));

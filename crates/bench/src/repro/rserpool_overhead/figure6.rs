@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::handlespaces::PolicyClass;
-use super::operations::{Curve, Divisor, Operation, PanelSpec, figure};
-use crate::repro::{Experiment, Outcome, Settings};
+use super::operations::{OperationCurve, PanelSpec, PaperOperation, RateDivisor, measure_figure};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig6",
@@ -16,40 +16,40 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
 const PANELS: &[PanelSpec] = &[
     (
         "registration, deregistration",
-        Divisor::Element,
+        RateDivisor::Element,
         &[
-            Curve {
+            OperationCurve {
                 name: "deterministic",
-                operation: Operation::Replace(PolicyClass::RoundRobin),
+                operation: PaperOperation::Replace(PolicyClass::RoundRobin),
                 paper_value: Some((20_000, 2.0)),
             },
-            Curve {
+            OperationCurve {
                 name: "random",
-                operation: Operation::Replace(PolicyClass::Random),
+                operation: PaperOperation::Replace(PolicyClass::Random),
                 paper_value: Some((20_000, 2.0)),
             },
         ],
     ),
     (
         "re-registration",
-        Divisor::Element,
+        RateDivisor::Element,
         &[
-            Curve {
+            OperationCurve {
                 name: "non-adaptive",
-                operation: Operation::Reregister(PolicyClass::RoundRobin),
+                operation: PaperOperation::Reregister(PolicyClass::RoundRobin),
                 paper_value: Some((20_000, 5.0)),
             },
-            Curve {
+            OperationCurve {
                 name: "adaptive",
-                operation: Operation::Reregister(PolicyClass::LeastUsed),
+                operation: PaperOperation::Reregister(PolicyClass::LeastUsed),
                 paper_value: Some((20_000, 3.0)),
             },
         ],
     ),
 ];
 
-fn run(settings: &Settings) -> Result<Outcome> {
-    figure(settings, "Paper 001, figure 6", PANELS)
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
+    measure_figure(settings, "Paper 001, figure 6", PANELS)
 }
 
 #[cfg(test)]

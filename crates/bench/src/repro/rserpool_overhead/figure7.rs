@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::handlespaces::PolicyClass;
-use super::operations::{Curve, Divisor, Operation, PanelSpec, figure};
-use crate::repro::{Experiment, Outcome, Settings};
+use super::operations::{OperationCurve, PanelSpec, PaperOperation, RateDivisor, measure_figure};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig7",
@@ -16,59 +16,59 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
 const PANELS: &[PanelSpec] = &[
     (
         "timers",
-        Divisor::Element,
+        RateDivisor::Element,
         &[
-            Curve {
+            OperationCurve {
                 name: "0 % owned",
-                operation: Operation::RestartLifetimeTimer,
+                operation: PaperOperation::RestartLifetimeTimer,
                 paper_value: None,
             },
-            Curve {
+            OperationCurve {
                 name: "100 % owned",
-                operation: Operation::KeepAlive,
+                operation: PaperOperation::KeepAlive,
                 paper_value: None,
             },
         ],
     ),
     (
         "handle resolution",
-        Divisor::Element,
+        RateDivisor::Element,
         &[
-            Curve {
+            OperationCurve {
                 name: "deterministic, h=1",
-                operation: Operation::Resolve(PolicyClass::RoundRobin, 1),
+                operation: PaperOperation::Resolve(PolicyClass::RoundRobin, 1),
                 paper_value: Some((10_000, 13.0)),
             },
-            Curve {
+            OperationCurve {
                 name: "deterministic, h=3",
-                operation: Operation::Resolve(PolicyClass::RoundRobin, 3),
+                operation: PaperOperation::Resolve(PolicyClass::RoundRobin, 3),
                 paper_value: Some((10_000, 7.5)),
             },
-            Curve {
+            OperationCurve {
                 name: "random, h=1",
-                operation: Operation::Resolve(PolicyClass::Random, 1),
+                operation: PaperOperation::Resolve(PolicyClass::Random, 1),
                 paper_value: Some((10_000, 7.0)),
             },
-            Curve {
+            OperationCurve {
                 name: "random, h=3",
-                operation: Operation::Resolve(PolicyClass::Random, 3),
+                operation: PaperOperation::Resolve(PolicyClass::Random, 3),
                 paper_value: Some((10_000, 4.0)),
             },
         ],
     ),
     (
         "synchronization",
-        Divisor::Second,
-        &[Curve {
+        RateDivisor::Second,
+        &[OperationCurve {
             name: "all elements",
-            operation: Operation::Synchronize,
+            operation: PaperOperation::Synchronize,
             paper_value: Some((30_000, 100.0)),
         }],
     ),
 ];
 
-fn run(settings: &Settings) -> Result<Outcome> {
-    figure(settings, "Paper 001, figure 7", PANELS)
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
+    measure_figure(settings, "Paper 001, figure 7", PANELS)
 }
 
 #[cfg(test)]

@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_wire::rserpool::PolicyKind;
 
-use super::load::{ELEMENTS, RegistrarBench, figure_outcome, paper_value, utilisation_panel};
+use super::registrar_cpu_load::{
+    ELEMENTS, RegistrarBench, figure_outcome, paper_value, utilisation_panel,
+};
 use crate::registrar::MemberKind;
-use crate::repro::{Experiment, Outcome, Series, Settings};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig8",
@@ -33,7 +35,7 @@ const STATED_VALUES: [((usize, u32, u32, u64), f64); 6] = [
     ((1, 1000, 6, 250), 60.0),
 ];
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let mut by_elements = Vec::new();
     for elements in settings.sizes_or(&SIZES) {
         measure_intervals(settings, elements, 2, elements, &mut by_elements)?;
@@ -59,7 +61,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
 
 /// Measures all intervals with these numbers of elements and registrars.
 fn measure_intervals(
-    settings: &Settings,
+    settings: &ExperimentSettings,
     elements: u32,
     registrars: u32,
     x: u32,

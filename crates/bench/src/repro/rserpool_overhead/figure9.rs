@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_wire::rserpool::PolicyKind;
 
-use super::load::{ELEMENTS, RegistrarBench, figure_outcome, paper_value, utilisation_panel};
+use super::registrar_cpu_load::{
+    ELEMENTS, RegistrarBench, figure_outcome, paper_value, utilisation_panel,
+};
 use crate::registrar::MemberKind;
-use crate::repro::{Experiment, Outcome, Series, Settings};
+use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig9",
@@ -34,7 +36,7 @@ const STATED_VALUES: [((usize, usize, u32, u64), f64); 4] = [
     ((2, 1, 1500, 100), 10.0),
 ];
 
-fn run(settings: &Settings) -> Result<Outcome> {
+fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let mut panels = Vec::new();
     for (at, title) in [
         (1, "resolutions at registrar #1"),
@@ -54,7 +56,7 @@ fn run(settings: &Settings) -> Result<Outcome> {
 
 /// Measures all intervals with `users` users at registrar `at`, counted from 1.
 fn measure_intervals(
-    settings: &Settings,
+    settings: &ExperimentSettings,
     policy: PolicyKind,
     users: u32,
     at: usize,

@@ -4,11 +4,11 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{ElementCursor, Handlespace, RegistrationData, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
-use crate::trees::BalanceScheme;
-use crate::trees::tree_handlespace::{Handle, PolicyOrder, TreeSpace};
+use crate::balanced_trees::BalanceScheme;
+use crate::balanced_trees::tree_handlespace::{FixedPoolHandle, PolicyOrder, TreeSpace};
 
 const POOL_NAME: &[u8] = b"the pool of figures 6 and 7";
 const HOME_REGISTRAR: u32 = 1;
@@ -37,7 +37,7 @@ pub trait MeasuredHandlespace {
     /// Lets the first timer, a keep-alive's, expire. Replaces it by the timeout of the answer, cancels the timeout as
     /// if the answer had arrived, and schedules the next keep-alive `later_us` after this one. Returns the time of this
     /// one.
-    fn keep_alive(&mut self, later_us: u64) -> u64;
+    fn expire_keep_alive(&mut self, later_us: u64) -> u64;
     /// Selects elements; returns their number.
     fn resolve(&mut self, items: usize) -> usize;
     /// Walks through the elements of the registrar; returns their number.
@@ -45,17 +45,17 @@ pub trait MeasuredHandlespace {
 }
 
 /// Time for an element's answer, microseconds.
-const ANSWER_US: u64 = 5_000_000;
+const ANSWER_TIMEOUT_US: u64 = 5_000_000;
 
 /// A handlespace of trees.
 pub struct TreeHandlespace<B> {
     space: TreeSpace<B>,
-    handle: Handle,
+    handle: FixedPoolHandle,
 }
 
 impl<B: BalanceScheme> MeasuredHandlespace for TreeHandlespace<B> {
     fn new(kind: PolicyClass) -> Self {
-        let mut handle = Handle::default();
+        let mut handle = FixedPoolHandle::default();
         handle[..POOL_NAME.len()].copy_from_slice(POOL_NAME);
         let mut space = TreeSpace::new();
         let order = match kind {
@@ -79,11 +79,12 @@ impl<B: BalanceScheme> MeasuredHandlespace for TreeHandlespace<B> {
         assert!(self.space.set_timer(&self.handle, id, at_us));
     }
 
-    fn keep_alive(&mut self, later_us: u64) -> u64 {
+    fn expire_keep_alive(&mut self, later_us: u64) -> u64 {
         let Some((at_us, element)) = self.space.pop_timer() else {
             unreachable!("every element has a timer");
         };
-        self.space.set_timer_of_slot(element, at_us + ANSWER_US);
+        self.space
+            .set_timer_of_slot(element, at_us + ANSWER_TIMEOUT_US);
         self.space.set_timer_of_slot(element, at_us + later_us);
         at_us
     }
@@ -124,7 +125,7 @@ impl MeasuredHandlespace for HoldfastHandlespace {
     }
 
     fn register(&mut self, id: u32, load: u32) {
-        let registration = Registration {
+        let registration = RegistrationData {
             handle: &self.handle,
             id: ElementId(id),
             home: RegistrarId(HOME_REGISTRAR),
@@ -152,11 +153,11 @@ impl MeasuredHandlespace for HoldfastHandlespace {
         assert!(set);
     }
 
-    fn keep_alive(&mut self, later_us: u64) -> u64 {
+    fn expire_keep_alive(&mut self, later_us: u64) -> u64 {
         let Some(expired) = self.space.pop_expired(Duration::MAX) else {
             unreachable!("every element has a timer");
         };
-        let timeout = expired.at + Duration::from_micros(ANSWER_US);
+        let timeout = expired.at + Duration::from_micros(ANSWER_TIMEOUT_US);
         self.space
             .set_timer(expired.key, TimerKind::KeepAliveTimeout, timeout);
         let next = expired.at + Duration::from_micros(later_us);
@@ -173,7 +174,7 @@ impl MeasuredHandlespace for HoldfastHandlespace {
     }
 
     fn synchronize(&mut self) -> usize {
-        let mut cursor = Cursor::owned_by(RegistrarId(HOME_REGISTRAR));
+        let mut cursor = ElementCursor::owned_by(RegistrarId(HOME_REGISTRAR));
         self.space.next_block(&mut cursor, usize::MAX, |element| {
             black_box(element.id());
         })

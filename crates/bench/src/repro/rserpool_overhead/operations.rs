@@ -9,12 +9,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::handlespaces::{HoldfastHandlespace, MeasuredHandlespace, PolicyClass, TreeHandlespace};
-use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
-use crate::trees::{RedBlack, Treap};
+use crate::balanced_trees::{RedBlack, Treap};
+use crate::repro::{Estimate, ExperimentOutcome, ExperimentSettings, Figure, Panel, Point, Series};
 
 /// The operation of a curve.
 #[derive(Clone, Copy, Debug)]
-pub enum Operation {
+pub enum PaperOperation {
     /// Deregistration and registration in turns: "The deregistration of a randomly selected element if the pool has the
     /// configured size; otherwise, a new PE is registered."
     Replace(PolicyClass),
@@ -31,21 +31,21 @@ pub enum Operation {
 }
 
 /// A curve for each structure.
-pub struct Curve {
+pub struct OperationCurve {
     /// Name of the curve in its panel.
     pub name: &'static str,
     /// Measured operation.
-    pub operation: Operation,
+    pub operation: PaperOperation,
     /// The paper's value for the red-black tree: number of elements, and operations per element and second.
     pub paper_value: Option<(u32, f64)>,
 }
 
 /// Title of a panel, divisor of its operations, and its curves.
-pub type PanelSpec = (&'static str, Divisor, &'static [Curve]);
+pub type PanelSpec = (&'static str, RateDivisor, &'static [OperationCurve]);
 
 /// Divisor of the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Divisor {
+pub enum RateDivisor {
     /// Operations per element and second.
     Element,
     /// Operations per second.
@@ -54,7 +54,7 @@ pub enum Divisor {
 
 /// A function that returns the operations per second for an operation, a number of elements, a random seed and a
 /// duration.
-type MeasureFunction = fn(Operation, u32, u64, Duration) -> f64;
+type MeasureFunction = fn(PaperOperation, u32, u64, Duration) -> f64;
 
 const STRUCTURES: [(&str, MeasureFunction); 3] = [
     ("red-black tree", measure::<TreeHandlespace<RedBlack>>),
@@ -62,22 +62,26 @@ const STRUCTURES: [(&str, MeasureFunction); 3] = [
     ("Holdfast", measure::<HoldfastHandlespace>),
 ];
 const SIZES: [u32; 5] = [1000, 5000, 10_000, 20_000, 30_000];
-const MILLISECONDS: u64 = 10;
+const MEASURE_MS_DEFAULT: u64 = 10;
 /// Life of a timer, microseconds.
 const LIFE_US: u64 = 30_000_000;
 /// Operations between two readings of the clock.
 const OPERATIONS_PER_CLOCK_READ: usize = 512;
 
 /// Measures all panels.
-pub fn figure(settings: &Settings, title: &str, panels: &[PanelSpec]) -> Result<Outcome> {
-    let milliseconds = settings.milliseconds.unwrap_or(MILLISECONDS);
+pub fn measure_figure(
+    settings: &ExperimentSettings,
+    title: &str,
+    panels: &[PanelSpec],
+) -> Result<ExperimentOutcome> {
+    let milliseconds = settings.milliseconds.unwrap_or(MEASURE_MS_DEFAULT);
     let panels = panels.iter().map(|&(panel, per, curves)| Panel {
         title: panel.to_owned(),
         x: "elements".to_owned(),
         y: "operations".to_owned(),
         unit: match per {
-            Divisor::Element => "per element and second".to_owned(),
-            Divisor::Second => "per second".to_owned(),
+            RateDivisor::Element => "per element and second".to_owned(),
+            RateDivisor::Second => "per second".to_owned(),
         },
         y_log: true,
         series: STRUCTURES
@@ -99,15 +103,15 @@ pub fn figure(settings: &Settings, title: &str, panels: &[PanelSpec]) -> Result<
         ),
         "paper: values stated in its text, for its red-black tree on a 1.3 GHz Athlon".to_owned(),
     ];
-    Ok(Outcome::from_figure(figure, notes))
+    Ok(ExperimentOutcome::from_figure(figure, notes))
 }
 
 fn measure_series(
-    settings: &Settings,
+    settings: &ExperimentSettings,
     milliseconds: u64,
-    (panel, per): (&str, Divisor),
+    (panel, per): (&str, RateDivisor),
     &(structure, measure): &(&'static str, MeasureFunction),
-    curve: &Curve,
+    curve: &OperationCurve,
 ) -> Series {
     let name = format!("{structure}, {}", curve.name);
     let point = |elements: u32| {
@@ -116,8 +120,8 @@ fn measure_series(
             let duration = Duration::from_millis(milliseconds);
             let rate = measure(curve.operation, elements, u64::from(seed), duration);
             match per {
-                Divisor::Element => rate / f64::from(elements),
-                Divisor::Second => rate,
+                RateDivisor::Element => rate / f64::from(elements),
+                RateDivisor::Second => rate,
             }
         };
         let repeats: Vec<f64> = (0..settings.repeats_or(super::REPEATS))
@@ -158,13 +162,14 @@ struct PoolRun<S> {
 }
 
 fn measure<S: MeasuredHandlespace>(
-    operation: Operation,
+    operation: PaperOperation,
     elements: u32,
     seed: u64,
     duration: Duration,
 ) -> f64 {
-    let (Operation::Replace(kind) | Operation::Reregister(kind) | Operation::Resolve(kind, _)) =
-        operation
+    let (PaperOperation::Replace(kind)
+    | PaperOperation::Reregister(kind)
+    | PaperOperation::Resolve(kind, _)) = operation
     else {
         return PoolRun::<S>::new(PolicyClass::RoundRobin, elements, seed)
             .measure(operation, duration);
@@ -188,16 +193,16 @@ impl<S: MeasuredHandlespace> PoolRun<S> {
         run
     }
 
-    fn measure(mut self, operation: Operation, duration: Duration) -> f64 {
+    fn measure(mut self, operation: PaperOperation, duration: Duration) -> f64 {
         let batch = match operation {
-            Operation::Synchronize => 1,
+            PaperOperation::Synchronize => 1,
             _ => OPERATIONS_PER_CLOCK_READ,
         };
         let start = processor_time();
         let mut operations = 0;
         loop {
             for _ in 0..batch {
-                self.operate(operation);
+                self.perform_once(operation);
             }
             operations += batch;
             let spent = processor_time().saturating_sub(start);
@@ -208,28 +213,28 @@ impl<S: MeasuredHandlespace> PoolRun<S> {
     }
 
     #[inline]
-    fn operate(&mut self, operation: Operation) {
+    fn perform_once(&mut self, operation: PaperOperation) {
         match operation {
-            Operation::Replace(_) if self.ids.len() == self.size => {
+            PaperOperation::Replace(_) if self.ids.len() == self.size => {
                 let at = self.random.random_range(0..self.size);
                 let id = self.ids.swap_remove(at);
                 self.subject.deregister(id);
             }
-            Operation::Replace(_) => self.register(),
-            Operation::Reregister(_) => {
+            PaperOperation::Replace(_) => self.register(),
+            PaperOperation::Reregister(_) => {
                 let (id, load) = (self.random_id(), self.random.random());
                 self.subject.register(id, load);
             }
-            Operation::RestartLifetimeTimer => {
+            PaperOperation::RestartLifetimeTimer => {
                 let id = self.random_id();
                 self.now_us += 1;
                 self.subject.set_timer(id, self.now_us + LIFE_US);
             }
-            Operation::KeepAlive => self.now_us = self.subject.keep_alive(LIFE_US),
-            Operation::Resolve(_, items) => {
+            PaperOperation::KeepAlive => self.now_us = self.subject.expire_keep_alive(LIFE_US),
+            PaperOperation::Resolve(_, items) => {
                 assert_eq!(self.subject.resolve(items), items.min(self.size));
             }
-            Operation::Synchronize => assert_eq!(self.subject.synchronize(), self.size),
+            PaperOperation::Synchronize => assert_eq!(self.subject.synchronize(), self.size),
         }
     }
 
@@ -257,7 +262,7 @@ pub(super) mod tests {
     /// Checks that the experiment has `series` positive rows for each of two sizes, and `stated` values of the paper at
     /// the paper's sizes.
     pub fn check_experiment(experiment: Experiment, series: usize, stated: usize) {
-        let settings = Settings {
+        let settings = ExperimentSettings {
             repeats: Some(2),
             milliseconds: Some(1),
             sizes: vec![10, 300],
@@ -270,7 +275,7 @@ pub(super) mod tests {
         for row in &outcome.rows {
             assert!(row.ours > 0.0 && row.ci95.is_some(), "{row:?}");
         }
-        let settings = Settings {
+        let settings = ExperimentSettings {
             repeats: Some(1),
             sizes: vec![10_000, 20_000, 30_000],
             ..settings

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use holdfast_bpf::shared::FlowKey;
+use holdfast_bpf::shared_with_c::FlowKey;
 
 use super::host::Host;
 use super::pool::{TCP, UDP, service};

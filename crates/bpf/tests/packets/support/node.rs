@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use holdfast_bpf::Dataplane;
-use holdfast_bpf::shared::{Event, FlowKey, FlowState, FlowValue};
+use holdfast_bpf::shared_with_c::{Event, FlowKey, FlowState, FlowValue};
 
 use super::lab::Lab;
 use super::server::Server;

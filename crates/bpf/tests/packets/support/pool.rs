@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use holdfast_bpf::Dataplane;
-use holdfast_bpf::shared::{
+use holdfast_bpf::shared_with_c::{
     Config, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST,
     REACH_STEER, Service, ServiceKey, to_mapped,
 };

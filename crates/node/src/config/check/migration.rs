@@ -6,9 +6,9 @@ use toml::Spanned;
 
 use super::super::raw::RawMigration;
 use super::super::{ConfigError, MigrationConfig, SocketFamily};
-use super::Checker;
+use super::ConfigChecker;
 
-impl Checker<'_> {
+impl ConfigChecker<'_> {
     pub(super) fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
         Ok(MigrationConfig {
             enabled: raw.enabled,

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::pool_element::{CookieKey, LifeUnit};
-use holdfast_proto::registrar::Prefix;
+use holdfast_proto::registrar::AddressPrefix;
 use holdfast_sys::transport::{FailureDetection, StreamProtocol};
 use holdfast_wire::rserpool::asap;
 
 use super::registrar::{ASAP_GROUP, PATH_MTU, PATH_MTU_RANGE};
-use super::{ConfigError, LogConfig, LogFormat, TlsConfig, UNREADABLE_FILE_REMEDY, read};
+use super::{ConfigError, LogConfig, LogFormat, TlsConfig, UNREADABLE_FILE_REMEDY, read_file};
 
 /// A checked configuration of a pool daemon.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct PoolConfig {
     /// True if SCTP runs directly over IP, provided that the process is allowed to.
     pub raw: bool,
     /// SCTP inside UDP (RFC 6951).
-    pub encapsulation: Encapsulation,
+    pub encapsulation: UdpEncapsulation,
     /// UDP port of the remote ends; `None` means that port 9899 is tried besides IP.
     pub remote_encapsulation: Option<u16>,
     /// Limits after which SCTP gives up a path, an association or an attempt.
@@ -41,9 +41,9 @@ pub struct PoolConfig {
     /// Known registrars. If empty and announces are not believed, the registrar of this host is used.
     pub registrars: Vec<RegistrarAddress>,
     /// Addresses that may act as a registrar of elements here, besides `registrars`.
-    pub allowed_registrars: Vec<Prefix>,
+    pub allowed_registrars: Vec<AddressPrefix>,
     /// Addresses that may probe elements here.
-    pub allowed_probers: Vec<Prefix>,
+    pub allowed_probers: Vec<AddressPrefix>,
     /// Unit of a registration's life.
     pub life_unit: LifeUnit,
     /// Default life of a registration, for programs that set none.
@@ -60,7 +60,7 @@ pub struct PoolConfig {
 
 /// Local UDP port of SCTP inside UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encapsulation {
+pub enum UdpEncapsulation {
     /// No SCTP inside UDP.
     Off,
     /// Port 9899, or a port chosen by the system if another process uses 9899. Off if the kernel has SCTP.
@@ -86,7 +86,7 @@ impl Default for PoolConfig {
             listen: vec![Ipv4Addr::UNSPECIFIED.into()],
             port: 0,
             raw: true,
-            encapsulation: Encapsulation::Standard,
+            encapsulation: UdpEncapsulation::Standard,
             remote_encapsulation: None,
             failure: FailureDetection::default(),
             path_mtu: PATH_MTU,
@@ -123,7 +123,7 @@ impl PoolConfig {
         let Some(path) = path else {
             return Ok(PoolConfig::default());
         };
-        let text = read(path, UNREADABLE_FILE_REMEDY)?;
+        let text = read_file(path, UNREADABLE_FILE_REMEDY)?;
         PoolConfig::parse(path, &text)
     }
 
@@ -132,7 +132,7 @@ impl PoolConfig {
     /// # Errors
     /// As [`PoolConfig::load`].
     pub fn parse(path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
-        let raw: raw::Raw =
+        let raw: raw::RawPoolConfig =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
         let config = raw.into_config(path, text)?;
         config.check(path)?;
@@ -187,7 +187,7 @@ impl PoolConfig {
 
     /// Returns true if a host with one of these addresses may probe elements here.
     pub fn admits_prober(&self, addresses: &[SocketAddr]) -> bool {
-        let admitted = |prefix: &Prefix| addresses.iter().any(|at| prefix.contains(at.ip()));
+        let admitted = |prefix: &AddressPrefix| addresses.iter().any(|at| prefix.contains(at.ip()));
         self.allowed_probers.iter().any(admitted)
     }
 
@@ -217,7 +217,7 @@ impl PoolConfig {
             return fail("a registrar cannot be reached from pool.listen", advice);
         }
         self.check_registrars(path)?;
-        if !self.raw && self.encapsulation == Encapsulation::Off {
+        if !self.raw && self.encapsulation == UdpEncapsulation::Off {
             let advice = "enable raw or encapsulation";
             return fail("SCTP is enabled neither over IP nor inside UDP", advice);
         }

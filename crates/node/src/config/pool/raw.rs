@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::pool_element::LifeUnit;
-use holdfast_proto::registrar::Prefix;
+use holdfast_proto::registrar::AddressPrefix;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{ConfigError, Encapsulation, PoolConfig, RegistrarAddress};
+use super::{ConfigError, PoolConfig, RegistrarAddress, UdpEncapsulation};
 use crate::config::raw::{RawLog, RawTls};
 use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set};
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Raw {
+pub(super) struct RawPoolConfig {
     pool: RawPool,
-    access: RawAccess,
-    multicast: RawMulticast,
+    access: RawPoolAccess,
+    multicast: RawPoolMulticast,
     sctp: RawSctp,
     tls: Option<RawTls>,
     log: RawLog,
@@ -42,20 +42,20 @@ struct RawPool {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawAccess {
+struct RawPoolAccess {
     registrar: Vec<Spanned<String>>,
     probe: Option<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawMulticast {
+struct RawPoolMulticast {
     announces: bool,
     group: Option<SocketAddr>,
     interfaces: Vec<String>,
 }
 
-impl Raw {
+impl RawPoolConfig {
     pub(super) fn into_config(self, path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
         let registrar = |written: &Spanned<String>| {
@@ -68,7 +68,7 @@ impl Raw {
                 })
         };
         let prefix = |written: &Spanned<String>| {
-            written.get_ref().parse::<Prefix>().map_err(|error| {
+            written.get_ref().parse::<AddressPrefix>().map_err(|error| {
                 let advice = "write ADDRESS or ADDRESS/LENGTH";
                 ConfigError::at(path, text, written.span(), error.to_string(), advice)
             })
@@ -105,10 +105,10 @@ impl RawPool {
         set(&mut config.listen, self.listen);
         set(&mut config.port, self.port);
         set(&mut config.raw, self.raw);
-        let port = self.encapsulation_port.map(Encapsulation::Port);
+        let port = self.encapsulation_port.map(UdpEncapsulation::Port);
         set(&mut config.encapsulation, port);
         if self.encapsulation == Some(false) {
-            config.encapsulation = Encapsulation::Off;
+            config.encapsulation = UdpEncapsulation::Off;
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
         set(&mut config.run_dir, self.run_dir);

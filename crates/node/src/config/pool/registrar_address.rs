@@ -7,7 +7,7 @@ use std::str::FromStr;
 use holdfast_sys::transport::StreamProtocol;
 use holdfast_wire::rserpool::asap;
 
-use crate::asap::TLS_PORT;
+use crate::asap_over_tcp::TLS_PORT;
 
 /// A registrar's address, written as `[sctp://]ADDRESS[:PORT]`, `tcp://ADDRESS[:PORT]` or
 /// `tls://[NAME@]ADDRESS[:PORT]`. `NAME` is the name in its certificate.

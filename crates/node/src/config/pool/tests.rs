@@ -39,7 +39,7 @@ init_retransmissions = 2
 "#;
     let config = parse(text).unwrap();
     assert_eq!((config.listen.len(), config.raw), (2, false));
-    assert_eq!(config.encapsulation, Encapsulation::Port(7000));
+    assert_eq!(config.encapsulation, UdpEncapsulation::Port(7000));
     let addresses =
         ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse::<RegistrarAddress>().unwrap());
     assert_eq!(config.known_registrars(), addresses);

@@ -1,22 +1,22 @@
 //! Configuration of a registrar: a TOML file in which every key is optional. The file is optional too.
 
+mod asap_tcp;
 pub(super) mod raw;
-mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use streams::StreamsConfig;
+pub use asap_tcp::AsapTcpConfig;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_proto::registrar::Settings;
+use holdfast_proto::registrar::RegistrarSettings;
 use holdfast_sys::transport::{ENCAPSULATION_PORT, FailureDetection};
 use holdfast_wire::rserpool::{asap, enrp};
 
-use super::{ConfigError, LogConfig, LogFormat, UNREADABLE_FILE_REMEDY, read};
+use super::{ConfigError, LogConfig, LogFormat, UNREADABLE_FILE_REMEDY, read_file};
 
 /// Multicast groups of rsplib, for announces to elements and between registrars.
 pub(super) const ASAP_GROUP: SocketAddr =
@@ -69,11 +69,11 @@ pub struct RegistrarConfig {
     /// Registrars known at start.
     pub peers: Vec<RegistrarPeer>,
     /// ASAP over TCP and TLS.
-    pub streams: StreamsConfig,
+    pub streams: AsapTcpConfig,
     /// Announces.
     pub multicast: MulticastConfig,
     /// Settings of the registrar machine.
-    pub settings: Settings,
+    pub settings: RegistrarSettings,
     /// Address for metrics over TCP, besides the control socket, if any.
     pub metrics_listen: Option<SocketAddr>,
     /// Format and filter of the log.
@@ -135,13 +135,13 @@ impl Default for RegistrarConfig {
             update_delay: UPDATE_DELAY,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
-            streams: StreamsConfig::default(),
+            streams: AsapTcpConfig::default(),
             multicast: MulticastConfig {
                 asap_group: ASAP_GROUP,
                 enrp_group: ENRP_GROUP,
                 interfaces: Vec::new(),
             },
-            settings: Settings::default(),
+            settings: RegistrarSettings::default(),
             metrics_listen: None,
             log: LogConfig {
                 format: LogFormat::default(),
@@ -160,7 +160,7 @@ impl RegistrarConfig {
         let Some(path) = path else {
             return Ok(RegistrarConfig::default());
         };
-        let text = read(path, UNREADABLE_FILE_REMEDY)?;
+        let text = read_file(path, UNREADABLE_FILE_REMEDY)?;
         let mut config = RegistrarConfig::parse(path, &text)?;
         config.file = Some(path.to_owned());
         Ok(config)
@@ -190,7 +190,7 @@ impl RegistrarConfig {
     /// # Errors
     /// As [`RegistrarConfig::load`].
     pub fn parse(path: &Path, text: &str) -> Result<RegistrarConfig, ConfigError> {
-        let raw: raw::Raw =
+        let raw: raw::RawRegistrarConfig =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
         let config = raw.into_config(path, text)?;
         config.check(path)?;

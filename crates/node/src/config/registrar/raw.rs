@@ -4,27 +4,29 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_proto::registrar::{HostClass, LifeUnit, Limits, Permission, Settings, TakeoverRace};
+use holdfast_proto::registrar::{
+    HostClass, LifeUnit, PermittedHosts, RegistrarSettings, ResourceLimits, TakeoverRace,
+};
 use holdfast_sys::transport::FailureDetection;
 use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::streams::RawTcp;
+use super::asap_tcp::RawTcp;
 use super::{ConfigError, RegistrarConfig, RegistrarPeer};
 use crate::config::raw::{RawLog, RawMetrics, RawTls};
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Raw {
+pub(super) struct RawRegistrarConfig {
     registrar: RawRegistrar,
-    peer: Vec<RawPeer>,
-    access: RawAccess,
+    peer: Vec<RawRegistrarPeer>,
+    access: RawRegistrarAccess,
     limits: RawLimits,
     sctp: RawSctp,
     tcp: RawTcp,
     tls: Option<RawTls>,
-    multicast: RawMulticast,
+    multicast: RawRegistrarMulticast,
     metrics: RawMetrics,
     log: RawLog,
 }
@@ -82,7 +84,7 @@ enum RawTakeoverRace {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawPeer {
+struct RawRegistrarPeer {
     addresses: Vec<IpAddr>,
     port: Option<u16>,
     encapsulation_port: Option<std::num::NonZeroU16>,
@@ -90,7 +92,7 @@ struct RawPeer {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawAccess {
+struct RawRegistrarAccess {
     register: Option<Vec<Spanned<String>>>,
     resolve: Option<Vec<Spanned<String>>>,
     registrar: Option<Vec<Spanned<String>>>,
@@ -116,7 +118,7 @@ struct RawLimits {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawMulticast {
+struct RawRegistrarMulticast {
     asap_group: Option<SocketAddr>,
     enrp_group: Option<SocketAddr>,
     interfaces: Vec<String>,
@@ -148,7 +150,7 @@ pub(in crate::config) fn set_ms(target: &mut Duration, value: Option<u64>) {
     set(target, value.map(Duration::from_millis));
 }
 
-impl Raw {
+impl RawRegistrarConfig {
     pub(super) fn into_config(
         self,
         path: &Path,
@@ -174,7 +176,11 @@ impl Raw {
                     .transpose()?,
             );
         }
-        config.peers = self.peer.into_iter().map(RawPeer::into_peer).collect();
+        config.peers = self
+            .peer
+            .into_iter()
+            .map(RawRegistrarPeer::into_peer)
+            .collect();
         let multicast = self.multicast;
         set(&mut config.multicast.asap_group, multicast.asap_group);
         set(&mut config.multicast.enrp_group, multicast.enrp_group);
@@ -199,7 +205,7 @@ pub(in crate::config) fn parse_access_list(
     path: &Path,
     text: &str,
     list: Vec<Spanned<String>>,
-) -> Result<Permission, ConfigError> {
+) -> Result<PermittedHosts, ConfigError> {
     let parse = |written: Spanned<String>| {
         written.get_ref().parse::<HostClass>().map_err(|error| {
             let advice = "write ADDRESS or ADDRESS/LENGTH";
@@ -207,10 +213,10 @@ pub(in crate::config) fn parse_access_list(
         })
     };
     let allowed: Result<_, _> = list.into_iter().map(parse).collect();
-    Ok(Permission::Only(allowed?))
+    Ok(PermittedHosts::Only(allowed?))
 }
 
-impl RawPeer {
+impl RawRegistrarPeer {
     fn into_peer(self) -> RegistrarPeer {
         let port = self.port.unwrap_or(enrp::PORT);
         let at = |address| SocketAddr::new(address, port);
@@ -244,7 +250,7 @@ impl RawRegistrar {
         set(&mut config.run_dir, self.run_dir);
     }
 
-    fn apply_settings(&self, settings: &mut Settings) {
+    fn apply_settings(&self, settings: &mut RegistrarSettings) {
         let unit = self.life_unit.map(|unit| match unit {
             RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
             RawLifeUnit::Seconds => LifeUnit::Seconds,
@@ -296,7 +302,7 @@ impl RawSctp {
 }
 
 impl RawLimits {
-    fn apply(self, limits: &mut Limits) {
+    fn apply(self, limits: &mut ResourceLimits) {
         set(
             &mut limits.associations_per_host,
             self.associations_per_host,

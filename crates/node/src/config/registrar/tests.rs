@@ -1,5 +1,5 @@
 use super::*;
-use holdfast_proto::registrar::{LifeUnit, Permission, TakeoverRace};
+use holdfast_proto::registrar::{LifeUnit, PermittedHosts, TakeoverRace};
 
 fn parse(text: &str) -> Result<RegistrarConfig, ConfigError> {
     RegistrarConfig::parse(Path::new("registrar.toml"), text)
@@ -68,7 +68,7 @@ init_retransmissions = 2
             .register
             .permits_address("11.0.0.1".parse().unwrap())
     );
-    assert_eq!(settings.access.resolve, Permission::Everyone);
+    assert_eq!(settings.access.resolve, PermittedHosts::Everyone);
     assert_eq!(config.failure.rto_max, Duration::from_millis(600));
     assert_eq!(config.failure.init_retransmissions, 2);
     let peer = "10.0.0.2:9901".parse().unwrap();

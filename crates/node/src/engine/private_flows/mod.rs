@@ -19,9 +19,9 @@ use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::{BlockerEntry, ProcessCheck};
-use holdfast_bpf::shared::{FlowState, Translation};
-use holdfast_wire::migration::{PeerConnections, TranslateStep};
-use holdfast_wire::{Change, ChangeKind, Flow, NodeId};
+use holdfast_bpf::shared_with_c::{FlowState, Translation};
+use holdfast_wire::move_frames::{PeerConnections, TranslationStep};
+use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange};
 
 use self::sweep::QuerySubject;
 use super::Engine;
@@ -76,7 +76,7 @@ impl Engine {
         let entries: Vec<FilterEntry> = new_flows.iter().map(entry).collect();
         let set = self.dataplane.set_flows(&entries, FlowState::Owned);
         set.map_err(|error| error.to_string())?;
-        let establish = |flow| Change {
+        let establish = |flow| OwnershipChange {
             flow,
             kind: ChangeKind::Establish,
             epoch,
@@ -181,11 +181,11 @@ impl Engine {
     pub(super) fn translate(
         &self,
         hops: u32,
-        (step, to): (TranslateStep, NodeId),
+        (step, to): (TranslationStep, NodeId),
         connections: &[Flow],
     ) -> Result<(), String> {
         // This node accepts packets from any node, so only the switch needs action.
-        if step != TranslateStep::Switch {
+        if step != TranslationStep::Switch {
             return Ok(());
         }
         let addresses = self.migrations.addresses();

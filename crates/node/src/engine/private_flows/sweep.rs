@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use holdfast_bpf::shared::{FlowState, Translation};
+use holdfast_bpf::shared_with_c::{FlowState, Translation};
 use holdfast_sys::sock_diag;
-use holdfast_wire::{Flow, Frame, NodeId, Protocol, Record, RecordState};
+use holdfast_wire::{Flow, Frame, NodeId, OwnershipRecord, Protocol, RecordState};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
@@ -188,7 +188,7 @@ impl Engine {
         }
     }
 
-    fn on_locations(&mut self, subjects: &[QuerySubject], records: &[Option<Record>]) {
+    fn on_locations(&mut self, subjects: &[QuerySubject], records: &[Option<OwnershipRecord>]) {
         for (subject, record) in subjects.iter().zip(records) {
             let owner = match record.map(|record| record.state) {
                 Some(RecordState::Transit { .. }) => continue,

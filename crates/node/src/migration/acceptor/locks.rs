@@ -3,14 +3,14 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use holdfast_proto::migration::Token;
-use holdfast_sys::process::files::{LockStep, WantedLock};
+use holdfast_proto::migration::CommandToken;
+use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
 
 use super::super::image_messages::MessageKind;
 use super::super::locks::{AFTER_COMMIT, LockAnswer, LockRequest, LockRetry, concerns};
 use super::super::records::RecordEntry;
 use super::super::worker_events::WorkerEvent;
-use super::{AcceptorWorker, Job, error_text};
+use super::{AcceptorJob, AcceptorWorker, error_text};
 
 /// Maximum wait for the donor's answer: before the commit in total; after the commit until the request is repeated.
 const SHARE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -18,22 +18,22 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// Progress of the hand-over of locks.
 #[derive(Default)]
-pub(super) struct LockHandover {
-    locks: Vec<WantedLock>,
+pub(super) struct LockHandoverProgress {
+    locks: Vec<ContendedLock>,
     /// Deadline for the donor's answer.
     deadline: Option<Instant>,
     /// `Restore` command that waits for the hand-over.
-    pub(super) pending_restore: Option<(Token, RecordEntry)>,
+    pub(super) pending_restore: Option<(CommandToken, RecordEntry)>,
 }
 
-impl LockHandover {
+impl LockHandoverProgress {
     /// Returns true if the donor's answer is outstanding.
     pub(super) fn is_awaiting_donor(&self) -> bool {
         self.deadline.is_some()
     }
 
     /// Stops waiting for the donor. Returns the token of the waiting command.
-    pub(super) fn give_up(&mut self) -> Option<Token> {
+    pub(super) fn give_up(&mut self) -> Option<CommandToken> {
         self.deadline = None;
         self.pending_restore.take().map(|(token, _)| token)
     }
@@ -41,7 +41,7 @@ impl LockHandover {
 
 impl AcceptorWorker {
     /// Returns the next job. Refuses the process if the donor does not answer about locks in time.
-    pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
+    pub(super) fn next_job(&mut self, inbox: &Receiver<AcceptorJob>) -> Option<AcceptorJob> {
         while let Some(deadline) = self.lock_handover.deadline {
             match inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(job) => return Some(job),
@@ -56,7 +56,7 @@ impl AcceptorWorker {
     }
 
     /// Starts the hand-over of locks that are contended after the process's state was restored.
-    pub(super) fn hand_over_locks(&mut self, locks: Vec<WantedLock>) -> Result<(), String> {
+    pub(super) fn hand_over_locks(&mut self, locks: Vec<ContendedLock>) -> Result<(), String> {
         if locks.is_empty() {
             return Ok(());
         }
@@ -65,7 +65,7 @@ impl AcceptorWorker {
             tracing::warn!(id = %self.id, count, "a clone runs without the exclusive locks of its original");
             return self.restorer()?.renounce_locks().map_err(error_text);
         }
-        let step = LockStep::ShareRemainder;
+        let step = LockHandoverStep::ShareRemainder;
         let request = LockRequest { step, locks };
         request.send(self.id, &self.events);
         self.lock_handover.locks = request.locks;
@@ -77,7 +77,9 @@ impl AcceptorWorker {
     pub(super) fn on_locks_shared(&mut self, message: &[u8]) -> Result<(), String> {
         let answer =
             LockAnswer::decode(message).ok_or("cannot parse the donor's answer about locks")?;
-        if answer.step != LockStep::ShareRemainder || self.lock_handover.deadline.take().is_none() {
+        if answer.step != LockHandoverStep::ShareRemainder
+            || self.lock_handover.deadline.take().is_none()
+        {
             return Err("received an answer about locks that was not requested".to_owned());
         }
         if let Some(problem) = answer.problem {
@@ -85,7 +87,7 @@ impl AcceptorWorker {
         }
         let excluded_locks = self
             .restorer()?
-            .advance_locks(LockStep::ShareRemainder)
+            .advance_locks(LockHandoverStep::ShareRemainder)
             .map_err(error_text)?;
         if let Some(lock) = excluded_locks.first() {
             let (process, fd) = (lock.process, lock.fd);
@@ -100,7 +102,7 @@ impl AcceptorWorker {
     }
 
     /// Completes the hand-over after the commit: the process must not run before its locks are exclusive again.
-    pub(super) fn take_locks(&mut self, inbox: &Receiver<Job>) -> Result<(), String> {
+    pub(super) fn take_locks(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<(), String> {
         let locks = std::mem::take(&mut self.lock_handover.locks);
         for step in AFTER_COMMIT {
             if concerns(step, &locks) {
@@ -113,7 +115,11 @@ impl AcceptorWorker {
         Ok(())
     }
 
-    fn take_lock_step(&mut self, inbox: &Receiver<Job>, step: LockStep) -> Result<(), String> {
+    fn take_lock_step(
+        &mut self,
+        inbox: &Receiver<AcceptorJob>,
+        step: LockHandoverStep,
+    ) -> Result<(), String> {
         let (id, mut retry) = (self.id, LockRetry::new());
         loop {
             let locks = Vec::new();
@@ -130,12 +136,16 @@ impl AcceptorWorker {
     }
 
     /// Waits briefly for the donor's answer. If the donor is dead, its locks are released in the end.
-    fn wait_for_answer(&mut self, inbox: &Receiver<Job>, step: LockStep) -> Result<(), String> {
+    fn wait_for_answer(
+        &mut self,
+        inbox: &Receiver<AcceptorJob>,
+        step: LockHandoverStep,
+    ) -> Result<(), String> {
         let deadline = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             let (kind, bytes) =
                 match inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                    Ok(Job::Piece { kind, bytes, .. }) => (kind, bytes),
+                    Ok(AcceptorJob::Piece { kind, bytes, .. }) => (kind, bytes),
                     // No other message is for a committed process.
                     Ok(_) => continue,
                     Err(RecvTimeoutError::Timeout) => return Ok(()),

@@ -1,11 +1,11 @@
 //! Descriptors and sockets of a process being moved here.
 
-use holdfast_sys::process::image::{Descriptors, decode};
-use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::process::image::{DescriptorUpdate, decode};
+use holdfast_sys::process::sockets::RestoredSockets;
 use holdfast_wire::MoveId;
 use tokio::sync::oneshot;
 
-use super::super::connections::{SocketStates, port_members, shares_port};
+use super::super::donor_sockets::{SocketStates, port_members, shares_port};
 use super::super::image_messages::MessageKind;
 use super::super::socket_endpoints::endpoint_of;
 use super::super::worker_events::{EventSender, WorkerEvent};
@@ -19,14 +19,15 @@ impl AcceptorWorker {
         kind: MessageKind,
         message: &[u8],
     ) -> Result<(), String> {
-        let found: Descriptors = decode(message).map_err(error_text)?;
+        let found: DescriptorUpdate = decode(message).map_err(error_text)?;
         self.policy.check_descriptors(&found)?;
         if !self.refusals.is_empty() {
             return Ok(());
         }
         if self.sockets.is_none() {
             let first_port = self.policy.judge().first_port();
-            self.sockets = Some(Sockets::new(first_port).map_err(|error| error.to_string())?);
+            self.sockets =
+                Some(RestoredSockets::new(first_port).map_err(|error| error.to_string())?);
             // Loaded before the freeze, which the loading would lengthen.
             retransmission_timeouts::load();
         }
@@ -86,7 +87,7 @@ impl AcceptorWorker {
 }
 
 /// Waits until new clients of the sockets about to be made are redirected to the donor, where the program still runs.
-fn redirect_new_clients(events: &EventSender, id: MoveId, found: &Descriptors) {
+fn redirect_new_clients(events: &EventSender, id: MoveId, found: &DescriptorUpdate) {
     let endpoints = found.sockets.values().filter_map(endpoint_of);
     let listeners: Vec<_> = endpoints
         .filter(|endpoint| endpoint.remote.is_none())

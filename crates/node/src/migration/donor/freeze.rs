@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::FreezeReport;
 use holdfast_sys::priority::RealtimeGuard;
-use holdfast_sys::process::donor::{PageSource, StoppedTree, Tracker};
+use holdfast_sys::process::donor::{PageSource, StoppedTree, TreeTracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{FrozenTree, encode};
+use holdfast_sys::process::image::{ProcessTreeState, encode};
 use holdfast_wire::Flow;
-use holdfast_wire::migration::DonorFlow;
+use holdfast_wire::move_frames::DonorFlow;
 use tokio::sync::oneshot;
 
-use super::super::connections::{self, DescriptorThread, SocketStates, TrackedConnections};
+use super::super::donor_sockets::{self, DescriptorReaderThread, SocketStates, TrackedConnections};
 use super::super::donor_state::{DonorState, FinalState};
 use super::super::image_messages::MessageKind;
 use super::super::records::RecordEntry;
@@ -48,7 +48,7 @@ impl DonorWorker {
         let _priority_boost;
         let (mut stopped, final_state, newcomers) = match state {
             DonorState::Tracked(mut tracker) => {
-                if let Err(why) = self.catch_up(&mut tracker) {
+                if let Err(why) = self.update_acceptor_before_stop(&mut tracker) {
                     return (DonorState::Tracked(tracker), Err(why));
                 }
                 _priority_boost = realtime.then(RealtimeGuard::begin);
@@ -139,7 +139,7 @@ impl DonorWorker {
 
     /// Sends memory, even if the descriptors cannot be saved; the acceptor takes it as another round. Returns the state
     /// of the tree, which is sent last.
-    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<FrozenTree, String> {
+    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<ProcessTreeState, String> {
         self.send_tree(stopped.tree())?;
         self.steps.mark("tree");
         if self.may_postcopy {
@@ -158,7 +158,7 @@ impl DonorWorker {
     fn send_memory_for_postcopy(
         &mut self,
         stopped: &mut StoppedTree,
-    ) -> Result<FrozenTree, String> {
+    ) -> Result<ProcessTreeState, String> {
         self.postcopy_sender = None;
         let state = stopped.read_state().map_err(error_text)?;
         let missing = stopped.defer_to_postcopy(&state);
@@ -224,7 +224,7 @@ impl DonorWorker {
     /// Brings the acceptor up to date while the process still runs, repeatedly as long as far fewer connections change
     /// each time. Then diverts new data, so that all received data is answered and acknowledged when the process is
     /// stopped. Without post-copy, finally copies the pages dirtied meanwhile.
-    fn catch_up(&mut self, tracker: &mut Tracker) -> Result<(), String> {
+    fn update_acceptor_before_stop(&mut self, tracker: &mut TreeTracker) -> Result<(), String> {
         let mut previous = usize::MAX;
         while let Some(states) = self
             .connections
@@ -263,7 +263,7 @@ impl DonorWorker {
     fn send_snapshots(&mut self, states: &SocketStates) -> Result<(), String> {
         tracing::debug!(id = %self.id, changed = states.states.len(), "sending changed socket snapshots");
         self.sender
-            .send(MessageKind::Snapshots, connections::encode(states)?)?;
+            .send(MessageKind::Snapshots, donor_sockets::encode(states)?)?;
         self.sender.wait_until_taken()
     }
 
@@ -306,7 +306,7 @@ impl DonorWorker {
     /// data is queued that only the program can read. Data sent until the stop has left; later packets are held at the
     /// acceptor. Sends memory, and returns the other state with the datagram flows that began here since the last
     /// round.
-    fn stop_tree(&mut self, mut tracker: Tracker) -> Result<StoppedRead, StopFailure> {
+    fn stop_tree(&mut self, mut tracker: TreeTracker) -> Result<StoppedTreeRead, StopFailure> {
         let reader =
             (self.connections.as_ref()).ok_or_else(|| "no pre-copy round was completed".to_owned());
         let reader = match reader.and_then(TrackedConnections::start_reader) {
@@ -354,7 +354,7 @@ impl DonorWorker {
     fn read_stopped(
         &mut self,
         stopped: &mut StoppedTree,
-        reader: &DescriptorThread,
+        reader: &DescriptorReaderThread,
     ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
         let permanent = |why: String| (false, why);
         let mut connections = (self.connections.take())
@@ -368,7 +368,7 @@ impl DonorWorker {
         &mut self,
         stopped: &mut StoppedTree,
         connections: &mut TrackedConnections,
-        reader: &DescriptorThread,
+        reader: &DescriptorReaderThread,
     ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
         let permanent = |why: String| (false, why);
         let failed = |error: Error| {
@@ -440,11 +440,11 @@ fn wait_for_redirect(pending: PendingRedirect) -> Result<Vec<Flow>, String> {
 type PendingRedirect = oneshot::Receiver<Result<Vec<Flow>, String>>;
 
 /// A stopped tree; see [`DonorWorker::stop_tree`].
-type StoppedRead = (Box<StoppedTree>, FinalState, Vec<Flow>);
+type StoppedTreeRead = (Box<StoppedTree>, FinalState, Vec<Flow>);
 
 /// Failure to stop a tree.
 struct StopFailure {
     /// Tracker of the running tree; `None` if it is no longer tracked.
-    tracker: Option<Box<Tracker>>,
+    tracker: Option<Box<TreeTracker>>,
     why: String,
 }

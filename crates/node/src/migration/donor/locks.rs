@@ -1,7 +1,7 @@
 //! File locks of a process that moves away.
 
 use holdfast_sys::process::donor::StoppedTree;
-use holdfast_sys::process::files::{LockStep, WantedLock};
+use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
 
 use super::super::image_messages::MessageKind;
 use super::super::locks::{LockAnswer, LockRequest};
@@ -15,7 +15,7 @@ impl DonorWorker {
             return;
         };
         let outcome = match step {
-            LockStep::ShareRemainder => self.share_locks(stopped, &locks),
+            LockHandoverStep::ShareRemainder => self.share_locks(stopped, &locks),
             step => stopped.advance_handover(step).map_err(error_text),
         };
         let problem = outcome.err();
@@ -26,7 +26,11 @@ impl DonorWorker {
 
     /// Shares locks with the acceptor. The record is written first, so that a process that lacks locks regains them
     /// before it resumes.
-    fn share_locks(&self, stopped: &mut StoppedTree, locks: &[WantedLock]) -> Result<(), String> {
+    fn share_locks(
+        &self,
+        stopped: &mut StoppedTree,
+        locks: &[ContendedLock],
+    ) -> Result<(), String> {
         let given_locks = stopped.find_locks(locks).map_err(error_text)?;
         self.record
             .write(&RecordEntry::GivenLocks(given_locks.clone()))?;

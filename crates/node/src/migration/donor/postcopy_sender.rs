@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::control::PostCopyMemory;
 use holdfast_sys::process::donor::PageSource;
-use holdfast_sys::process::image::{MissingPages, PAGE, Pages, ProcessMissingPages, Validate};
+use holdfast_sys::process::image::{
+    MissingPages, PAGE, PagesMessage, ProcessMissingPages, Validate,
+};
 use holdfast_sys::process::postcopy::PageFault;
-use holdfast_wire::migration::{PageRange, PageRequest};
+use holdfast_wire::move_frames::{PageRange, PageRequest};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::super::image_messages::{ImageSender, MessageKind};
 use super::super::worker_events::{EventSender, WorkerEvent};
-use super::Job;
+use super::DonorJob;
 
 /// Bytes of a message; fits in one piece.
 const MESSAGE_BYTES: u64 = 128 << 10;
@@ -46,7 +48,7 @@ pub(super) struct PostcopySender {
 pub(super) struct LoopEnded;
 
 impl PostcopySender {
-    /// Returns a sender for the pages of `behind`.
+    /// Returns a sender for the pages of `source`.
     pub(super) fn new((id, to): (MoveId, NodeId), source: PageSource) -> PostcopySender {
         let progress = PostCopyMemory {
             bytes: source.bytes(),
@@ -70,7 +72,7 @@ impl PostcopySender {
     pub(super) fn run(
         mut self,
         outgoing: &mut ImageSender,
-        inbox: &Receiver<Job>,
+        inbox: &Receiver<DonorJob>,
         events: &EventSender,
     ) -> Result<(), LoopEnded> {
         let started_at = Instant::now();
@@ -114,8 +116,8 @@ impl PostcopySender {
     }
 
     /// Handles a message from the acceptor.
-    fn handle_job(&mut self, job: Job, outgoing: &mut ImageSender) {
-        let Job::PagesRequested(PageRequest {
+    fn handle_job(&mut self, job: DonorJob, outgoing: &mut ImageSender) {
+        let DonorJob::PagesRequested(PageRequest {
             is_complete,
             ranges,
             problem,
@@ -166,7 +168,7 @@ impl PostcopySender {
         outgoing: &mut ImageSender,
     ) {
         let is_complete = request.is_complete;
-        self.handle_job(Job::PagesRequested(request), outgoing);
+        self.handle_job(DonorJob::PagesRequested(request), outgoing);
         while self.send_next(outgoing, 0) {}
         if is_complete {
             ask_for_missing(outgoing);
@@ -195,7 +197,7 @@ impl PostcopySender {
     }
 
     /// Sends pages. Pages that cannot be sent are requested again.
-    fn send_pages(&self, outgoing: &mut ImageSender, pages: Pages) {
+    fn send_pages(&self, outgoing: &mut ImageSender, pages: PagesMessage) {
         let message = pages.into_message().map_err(|error| error.to_string());
         let result = message.and_then(|(mut header, content)| {
             header.extend(content);
@@ -220,7 +222,7 @@ fn ask_for_missing(outgoing: &ImageSender) {
 
 /// Returns the message of [`ask_for_missing`].
 pub(in super::super) fn missing_pages_question() -> Vec<u8> {
-    (Pages::default().into_message()).map_or(Vec::new(), |(message, _)| message)
+    (PagesMessage::default().into_message()).map_or(Vec::new(), |(message, _)| message)
 }
 
 /// Converts ranges, keeping their order.

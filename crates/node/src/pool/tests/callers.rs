@@ -8,8 +8,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
-use holdfast_api::pool::{Registration, Service};
-use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
+use holdfast_api::pool::{ElementService, Registration};
+use holdfast_sys::transport::{
+    AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent,
+};
 use holdfast_wire::rserpool::asap::{self, Message as Asap};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport, TransportUse};
 use nix::sys::eventfd::EventFd;
@@ -35,22 +37,22 @@ struct FakeEndpoint {
     fd: EventFd,
 }
 
-impl Endpoint for FakeEndpoint {
+impl TransportEndpoint for FakeEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    fn recv_batch(&mut self, _: &mut Vec<Event>) -> io::Result<()> {
+    fn recv_batch(&mut self, _: &mut Vec<TransportEvent>) -> io::Result<()> {
         Ok(())
     }
 
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()> {
         let mut state = self.state.lock().expect("no panic");
         state.sent.push((assoc, message.data.clone()));
         Ok(())
     }
 
-    fn send_bundles(&mut self, _: &[AssocId], _: &[Message], _: &mut Vec<usize>) {}
+    fn send_bundles(&mut self, _: &[AssocId], _: &[MessageToSend], _: &mut Vec<usize>) {}
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
@@ -117,7 +119,7 @@ const ELEMENT: u64 = 7;
 
 /// A daemon that knows two registrars, with an element that is connected to one of them.
 struct TestDaemon {
-    daemon: Daemon,
+    daemon: PoolEventLoop,
     state: Arc<Mutex<FakeState>>,
     _runtime: Runtime,
 }
@@ -140,13 +142,13 @@ impl TestDaemon {
         });
         let groups = MulticastGroups::join(&[], &[]).expect("no group");
         let mail = mailbox().expect("a descriptor");
-        let daemon = Daemon::new(&config, endpoint, groups, mail, runtime.handle().clone());
+        let daemon = PoolEventLoop::new(&config, endpoint, groups, mail, runtime.handle().clone());
         let mut bench = TestDaemon {
             daemon,
             state,
             _runtime: runtime,
         };
-        let service = Service::Tcp(address("10.0.0.7:80"));
+        let service = ElementService::Tcp(address("10.0.0.7:80"));
         let registration = Registration::new("web", service);
         bench
             .daemon
@@ -165,14 +167,14 @@ impl TestDaemon {
         state.confirmed.insert(assoc, confirmed.to_vec());
         state.claimed.insert(assoc, claimed.to_vec());
         drop(state);
-        self.handle_event(Event::Up {
+        self.handle_event(TransportEvent::Up {
             assoc,
             outbound_streams: 1,
             inbound_streams: 1,
         });
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_event(&mut self, event: TransportEvent) {
         self.daemon.on_endpoint_event(0, event);
         self.daemon.process_inputs();
     }
@@ -180,8 +182,8 @@ impl TestDaemon {
     fn receive_message(&mut self, assoc: AssocId, message: &Asap) {
         let mut bytes = BytesMut::new();
         message.encode(&mut bytes).expect("it fits");
-        let message = Message::new(asap::PPID, bytes.freeze());
-        self.handle_event(Event::Message { assoc, message });
+        let message = MessageToSend::new(asap::PPID, bytes.freeze());
+        self.handle_event(TransportEvent::Message { assoc, message });
     }
 
     /// Delivers a keep-alive from a registrar that wants to be the element's home.
@@ -271,7 +273,7 @@ fn caller_is_a_registrar_once_its_address_is_confirmed() {
     let mut state = bench.state.lock().expect("no panic");
     state.confirmed.insert(CALLER, confirmed);
     drop(state);
-    bench.handle_event(Event::Path {
+    bench.handle_event(TransportEvent::Path {
         assoc: CALLER,
         address: configured,
         state: PathState::Confirmed,
@@ -360,9 +362,9 @@ fn guest_that_misbehaves_is_disconnected() {
         let (mut bench, _listener) = bench_with_guest();
         match is_data {
             false => bench.receive_keep_alive(CALLER, IMPOSTOR),
-            true => bench.handle_event(Event::Message {
+            true => bench.handle_event(TransportEvent::Message {
                 assoc: CALLER,
-                message: Message::new(0, Bytes::from_static(b"data")),
+                message: MessageToSend::new(0, Bytes::from_static(b"data")),
             }),
         }
         assert_eq!((bench.aborted(), bench.home()), (vec![CALLER], before));

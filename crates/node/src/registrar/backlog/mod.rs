@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_proto::registrar::AssociationId;
-use holdfast_sys::transport::{AssocId, Message};
+use holdfast_sys::transport::{AssocId, MessageToSend};
 
-use super::links::endpoint_of;
+use super::associations::endpoint_of;
 
 /// Number of updates that are sent without waiting for others.
 const FRESH_MAX: usize = 64;
@@ -26,8 +26,8 @@ const BYTES_MAX: usize = 8 << 20;
 /// Interval for retrying to send without an event.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Function that sends messages: [`send_bundles`](holdfast_sys::transport::Endpoint::send_bundles).
-pub(super) type SendBundles<'a> = &'a mut dyn FnMut(&[AssocId], &[Message], &mut Vec<usize>);
+/// Function that sends messages: [`send_bundles`](holdfast_sys::transport::TransportEndpoint::send_bundles).
+pub(super) type SendBundles<'a> = &'a mut dyn FnMut(&[AssocId], &[MessageToSend], &mut Vec<usize>);
 
 /// Messages to other registrars that are not sent yet.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Backlog {
     delay: Duration,
     send_to_all_at_once: bool,
     /// Messages for all of `to`, after the messages that wait for each.
-    fresh: Vec<Message>,
+    fresh: Vec<MessageToSend>,
     receivers_of_fresh: Arc<[AssociationId]>,
     /// Time at which the fresh messages are sent, if they are few.
     due: Duration,
@@ -48,14 +48,14 @@ pub(super) struct Backlog {
 /// Messages that wait for one association.
 #[derive(Debug, Default)]
 struct PeerQueue {
-    messages: VecDeque<Message>,
+    messages: VecDeque<MessageToSend>,
     bytes: usize,
     /// Time since which the queue is long.
     long_since: Option<Duration>,
 }
 
 impl PeerQueue {
-    fn push(&mut self, message: Message) {
+    fn push(&mut self, message: MessageToSend) {
         self.bytes += message.data.len();
         self.messages.push_back(message);
     }
@@ -83,7 +83,7 @@ impl Backlog {
     }
 
     /// Adds a message for all of these associations.
-    pub(super) fn push_all(&mut self, to: &Arc<[AssociationId]>, message: Message) {
+    pub(super) fn push_all(&mut self, to: &Arc<[AssociationId]>, message: MessageToSend) {
         if !Arc::ptr_eq(&self.receivers_of_fresh, to) {
             self.distribute_fresh();
             self.receivers_of_fresh = to.clone();
@@ -92,7 +92,7 @@ impl Backlog {
     }
 
     /// Adds a message for one association, which does not wait for others.
-    pub(super) fn push(&mut self, to: AssocId, message: Message) {
+    pub(super) fn push(&mut self, to: AssocId, message: MessageToSend) {
         self.distribute_fresh();
         self.queues.entry(to).or_default().push(message);
     }

@@ -1,7 +1,7 @@
-use super::super::links::association_id;
+use super::super::associations::association_id;
 use super::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::Protocol;
+use holdfast_proto::registrar::PoolProtocol;
 
 const DELAY: Duration = Duration::from_millis(10);
 const MS: Duration = Duration::from_millis(1);
@@ -23,7 +23,7 @@ impl FakeNetwork {
         }
     }
 
-    fn send(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+    fn send(&mut self, assocs: &[AssocId], messages: &[MessageToSend], taken: &mut Vec<usize>) {
         self.calls += 1;
         for assoc in assocs {
             let room = self.room_of.get_mut(assoc).expect("an association");
@@ -52,14 +52,14 @@ impl FakeNetwork {
 fn association_ids(count: u64) -> Arc<[AssociationId]> {
     let assocs = (1..=count).map(AssocId);
     assocs
-        .map(|assoc| association_id(Protocol::Enrp, assoc))
+        .map(|assoc| association_id(PoolProtocol::Enrp, assoc))
         .collect()
 }
 
-fn message(id: u32, len: usize) -> Message {
+fn message(id: u32, len: usize) -> MessageToSend {
     let mut data = id.to_be_bytes().to_vec();
     data.resize(len.max(4), 0);
-    Message::new(12, data.into())
+    MessageToSend::new(12, data.into())
 }
 
 #[test]

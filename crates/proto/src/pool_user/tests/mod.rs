@@ -35,21 +35,21 @@ fn element(id: u32) -> PoolElement {
 struct TestBench {
     user: PoolUser,
     now: Duration,
-    home: Link,
+    home: LinkId,
     events: Vec<Event>,
     /// Links made and their addresses, since the last check.
-    connects: Vec<(Link, Transport)>,
+    connects: Vec<(LinkId, Transport)>,
 }
 
 const REGISTRAR: u16 = 3863;
 
 impl TestBench {
     fn new() -> TestBench {
-        let hunt = HuntConfig::new(vec![transport(REGISTRAR)]);
+        let hunt = ServerHuntConfig::new(vec![transport(REGISTRAR)]);
         TestBench {
-            user: PoolUser::new(Config::new(hunt, [4; 32])),
+            user: PoolUser::new(PoolUserConfig::new(hunt, [4; 32])),
             now: Duration::from_secs(1_000),
-            home: Link::Initiated(0),
+            home: LinkId::Initiated(0),
             events: Vec::new(),
             connects: Vec::new(),
         }
@@ -69,7 +69,7 @@ impl TestBench {
     }
 
     /// Carries out the outputs; returns the messages sent. Registrars are reached at once.
-    fn take_sent(&mut self) -> Vec<(Link, Message)> {
+    fn take_sent(&mut self) -> Vec<(LinkId, Message)> {
         let mut sent = Vec::new();
         while let Some(output) = self.user.poll_output() {
             match output {
@@ -136,7 +136,7 @@ impl TestBench {
     }
 
     /// Returns a session that is up, with its link and element.
-    fn open_session(&mut self) -> (SessionId, Link, u32) {
+    fn open_session(&mut self) -> (SessionId, LinkId, u32) {
         let id = self.user.handle_open(self.now, handle(), None);
         self.take_sent();
         let (link, to) = self.connects.pop().expect("a link to an element");
@@ -235,7 +235,10 @@ fn unanswered_request_tries_other_registrars_and_then_fails() {
 #[test]
 fn request_fails_without_registrar() {
     let mut bench = TestBench::new();
-    bench.user = PoolUser::new(Config::new(HuntConfig::new(Vec::new()), [1; 32]));
+    bench.user = PoolUser::new(PoolUserConfig::new(
+        ServerHuntConfig::new(Vec::new()),
+        [1; 32],
+    ));
     bench.user.handle_select(bench.now, handle());
     bench.advance_time(Duration::from_secs(10));
     bench.take_sent();
@@ -330,7 +333,7 @@ fn report_waits_for_registrar() {
 #[test]
 fn messages_from_other_links_are_ignored() {
     let mut bench = TestBench::with_known_pool();
-    let home = std::mem::replace(&mut bench.home, Link::Accepted(1));
+    let home = std::mem::replace(&mut bench.home, LinkId::Accepted(1));
     bench.deliver_answer(vec![element(9)]);
     bench.home = home;
     assert_eq!(bench.select(), Some(1));

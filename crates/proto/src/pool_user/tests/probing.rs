@@ -35,7 +35,7 @@ fn open_session(bench: &mut TestBench) -> SessionId {
 }
 
 /// Returns the probes among sent messages: their links and elements.
-fn probes(sent: Vec<(Link, Message)>) -> Vec<(Link, u32)> {
+fn probes(sent: Vec<(LinkId, Message)>) -> Vec<(LinkId, u32)> {
     let probe = |(link, message)| match message {
         Message::Probe { id, .. } => Some((link, id.0)),
         _ => None,
@@ -43,7 +43,7 @@ fn probes(sent: Vec<(Link, Message)>) -> Vec<(Link, u32)> {
     sent.into_iter().filter_map(probe).collect()
 }
 
-fn deliver_probe_answer(bench: &mut TestBench, link: Link, id: u32, report: (u32, Option<u32>)) {
+fn deliver_probe_answer(bench: &mut TestBench, link: LinkId, id: u32, report: (u32, Option<u32>)) {
     let answer = Message::ProbeAnswer {
         handle: handle(),
         id: ElementId(id),
@@ -75,7 +75,7 @@ fn session_waits_for_answers_and_chooses_fewest_in_flight() {
     assert_eq!(bench.connects.pop(), Some((link, transport(ASAP_PORT))));
     bench.user.handle_connected(bench.now, link);
     // Answers from another link, or about an element without a probe, are ignored.
-    deliver_probe_answer(&mut bench, Link::Initiated(99), one, (0, None));
+    deliver_probe_answer(&mut bench, LinkId::Initiated(99), one, (0, None));
     deliver_probe_answer(&mut bench, link, 7, (0, None));
     deliver_probe_answer(&mut bench, link, 1, (3, None));
     bench.take_sent();

@@ -2,7 +2,7 @@
 
 use super::stub_process::{CallScript, StubProcess};
 use crate::process::error::{Error, Result};
-use crate::process::image::{Credentials, FrozenThread, Process};
+use crate::process::image::{Credentials, ProcessLayout, ThreadState};
 use serde_bytes::ByteBuf;
 use std::os::fd::BorrowedFd;
 
@@ -52,7 +52,7 @@ impl LoweredCredentials {
 /// create threads and children with the original's IDs and to set the original's executable.
 pub(super) fn lower_credentials(
     stub_process: &mut StubProcess,
-    process: &Process,
+    process: &ProcessLayout,
     directory: Option<BorrowedFd<'_>>,
 ) -> Result<()> {
     let credentials = &process.credentials;
@@ -83,11 +83,11 @@ pub(super) fn lower_credentials(
 }
 
 /// Returns the number of filters, oldest first, that all threads of a process have in common: 0 for a single thread.
-pub(super) fn count_common_filters(threads: &[FrozenThread]) -> usize {
+pub(super) fn count_common_filters(threads: &[ThreadState]) -> usize {
     let Some((first, others)) = threads.split_first() else {
         return 0;
     };
-    let common_with_first = |other: &FrozenThread| {
+    let common_with_first = |other: &ThreadState| {
         let pairs = first.seccomp_filters.iter().zip(&other.seccomp_filters);
         pairs.take_while(|(one, other)| one == other).count()
     };
@@ -99,7 +99,7 @@ pub(super) fn count_common_filters(threads: &[FrozenThread]) -> usize {
 /// other's. Equal filters that each thread installs by itself are therefore not enough.
 pub(super) fn add_common_filters(
     stub_process: &StubProcess,
-    first: &FrozenThread,
+    first: &ThreadState,
     common: usize,
     script: &mut CallScript,
 ) -> Result<()> {
@@ -115,7 +115,7 @@ pub(super) fn add_common_filters(
 /// `shared` filters are installed already.
 pub(super) fn add_credentials(
     stub_process: &StubProcess,
-    thread: &FrozenThread,
+    thread: &ThreadState,
     shared: usize,
     script: &mut CallScript,
 ) -> Result<()> {

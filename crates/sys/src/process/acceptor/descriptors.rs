@@ -1,11 +1,11 @@
 //! Open files: the restorer recreates them and passes them to the stub processes.
 
-use super::restoration::Restoration;
 use super::stub_process::StubProcess;
+use super::tree_restoration::TreeRestoration;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
-use crate::process::files::{Changes, FdStore, ProvidedFiles, open_slave};
-use crate::process::image::{Files, Process, Validate};
+use crate::process::files::{FdStore, FilesImageChanges, ProvidedFiles, open_slave};
+use crate::process::image::{OpenFilesUpdate, ProcessLayout, Validate};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ const SOCKETS_MAX: usize = 1 << 18;
 /// Descriptors, and the numbers of the sockets whose descriptors follow the message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct DescriptorMessage<'a> {
-    pub files: Cow<'a, Files>,
+    pub files: Cow<'a, OpenFilesUpdate>,
     pub sockets: Vec<FileId>,
 }
 
@@ -31,7 +31,7 @@ impl Validate for DescriptorMessage<'_> {
     }
 }
 
-impl Restoration {
+impl TreeRestoration {
     /// Recreates the donor's open files and passes them to the stub processes. `is_final` is true once the donor is
     /// stopped.
     pub fn update_descriptors(
@@ -49,20 +49,22 @@ impl Restoration {
             memory: self.objects.take_new_memory(&self.tree)?,
         };
         match (handed.files.into_owned(), &mut self.fd_store) {
-            (Files::Image(image), None) => {
+            (OpenFilesUpdate::Image(image), None) => {
                 let stock = self.fd_store.insert(FdStore::prepare_with_rights(
                     image,
                     received,
                     self.objects.rights().clone(),
                 )?);
                 if is_final {
-                    stock.apply_final(Changes::default(), ProvidedFiles::default())?;
+                    stock.apply_final(FilesImageChanges::default(), ProvidedFiles::default())?;
                 }
             }
-            (Files::Changes(changes), Some(stock)) if is_final => {
+            (OpenFilesUpdate::Changes(changes), Some(stock)) if is_final => {
                 stock.apply_final(changes, received)?
             }
-            (Files::Changes(changes), Some(stock)) => stock.apply_snapshot(changes, received)?,
+            (OpenFilesUpdate::Changes(changes), Some(stock)) => {
+                stock.apply_snapshot(changes, received)?
+            }
             _ => return Err(Error::Image("descriptors out of order")),
         }
         self.fd_store_is_final = is_final;
@@ -129,7 +131,7 @@ impl Restoration {
     /// and to processes forked later, so others cannot get it back.
     fn check_terminal(&self, stock: &FdStore, leader: i32) -> Result<()> {
         let terminal = stock.image().controlling_terminal(leader);
-        let in_session = |process: &&Process| {
+        let in_session = |process: &&ProcessLayout| {
             process.session == leader && process.pid != leader && process.exit_status.is_none()
         };
         match self.tree.processes.iter().find(in_session) {

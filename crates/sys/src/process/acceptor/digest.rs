@@ -1,21 +1,23 @@
 //! Verification that a restored tree equals its original.
 
-use super::restoration::Restoration;
 use super::stub_process::StubProcess;
-use crate::process::digest::{Digest, Part, StoppedProcess, checksum_thread, planned_locks};
+use super::tree_restoration::TreeRestoration;
+use crate::process::digest::{
+    DigestedPart, StoppedProcess, TreeDigest, checksum_thread, planned_locks,
+};
 use crate::process::error::{Error, Result};
-use crate::process::files::image::Lock;
-use crate::process::image::{FrozenProcess, Process};
+use crate::process::files::image::FileLock;
+use crate::process::image::{ProcessLayout, ProcessState};
 use crate::process::procfs;
 use crate::process::trace::{STUB_BYTES, Tracee};
 
-impl Restoration {
+impl TreeRestoration {
     /// Compares a complete tree with the original's checksums.
-    pub fn compare(&self, original: &Digest) -> Result<()> {
+    pub fn compare(&self, original: &TreeDigest) -> Result<()> {
         let frozen = self
             .received_state()
             .ok_or(Error::Image("checksums came before the state"))?;
-        let mut restored = Digest::default();
+        let mut restored = TreeDigest::default();
         let mut pids = Vec::new();
         let states = self.stub_processes.iter().zip(&frozen.processes);
         for (process, (stub_process, state)) in self.tree.processes.iter().zip(states) {
@@ -38,10 +40,10 @@ impl Restoration {
 }
 
 fn add_process(
-    digest: &mut Digest,
-    process: &Process,
-    (stub_process, state): (&StubProcess, &FrozenProcess),
-    locks: Vec<(u32, Lock)>,
+    digest: &mut TreeDigest,
+    process: &ProcessLayout,
+    (stub_process, state): (&StubProcess, &ProcessState),
+    locks: Vec<(u32, FileLock)>,
 ) -> Result<()> {
     for (tid, thread) in stub_process.threads.iter().zip(&state.threads) {
         let tracee = Tracee { tid: *tid };
@@ -50,7 +52,7 @@ fn add_process(
         let before = tracee.registers()?;
         tracee.set_registers(&thread.registers)?;
         tracee.set_extended_registers(&thread.extended_registers)?;
-        let part = Part::Thread {
+        let part = DigestedPart::Thread {
             process: process.pid,
             thread: *tid,
         };

@@ -7,7 +7,9 @@
 use super::stub_process::StubProcess;
 use crate::process::donor::free_range;
 use crate::process::error::{Error, Result};
-use crate::process::image::{ADDRESS_END, Backing, FrozenProcess, Mapping, Process, Tree};
+use crate::process::image::{
+    ADDRESS_END, Backing, Mapping, ProcessLayout, ProcessState, TreeLayout,
+};
 use crate::process::procfs::{self, MapLine};
 use crate::process::trace::{ProcessMemory, STUB_BYTES};
 use crate::process::vdso::{self, PatchedVdso};
@@ -35,7 +37,7 @@ pub(super) struct VdsoPlacement {
 
 impl VdsoImages {
     /// Returns `None` if both kernels have the same vDSO.
-    pub fn compare_vdsos(tree: &Tree) -> Result<Option<Self>> {
+    pub fn compare_vdsos(tree: &TreeLayout) -> Result<Option<Self>> {
         let pid = std::process::id() as i32;
         let lines = procfs::mappings(pid)?;
         let mut current = Vec::new();
@@ -60,7 +62,7 @@ impl VdsoImages {
         &self,
         stub_process: &mut StubProcess,
         here: &[MapLine],
-        process: &Process,
+        process: &ProcessLayout,
     ) -> Result<bool> {
         let is_kernels = |mapping: &&Mapping| matches!(mapping.backing, Backing::Kernel(_));
         let known: Vec<Mapping> = (process.mappings.iter().filter(is_kernels))
@@ -100,7 +102,7 @@ impl VdsoImages {
 
 impl VdsoPlacement {
     /// Checks that the original has not mapped anything at the addresses of this kernel's vDSO.
-    pub fn check_addresses(&self, process: &Process) -> Result<()> {
+    pub fn check_addresses(&self, process: &ProcessLayout) -> Result<()> {
         let (start, end) = self.current;
         let overlaps = |mapping: &Mapping| mapping.start < end && start < mapping.end;
         if process.mappings.iter().any(overlaps) {
@@ -117,7 +119,7 @@ impl VdsoPlacement {
     pub fn check_threads(
         &self,
         stub_process: &StubProcess,
-        state: &FrozenProcess,
+        state: &ProcessState,
         missing: &[(u64, u64)],
     ) -> Result<()> {
         for (tid, thread) in stub_process.threads.iter().zip(&state.threads) {
@@ -181,7 +183,7 @@ fn is_vdso(mapping: &Mapping) -> bool {
 fn move_away(
     stub_process: &StubProcess,
     here: &[MapLine],
-    process: &Process,
+    process: &ProcessLayout,
 ) -> Result<((u64, u64), u64)> {
     let here: Vec<&MapLine> = here.iter().filter(|line| line.end <= ADDRESS_END).collect();
     let start = here.iter().map(|line| line.start).min().unwrap_or(0);

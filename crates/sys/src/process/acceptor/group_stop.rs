@@ -3,7 +3,7 @@
 use super::stub_process::StubProcess;
 use crate::process::error::{Context, unexpected_text};
 use crate::process::error::{Error, Result, check_long};
-use crate::process::image::{FrozenTree, Process, Tree};
+use crate::process::image::{ProcessLayout, ProcessTreeState, TreeLayout};
 use crate::process::trace::{StopReason, Tracee, wait_for};
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// parents receive for this stop are discarded later. A parent that has collected the stop at the donor collects it
 /// here too.
 pub(super) fn stop_like_originals(
-    tree: &Tree,
+    tree: &TreeLayout,
     stub_processes: &[Option<StubProcess>],
-    frozen: &FrozenTree,
+    frozen: &ProcessTreeState,
 ) -> Result<()> {
     for ((process, stub_process), state) in tree
         .processes
@@ -65,7 +65,7 @@ pub(super) fn stop_like_originals(
 
 /// Returns true if a process group is orphaned: no member has a parent in another group of its session. The kernel
 /// stops members of such a group only by `SIGSTOP`. The root's parent does not count.
-fn is_orphaned(tree: &Tree, group: i32) -> bool {
+fn is_orphaned(tree: &TreeLayout, group: i32) -> bool {
     let mut members = tree
         .processes
         .iter()
@@ -75,7 +75,7 @@ fn is_orphaned(tree: &Tree, group: i32) -> bool {
             .parent
             .map(|parent| &tree.processes[parent as usize]);
         let is_controlling =
-            |parent: &&Process| parent.group != group && parent.session == process.session;
+            |parent: &&ProcessLayout| parent.group != group && parent.session == process.session;
         process.exit_status.is_none() && parent.filter(is_controlling).is_some()
     })
 }

@@ -1,13 +1,13 @@
 //! File locks of a tree, taken as soon as processes have their state. An exclusive lock that the donor still holds on
-//! the same file is handed over in steps ([`LockStep`]).
+//! the same file is handed over in steps ([`LockHandoverStep`]).
 
-use super::restoration::Restoration;
 use super::stub_process::StubProcess;
+use super::tree_restoration::TreeRestoration;
 use crate::process::donor::call_result;
 use crate::process::error::{Context, Error, Result};
-use crate::process::files::image::{LockHolder, Table};
+use crate::process::files::image::{DescriptorTable, LockHolder};
 use crate::process::files::{
-    FdStore, FileIdentity, LockChange, LockStep, WantedLock, is_lock_taken,
+    ContendedLock, FdStore, LockChange, LockHandoverStep, LockedFileIdentity, is_lock_taken,
 };
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const CALLS_MAX: usize = 256;
 struct TreeLock {
     /// Number of the lock's descriptor table in the image.
     table: u32,
-    wanted: WantedLock,
+    wanted: ContendedLock,
 }
 
 /// Exclusive locks that another process holds, most likely one of the donor's.
@@ -34,19 +34,19 @@ impl ContendedLocks {
     }
 
     /// Returns the locks.
-    pub fn list(&self) -> Vec<WantedLock> {
+    pub fn list(&self) -> Vec<ContendedLock> {
         self.0.iter().map(|place| place.wanted.clone()).collect()
     }
 }
 
-impl Restoration {
+impl TreeRestoration {
     /// Takes all locks of the tree except exclusive ones that another process holds.
     ///
     /// # Errors
     /// [`Error::Refused`] if another process's lock excludes a shared lock.
     pub(super) fn take_locks(&mut self) -> Result<()> {
         let places = self.tree_locks()?;
-        let whole_lock = |place: &TreeLock| Some(LockChange::restore(&place.wanted.lock));
+        let whole_lock = |place: &TreeLock| Some(LockChange::for_whole_range(&place.wanted.lock));
         let excluded = self.change_locks(&places, whole_lock)?;
         if let Some(shared) = excluded.iter().find(|place| !place.wanted.lock.write) {
             let (process, fd) = (shared.wanted.process, shared.wanted.fd);
@@ -61,7 +61,7 @@ impl Restoration {
 
     /// Takes a step of the hand-over after the donor has. Returns the locks of which another process still holds that
     /// part.
-    pub(super) fn advance_locks(&self, step: LockStep) -> Result<Vec<WantedLock>> {
+    pub(super) fn advance_locks(&self, step: LockHandoverStep) -> Result<Vec<ContendedLock>> {
         let step_change = |place: &TreeLock| {
             let wanted = &place.wanted;
             LockChange::for_acceptor(step, &wanted.lock, wanted.readable)
@@ -72,10 +72,10 @@ impl Restoration {
 
     /// Takes the contended locks as a whole. Returns the locks that another process holds.
     pub(super) fn take_contended_locks(&self) -> Result<Vec<String>> {
-        let whole_lock = |place: &TreeLock| Some(LockChange::restore(&place.wanted.lock));
+        let whole_lock = |place: &TreeLock| Some(LockChange::for_whole_range(&place.wanted.lock));
         let lost = self.change_locks(&self.contended_locks.0, whole_lock)?;
         let text = |place: &TreeLock| {
-            let WantedLock {
+            let ContendedLock {
                 process, fd, lock, ..
             } = &place.wanted;
             format!("process {process}, descriptor {fd}: {lock:?}")
@@ -98,9 +98,9 @@ impl Restoration {
             };
             for (fd, lock) in stock.image().locks(*number) {
                 let (file, readable) = open_file(stock, table, fd)?;
-                let identity = FileIdentity::of(file);
+                let identity = LockedFileIdentity::of(file);
                 let identity = identity.context(|| format!("the file of descriptor {fd}"))?;
-                let wanted = WantedLock {
+                let wanted = ContendedLock {
                     process: stub_process.pid,
                     fd,
                     lock,
@@ -140,7 +140,7 @@ impl Restoration {
             return Ok(excluded);
         };
         for place in places {
-            let WantedLock {
+            let ContendedLock {
                 process, fd, lock, ..
             } = &place.wanted;
             let Some(change) = change_of(place) else {
@@ -174,7 +174,7 @@ impl Restoration {
 /// Returns the restorer's file for a descriptor, and true if the file is open for reading.
 fn open_file<'a>(
     stock: &'a FdStore,
-    table: &Table,
+    table: &DescriptorTable,
     fd: u32,
 ) -> Result<(std::os::fd::BorrowedFd<'a>, bool)> {
     let slot = table

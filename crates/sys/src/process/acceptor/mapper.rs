@@ -2,10 +2,10 @@
 
 use super::restored_objects::RestoredObjects;
 use super::stub_process::{CallScript, StubProcess};
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::Result;
-use crate::process::image::{Backing, GUARD_INSTALL, Mapping, Process};
+use crate::process::image::{Backing, GUARD_INSTALL, Mapping, ProcessLayout};
 use crate::process::procfs::VmFlags;
-use crate::process::ranges::AddressRanges;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// `PR_SET_VMA` with `PR_SET_VMA_ANON_NAME`.
@@ -53,7 +53,7 @@ const ADVICE_VALUES: [(u32, i32, Option<i32>); 8] = [
 /// Adjusts the mappings of a stub process to `process`. Mappings that both have stay, with their content.
 pub(super) fn reconcile_mappings(
     stub_process: &mut StubProcess,
-    process: &Process,
+    process: &ProcessLayout,
     objects: &RestoredObjects,
 ) -> Result<()> {
     if stub_process.mappings == process.mappings {
@@ -89,7 +89,10 @@ pub(super) fn reconcile_mappings(
 }
 
 /// Adjusts the guard pages of a stub process to `process`, after its mappings.
-pub(super) fn reconcile_guards(stub_process: &mut StubProcess, process: &Process) -> Result<()> {
+pub(super) fn reconcile_guards(
+    stub_process: &mut StubProcess,
+    process: &ProcessLayout,
+) -> Result<()> {
     let wanted: AddressRanges = process.guards.iter().copied().collect();
     if stub_process.guards == wanted {
         return Ok(());

@@ -6,8 +6,8 @@ use super::stub_process::{CallScript, StubProcess, ThreadScript, run_scripts};
 use crate::priority::{run_parallel, set_timer_slack_ns};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{
-    FrozenProcess, FrozenThread, IntervalTimer, PosixTimer, Process, ResourceLimit, Scheduling,
-    SignalInfo,
+    IntervalTimer, PosixTimer, ProcessLayout, ProcessState, ResourceLimit, Scheduling, SignalInfo,
+    ThreadState,
 };
 use crate::process::trace::{SlotAllocator, StubSlot, SystemCall, Tracee};
 use std::ffi::OsStr;
@@ -25,18 +25,21 @@ const PR_SET_MDWE: u64 = 65;
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 
 /// A stub process, the process that it becomes, and the state of that process.
-pub(super) type RestoreTarget<'a> = (&'a StubProcess, &'a Process, &'a FrozenProcess);
+pub(super) type ProcessRestoreTarget<'a> = (&'a StubProcess, &'a ProcessLayout, &'a ProcessState);
 
 /// Gives stub processes all state but registers. Threads make their own calls at the same time.
 pub(super) fn restore_processes(
-    targets: &[RestoreTarget<'_>],
+    targets: &[ProcessRestoreTarget<'_>],
     objects: &RestoredObjects,
 ) -> Result<()> {
     for (stub_process, _, _) in targets {
         super::mapper::lock_memory(stub_process)?;
     }
     // A script relies on the lowest free descriptor number, so processes that share a table take turns.
-    let (unshared, sharing): (Vec<&RestoreTarget<'_>>, Vec<&RestoreTarget<'_>>) = targets
+    let (unshared, sharing): (
+        Vec<&ProcessRestoreTarget<'_>>,
+        Vec<&ProcessRestoreTarget<'_>>,
+    ) = targets
         .iter()
         .partition(|(_, process, _)| process.shares_table_with.is_none());
     let scripts: Result<Vec<ThreadScript<'_>>> = (unshared.into_iter())
@@ -88,7 +91,7 @@ pub(super) fn restore_processes(
 }
 
 /// Returns the signals that will be pending for the process or that its timers may send, as a set.
-pub(super) fn expected_signals(state: &FrozenProcess) -> u64 {
+pub(super) fn expected_signals(state: &ProcessState) -> u64 {
     let of_threads = state.threads.iter().flat_map(|thread| &thread.pending);
     let waiting = state.pending.iter().chain(of_threads);
     let timers = state.posix_timers.iter().map(|timer| timer.signal);
@@ -101,7 +104,7 @@ pub(super) fn expected_signals(state: &FrozenProcess) -> u64 {
 
 /// Prepares the calls that a process's first thread makes for the whole process.
 fn process_script<'a>(
-    (stub_process, process, state): RestoreTarget<'a>,
+    (stub_process, process, state): ProcessRestoreTarget<'a>,
     objects: &RestoredObjects,
 ) -> Result<ThreadScript<'a>> {
     // Run these calls at once: all stub processes share the socket over which the file arrives.
@@ -136,7 +139,7 @@ fn process_script<'a>(
 /// directory that the process itself may not enter. Otherwise the process enters it with its final credentials.
 fn enters_directory_as_restorer(
     stub_process: &StubProcess,
-    state: &FrozenProcess,
+    state: &ProcessState,
     objects: &RestoredObjects,
 ) -> bool {
     let directory = Path::new(OsStr::from_bytes(&state.directory));
@@ -146,7 +149,7 @@ fn enters_directory_as_restorer(
 /// Gives all first threads, or all others, their state. As many scripts as the stubs can hold run at the same time.
 /// `common_filters` is the number of filters that the threads of each process have in common.
 fn restore_threads(
-    targets: &[RestoreTarget<'_>],
+    targets: &[ProcessRestoreTarget<'_>],
     common_filters: &[usize],
     objects: &RestoredObjects,
     first: bool,
@@ -202,8 +205,8 @@ fn restore_threads(
 }
 
 fn add_thread_state(
-    (stub_process, _, state): RestoreTarget<'_>,
-    (tid, thread): (i32, &FrozenThread),
+    (stub_process, _, state): ProcessRestoreTarget<'_>,
+    (tid, thread): (i32, &ThreadState),
     shared_filters: usize,
     objects: &RestoredObjects,
     script: &mut CallScript,
@@ -224,7 +227,7 @@ fn add_thread_state(
 
 /// Tests if a stub process can get this state: its threads' credentials and its working directory. With the
 /// restorer's rights, the test detects only missing directories.
-pub(super) fn check_state(stub_process: &StubProcess, state: &FrozenProcess) -> Result<()> {
+pub(super) fn check_state(stub_process: &StubProcess, state: &ProcessState) -> Result<()> {
     if let Some(who) = &stub_process.lowered_credentials {
         for thread in &state.threads {
             who.check(
@@ -243,14 +246,14 @@ pub(super) fn check_state(stub_process: &StubProcess, state: &FrozenProcess) -> 
     stub_process.run_script(script).map(drop)
 }
 
-fn change_directory(script: &mut CallScript, state: &FrozenProcess) -> Result<()> {
+fn change_directory(script: &mut CallScript, state: &ProcessState) -> Result<()> {
     let directory = script.add_text(&state.directory)?;
     script.add_call("its working directory", libc::SYS_chdir, &[directory]);
     Ok(())
 }
 
 /// Adds the calls that would prevent mapping memory, as the last ones.
-fn add_final_restrictions(script: &mut CallScript, state: &FrozenProcess) {
+fn add_final_restrictions(script: &mut CallScript, state: &ProcessState) {
     if state.mlockall_flags != 0 {
         script.add_call("mlockall", libc::SYS_mlockall, &[state.mlockall_flags]);
     }
@@ -260,11 +263,7 @@ fn add_final_restrictions(script: &mut CallScript, state: &FrozenProcess) {
     }
 }
 
-fn add_memory_fields(
-    script: &mut CallScript,
-    state: &FrozenProcess,
-    executable: u64,
-) -> Result<()> {
+fn add_memory_fields(script: &mut CallScript, state: &ProcessState, executable: u64) -> Result<()> {
     let fields = &state.memory;
     let auxiliary = script.add_bytes(&fields.auxiliary)?;
     let mut words = fields.addresses.to_vec();
@@ -286,7 +285,7 @@ fn add_memory_fields(
     Ok(())
 }
 
-fn add_signal_actions(script: &mut CallScript, state: &FrozenProcess) -> Result<()> {
+fn add_signal_actions(script: &mut CallScript, state: &ProcessState) -> Result<()> {
     // Ignoring a signal discards pending ones, so the process loses signals received while it was made.
     let ignore = script.add_words(&[libc::SIG_IGN as u64, 0, 0, 0])?;
     for (number, action) in (1u64..).zip(&state.signal_actions) {
@@ -304,7 +303,7 @@ fn add_signal_actions(script: &mut CallScript, state: &FrozenProcess) -> Result<
     Ok(())
 }
 
-fn add_simple_attributes(script: &mut CallScript, state: &FrozenProcess) -> Result<()> {
+fn add_simple_attributes(script: &mut CallScript, state: &ProcessState) -> Result<()> {
     script.add_call("umask", libc::SYS_umask, &[u64::from(state.umask)]);
     let mut prctl = |option: u64, value: u64, more: u64| {
         script.add_call("prctl", libc::SYS_prctl, &[option, value, more, 0, 0]);
@@ -333,7 +332,7 @@ fn add_simple_attributes(script: &mut CallScript, state: &FrozenProcess) -> Resu
 fn add_timers(
     stub_process: &StubProcess,
     script: &mut CallScript,
-    state: &FrozenProcess,
+    state: &ProcessState,
 ) -> Result<()> {
     for (which, timer) in (0u64..).zip(&state.interval_timers) {
         if *timer != IntervalTimer::default() {
@@ -406,7 +405,7 @@ fn add_signal(
 
 fn add_thread_calls(
     stub_process: &StubProcess,
-    (tid, thread): (i32, &FrozenThread),
+    (tid, thread): (i32, &ThreadState),
     shared_filters: usize,
     script: &mut CallScript,
 ) -> Result<()> {
@@ -441,7 +440,7 @@ fn add_thread_calls(
 }
 
 /// Sets attributes that each thread has for itself, although most processes set them only once.
-fn add_thread_attributes(thread: &FrozenThread, script: &mut CallScript) {
+fn add_thread_attributes(thread: &ThreadState, script: &mut CallScript) {
     let persona = u64::from(thread.personality);
     script.add_call("personality", libc::SYS_personality, &[persona]);
     let priority = u64::from(thread.io_priority);
@@ -461,7 +460,7 @@ fn add_thread_attributes(thread: &FrozenThread, script: &mut CallScript) {
 }
 
 /// Registers the places in memory that the thread has told the kernel.
-fn add_registrations(thread: &FrozenThread, script: &mut CallScript) -> Result<()> {
+fn add_registrations(thread: &ThreadState, script: &mut CallScript) -> Result<()> {
     let (address, bytes) = thread.robust_list;
     if address != 0 {
         script.add_call(

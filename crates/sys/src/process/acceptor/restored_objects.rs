@@ -1,13 +1,15 @@
 //! Files and shared memory that stub processes map. The restorer opens these objects and passes them on.
 
-use crate::process::digest::{Digest, Part, checksum_file};
+use crate::process::digest::{DigestedPart, TreeDigest, checksum_file};
 use crate::process::donor::boot_id;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::file_identity;
+use crate::process::file_rights::{FileOpener, FileRights};
 use crate::process::files::{FdStore, create_nameless};
-use crate::process::image::{PageContent, PageRun, Process, SharedMemory, SharedMemoryKind, Tree};
-use crate::process::rights::{FileOpener, FileRights};
-use crate::process::system_v::RecreatedSegment;
+use crate::process::image::{
+    PageContent, PageRun, ProcessLayout, SharedMemory, SharedMemoryKind, TreeLayout,
+};
+use crate::process::system_v_memory::RecreatedSegment;
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
@@ -50,14 +52,14 @@ impl RestoredObjects {
     }
 
     /// Opens or makes the objects of a tree that do not exist yet.
-    pub fn update(&mut self, tree: &Tree) -> Result<()> {
+    pub fn update(&mut self, tree: &TreeLayout) -> Result<()> {
         self.open_new_objects(tree)?;
         // End the opener's helper processes, as their PIDs may be the tree's.
         self.opener.end_deputies();
         self.resize_shared(tree)
     }
 
-    fn open_new_objects(&mut self, tree: &Tree) -> Result<()> {
+    fn open_new_objects(&mut self, tree: &TreeLayout) -> Result<()> {
         for file in tree.files.iter().skip(self.files.len()) {
             let file = file_identity::open_identical(file, &mut self.opener)?;
             self.files.push(with_high_fd(file)?);
@@ -90,7 +92,7 @@ impl RestoredObjects {
         Ok(())
     }
 
-    fn resize_shared(&mut self, tree: &Tree) -> Result<()> {
+    fn resize_shared(&mut self, tree: &TreeLayout) -> Result<()> {
         for (object, held) in tree.shared_memory.iter().zip(&mut self.shared_memory) {
             if let (Some(made), Some(wanted)) = (&mut held.segment, object.segment())
                 && !wanted.is_gone
@@ -150,18 +152,18 @@ impl RestoredObjects {
     }
 
     /// Adds the checksums of shared memory.
-    pub fn add_checksums(&self, digest: &mut Digest) -> Result<()> {
+    pub fn add_checksums(&self, digest: &mut TreeDigest) -> Result<()> {
         for (index, held) in (0..).zip(&self.shared_memory) {
             let checksum =
                 checksum_file(&held.file).context(|| "reading shared memory".to_owned())?;
-            digest.insert(Part::Shared(index), checksum);
+            digest.insert(DigestedPart::Shared(index), checksum);
         }
         Ok(())
     }
 
     /// Returns memory objects that descriptors may refer to as well, by device and inode at the donor. Objects that
     /// an earlier call returned are left out.
-    pub fn take_new_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
+    pub fn take_new_memory(&mut self, tree: &TreeLayout) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
         let all = tree.shared_memory.iter().zip(&self.shared_memory);
         // Named files are opened by name.
         let new_objects = all.skip(self.stored).filter(|(object, held)| {
@@ -200,8 +202,8 @@ impl RestoredObjects {
     }
 
     /// Opens the working directories, by process index, that processes may use only because the policy exempts them.
-    pub fn open_exempt_directories(&mut self, tree: &Tree) -> Vec<Option<OwnedFd>> {
-        let mut open = |process: &Process| {
+    pub fn open_exempt_directories(&mut self, tree: &TreeLayout) -> Vec<Option<OwnedFd>> {
+        let mut open = |process: &ProcessLayout| {
             let path = Path::new(OsStr::from_bytes(&process.directory));
             let exempt = self.opener.is_limited() && self.rights().is_exempt(path);
             let flags = OFlags::PATH | OFlags::DIRECTORY;
@@ -225,7 +227,7 @@ impl RestoredObjects {
     }
 
     /// Returns the indexes of System V segments that were removed at the donor. New segments may reuse their IDs.
-    pub fn removed_segments(&self, tree: &Tree) -> Vec<u32> {
+    pub fn removed_segments(&self, tree: &TreeLayout) -> Vec<u32> {
         let known = (0..).zip(tree.shared_memory.iter().zip(&self.shared_memory));
         let removed = known.filter(|(_, (object, held))| {
             held.segment.is_some() && object.segment().is_some_and(|segment| segment.is_gone)
@@ -268,7 +270,7 @@ fn with_high_fd(file: File) -> Result<File> {
     Ok(File::from(FdStore::move_caller_fd_up(file.into())?))
 }
 
-fn is_donors_object(tree: &Tree, object: &SharedMemory, file: &File) -> Result<bool> {
+fn is_donors_object(tree: &TreeLayout, object: &SharedMemory, file: &File) -> Result<bool> {
     let here = file.metadata().context(|| "inspecting a file".to_owned())?;
     let device = (libc::major(here.dev()), libc::minor(here.dev()));
     let (major, minor, inode) = object.identity;

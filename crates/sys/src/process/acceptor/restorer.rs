@@ -1,18 +1,18 @@
 //! The daemon's interface to a restorer.
 
-use super::channel::{self, LockRequest, MessageKind, Reply};
 use super::descriptors::DescriptorMessage;
-use crate::process::digest::Digest;
+use super::restorer_channel::{self, LockRequest, RestorerMessageKind, RestorerReply};
+use crate::process::digest::TreeDigest;
 use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::file_rights::FileRights;
 use crate::process::files::image::FileId;
-use crate::process::files::{LockStep, WantedLock};
-use crate::process::image::{Descriptors, FrozenTree, Pages, Tree, encode};
+use crate::process::files::{ContendedLock, LockHandoverStep};
+use crate::process::image::{DescriptorUpdate, PagesMessage, ProcessTreeState, TreeLayout, encode};
 use crate::process::inspect;
 use crate::process::procfs::children;
-use crate::process::rights::FileRights;
 use crate::process::sockets::crash_recovery;
 use crate::process::trace::pidfd_open;
-use crate::tcp_repair::{TcpDynamic, TcpStatic};
+use crate::tcp_repair::{TcpDynamicState, TcpStaticState};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -50,7 +50,7 @@ pub struct Restorer {
 
 impl Restorer {
     /// Starts `program` with `arguments` in new PID, IPC and mount namespaces and in the calling thread's network
-    /// namespace. The program must call [`serve`](super::serve).
+    /// namespace. The program must call [`run_restorer`](super::run_restorer).
     ///
     /// # Errors
     /// The kernel's error; new namespaces need `CAP_SYS_ADMIN`.
@@ -89,7 +89,10 @@ impl Restorer {
             pid,
             is_detached: false,
         };
-        restorer.request(MessageKind::Start, &channel::encode_offsets(offsets))?;
+        restorer.request(
+            RestorerMessageKind::Start,
+            &restorer_channel::encode_offsets(offsets),
+        )?;
         Ok(restorer)
     }
 
@@ -163,7 +166,7 @@ impl Restorer {
     /// # Errors
     /// The restorer's error.
     pub fn set_rights(&mut self, rights: &FileRights) -> Result<()> {
-        self.request(MessageKind::Rights, &encode(rights)?)
+        self.request(RestorerMessageKind::Rights, &encode(rights)?)
             .map(drop)
     }
 
@@ -173,7 +176,8 @@ impl Restorer {
     /// # Errors
     /// The restorer's error.
     pub fn raise_priority(&mut self) -> Result<()> {
-        self.request(MessageKind::RaisePriority, &[]).map(drop)
+        self.request(RestorerMessageKind::RaisePriority, &[])
+            .map(drop)
     }
 
     /// Creates processes, threads and mappings as in `tree`, or adjusts them to `tree`. Call this before the freeze
@@ -181,15 +185,16 @@ impl Restorer {
     ///
     /// # Errors
     /// [`Error::Refused`] if this machine cannot take the tree.
-    pub fn update_tree(&mut self, tree: &Tree) -> Result<()> {
-        self.request(MessageKind::Tree, &encode(tree)?).map(drop)
+    pub fn update_tree(&mut self, tree: &TreeLayout) -> Result<()> {
+        self.request(RestorerMessageKind::Tree, &encode(tree)?)
+            .map(drop)
     }
 
     /// Writes memory.
     ///
     /// # Errors
     /// The restorer's error.
-    pub fn write_pages(&mut self, pages: Pages) -> Result<()> {
+    pub fn write_pages(&mut self, pages: PagesMessage) -> Result<()> {
         let (front, content) = pages.into_message()?;
         self.write_pages_message(&[front, content])
     }
@@ -199,23 +204,24 @@ impl Restorer {
     /// # Errors
     /// The restorer's error, also for a malformed message.
     pub fn write_pages_message<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> Result<()> {
-        self.request_in_parts(MessageKind::Pages, parts).map(drop)
+        self.request_in_parts(RestorerMessageKind::Pages, parts)
+            .map(drop)
     }
 
-    /// Gives the processes their descriptors while the original runs: the result of [`Tracker::read_descriptors`], after
+    /// Gives the processes their descriptors while the original runs: the result of [`TreeTracker::read_descriptors`], after
     /// the tree of the same round. `sockets` are copies of the new sockets ([`Sockets::new_sockets`]).
     ///
-    /// [`Tracker::read_descriptors`]: crate::process::donor::Tracker::read_descriptors
-    /// [`Sockets::new_sockets`]: crate::process::sockets::Sockets::new_sockets
+    /// [`TreeTracker::read_descriptors`]: crate::process::donor::TreeTracker::read_descriptors
+    /// [`Sockets::new_sockets`]: crate::process::sockets::RestoredSockets::new_sockets
     ///
     /// # Errors
     /// [`Error::Refused`] if this machine cannot take them; this restorer cannot be used any more.
     pub fn update_descriptors(
         &mut self,
-        found: &Descriptors,
+        found: &DescriptorUpdate,
         sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
     ) -> Result<()> {
-        self.send_descriptors(MessageKind::Descriptors, found, sockets)
+        self.send_descriptors(RestorerMessageKind::Descriptors, found, sockets)
     }
 
     /// Gives the processes the stopped tree's descriptors, after its last tree and pages.
@@ -224,16 +230,16 @@ impl Restorer {
     /// As [`Self::update_descriptors`].
     pub fn finish_descriptors(
         &mut self,
-        found: &Descriptors,
+        found: &DescriptorUpdate,
         sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
     ) -> Result<()> {
-        self.send_descriptors(MessageKind::LastDescriptors, found, sockets)
+        self.send_descriptors(RestorerMessageKind::LastDescriptors, found, sockets)
     }
 
     fn send_descriptors(
         &mut self,
-        kind: MessageKind,
-        found: &Descriptors,
+        kind: RestorerMessageKind,
+        found: &DescriptorUpdate,
         sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
     ) -> Result<()> {
         let message = DescriptorMessage {
@@ -242,21 +248,21 @@ impl Restorer {
         };
         let bytes = encode(&message)?;
         let fds: Vec<BorrowedFd<'_>> = sockets.values().copied().collect();
-        channel::send(&mut self.channel, kind, &[bytes])
-            .and_then(|()| channel::send_descriptors(&self.channel, &fds))
+        restorer_channel::send(&mut self.channel, kind, &[bytes])
+            .and_then(|()| restorer_channel::send_descriptors(&self.channel, &fds))
             .map_err(|error| self.failure(error))?;
         self.receive_reply().map(drop)
     }
 
     /// Tests if processes and threads could get their state, as far as it is known while the original runs: the
-    /// result of [`Tracker::check_state_preview`], after the tree of the same round.
+    /// result of [`TreeTracker::preview_state`], after the tree of the same round.
     ///
-    /// [`Tracker::check_state_preview`]: crate::process::donor::Tracker::preview_state
+    /// [`TreeTracker::preview_state`]: crate::process::donor::TreeTracker::preview_state
     ///
     /// # Errors
     /// [`Error::Refused`] if this machine cannot set such a state.
-    pub fn check_state_preview(&mut self, preview: &FrozenTree) -> Result<()> {
-        self.request(MessageKind::StatePreview, &encode(preview)?)
+    pub fn check_state_preview(&mut self, preview: &ProcessTreeState) -> Result<()> {
+        self.request(RestorerMessageKind::StatePreview, &encode(preview)?)
             .map(drop)
     }
 
@@ -265,9 +271,9 @@ impl Restorer {
     ///
     /// # Errors
     /// The restorer's error.
-    pub fn restore_state(&mut self, frozen: &FrozenTree) -> Result<Vec<WantedLock>> {
-        match self.request(MessageKind::State, &encode(frozen)?)? {
-            Reply::Locks(contended) => Ok(contended),
+    pub fn restore_state(&mut self, frozen: &ProcessTreeState) -> Result<Vec<ContendedLock>> {
+        match self.request(RestorerMessageKind::State, &encode(frozen)?)? {
+            RestorerReply::Locks(contended) => Ok(contended),
             _ => Ok(Vec::new()),
         }
     }
@@ -276,7 +282,7 @@ impl Restorer {
     ///
     /// # Errors
     /// The restorer's error.
-    pub fn contended_locks(&mut self) -> Result<Vec<WantedLock>> {
+    pub fn contended_locks(&mut self) -> Result<Vec<ContendedLock>> {
         self.request_locks(LockRequest::List)
     }
 
@@ -285,7 +291,7 @@ impl Restorer {
     ///
     /// # Errors
     /// The restorer's error.
-    pub fn advance_locks(&mut self, step: LockStep) -> Result<Vec<WantedLock>> {
+    pub fn advance_locks(&mut self, step: LockHandoverStep) -> Result<Vec<ContendedLock>> {
         self.request_locks(LockRequest::Advance(step))
     }
 
@@ -297,11 +303,11 @@ impl Restorer {
         self.request_locks(LockRequest::Renounce).map(drop)
     }
 
-    fn request_locks(&mut self, request: LockRequest) -> Result<Vec<WantedLock>> {
+    fn request_locks(&mut self, request: LockRequest) -> Result<Vec<ContendedLock>> {
         let bytes =
             postcard::to_stdvec(&request).map_err(|_| Error::Image("invalid lock request"))?;
-        match self.request(MessageKind::Locks, &bytes)? {
-            Reply::Locks(excluded) => Ok(excluded),
+        match self.request(RestorerMessageKind::Locks, &bytes)? {
+            RestorerReply::Locks(excluded) => Ok(excluded),
             _ => Err(Error::Image("unexpected reply to a lock request")),
         }
     }
@@ -310,19 +316,22 @@ impl Restorer {
     ///
     /// # Errors
     /// [`Error::Refused`] names the differences.
-    pub fn compare(&mut self, original: &Digest) -> Result<()> {
-        self.request(MessageKind::Digest, &encode(original)?)
+    pub fn compare_digest(&mut self, original: &TreeDigest) -> Result<()> {
+        self.request(RestorerMessageKind::Digest, &encode(original)?)
             .map(drop)
     }
 
     /// Activates the tree's connections that an earlier daemon restored. The commit must be certain. `unfinished` are
     /// the connections that [`Sockets::unfinished`] returned to the earlier daemon.
     ///
-    /// [`Sockets::unfinished`]: crate::process::sockets::Sockets::unfinished
+    /// [`Sockets::unfinished`]: crate::process::sockets::RestoredSockets::unfinished
     ///
     /// # Errors
     /// The error of procfs.
-    pub fn activate_connections(&self, unfinished: &[(TcpStatic, TcpDynamic)]) -> Result<()> {
+    pub fn activate_connections(
+        &self,
+        unfinished: &[(TcpStaticState, TcpDynamicState)],
+    ) -> Result<()> {
         for pid in inspect::tree_pids(self.pid)? {
             crash_recovery::finish_all(pid, unfinished)
                 .context(|| format!("activating connections of process {pid}"))?;
@@ -336,10 +345,10 @@ impl Restorer {
     /// # Errors
     /// The restorer's error.
     pub fn resume(&mut self) -> Result<Vec<String>> {
-        let reply = self.request(MessageKind::Resume, &[])?;
+        let reply = self.request(RestorerMessageKind::Resume, &[])?;
         self.is_detached = true;
         Ok(match reply {
-            Reply::Running(unlocked) => unlocked,
+            RestorerReply::Running(unlocked) => unlocked,
             _ => Vec::new(),
         })
     }
@@ -353,40 +362,45 @@ impl Restorer {
         self.channel
             .set_read_timeout(Some(limit))
             .context(waiting)?;
-        match channel::receive_reply(&mut self.channel).context(waiting)? {
-            Reply::Ended(status) => Ok(status),
+        match restorer_channel::receive_reply(&mut self.channel).context(waiting)? {
+            RestorerReply::Ended(status) => Ok(status),
             other => Err(Error::Refused(format!(
                 "unexpected reply of the restorer: {other:?}"
             ))),
         }
     }
 
-    pub(super) fn request(&mut self, kind: MessageKind, bytes: &[u8]) -> Result<Reply> {
+    pub(super) fn request(
+        &mut self,
+        kind: RestorerMessageKind,
+        bytes: &[u8],
+    ) -> Result<RestorerReply> {
         self.request_in_parts(kind, &[bytes])
     }
 
     fn request_in_parts<P: AsRef<[u8]>>(
         &mut self,
-        kind: MessageKind,
+        kind: RestorerMessageKind,
         parts: &[P],
-    ) -> Result<Reply> {
-        channel::send(&mut self.channel, kind, parts).map_err(|error| self.failure(error))?;
+    ) -> Result<RestorerReply> {
+        restorer_channel::send(&mut self.channel, kind, parts)
+            .map_err(|error| self.failure(error))?;
         self.receive_reply()
     }
 
-    fn receive_reply(&mut self) -> Result<Reply> {
-        let answer = channel::receive_reply(&mut self.channel);
+    fn receive_reply(&mut self) -> Result<RestorerReply> {
+        let answer = restorer_channel::receive_reply(&mut self.channel);
         match answer.map_err(|error| self.failure(error))? {
-            reply
-            @ (Reply::Done | Reply::Running(_) | Reply::MissingPages(_) | Reply::Locks(_)) => {
-                Ok(reply)
-            }
-            Reply::Refused(why) => Err(Error::Refused(why)),
-            Reply::Failed(why) => Err(Error::Kernel {
+            reply @ (RestorerReply::Done
+            | RestorerReply::Running(_)
+            | RestorerReply::MissingPages(_)
+            | RestorerReply::Locks(_)) => Ok(reply),
+            RestorerReply::Refused(why) => Err(Error::Refused(why)),
+            RestorerReply::Failed(why) => Err(Error::Kernel {
                 operation: "restorer".to_owned(),
                 source: std::io::Error::other(why),
             }),
-            Reply::Ended(_) => Err(Error::ProcessEnded(self.pid)),
+            RestorerReply::Ended(_) => Err(Error::ProcessEnded(self.pid)),
         }
     }
 }

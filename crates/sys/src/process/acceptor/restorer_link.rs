@@ -1,7 +1,7 @@
 //! The daemon's connection to a restorer during post-copy.
 
-use super::channel::{self, MessageKind, Reply};
 use super::restorer::Restorer;
+use super::restorer_channel::{self, RestorerMessageKind, RestorerReply};
 use crate::process::error::{Context, Result};
 use crate::process::image::{MissingPages, encode};
 use crate::process::postcopy::LazyPages;
@@ -17,7 +17,7 @@ impl Restorer {
     /// # Errors
     /// The restorer's error.
     pub fn announce_missing(&mut self, missing: &MissingPages) -> Result<()> {
-        self.request(MessageKind::MissingPages, &encode(missing)?)
+        self.request(RestorerMessageKind::MissingPages, &encode(missing)?)
             .map(drop)
     }
 
@@ -26,7 +26,9 @@ impl Restorer {
     /// # Errors
     /// The restorer's error.
     pub fn open_lazy_pages(&mut self) -> Result<Option<LazyPages>> {
-        let Reply::MissingPages(missing) = self.request(MessageKind::GetUserfaults, &[])? else {
+        let RestorerReply::MissingPages(missing) =
+            self.request(RestorerMessageKind::GetUserfaults, &[])?
+        else {
             return Ok(None);
         };
         let talking = || format!("communicating with restorer {}", self.pid());
@@ -34,7 +36,8 @@ impl Restorer {
         if count == 0 {
             return Ok(None);
         }
-        let userfaults = channel::receive_descriptors(&self.channel, count).context(talking)?;
+        let userfaults =
+            restorer_channel::receive_descriptors(&self.channel, count).context(talking)?;
         let courier = RestorerLink::new(&self.channel, &self.process).context(talking)?;
         LazyPages::new(&missing, userfaults, courier).map(Some)
     }
@@ -82,24 +85,33 @@ impl RestorerLink {
     /// Gives the restorer a copy of the descriptor that watches a child.
     pub fn send_userfault(&mut self, userfault: BorrowedFd<'_>) -> Result<()> {
         let telling = || "passing a child's userfaultfd to the restorer".to_owned();
-        channel::send::<&[u8]>(&mut self.channel, MessageKind::KeepUserfault, &[])
+        restorer_channel::send::<&[u8]>(&mut self.channel, RestorerMessageKind::KeepUserfault, &[])
             .context(telling)?;
-        channel::send_descriptors(&self.channel, &[userfault]).context(telling)
+        restorer_channel::send_descriptors(&self.channel, &[userfault]).context(telling)
     }
 
     /// Lets the restorer close its copy of a descriptor: no page is missing there, or the process has ended.
     pub fn release_userfault(&mut self, number: u64) -> Result<()> {
         let telling = || "releasing a userfaultfd in the restorer".to_owned();
         let number = [number.to_le_bytes()];
-        channel::send(&mut self.channel, MessageKind::DropUserfault, &number).context(telling)
+        restorer_channel::send(
+            &mut self.channel,
+            RestorerMessageKind::DropUserfault,
+            &number,
+        )
+        .context(telling)
     }
 
     /// Tells the restorer that no page is missing.
     pub fn report_complete(&mut self) -> Result<()> {
         self.is_complete = true;
         let telling = || "reporting the end of post-copy to the restorer".to_owned();
-        channel::send::<&[u8]>(&mut self.channel, MessageKind::PostcopyComplete, &[])
-            .context(telling)
+        restorer_channel::send::<&[u8]>(
+            &mut self.channel,
+            RestorerMessageKind::PostcopyComplete,
+            &[],
+        )
+        .context(telling)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Resuming: stub processes become the restored ones.
 
-use super::restoration::Restoration;
 use super::stub_process::StubProcess;
+use super::tree_restoration::TreeRestoration;
 use crate::priority::{
     PriorityBoost, RealtimeGuard, boost_stub_thread, is_realtime, set_timer_slack_ns,
     timer_slack_ns,
@@ -9,11 +9,11 @@ use crate::priority::{
 use crate::process::donor::{StublessCall, find_syscall_instruction, find_syscall_instruction_in};
 use crate::process::error::{Error, Result};
 use crate::process::files::FdStore;
-use crate::process::image::{Backing, FrozenProcess, FrozenTree, Mapping};
+use crate::process::image::{Backing, Mapping, ProcessState, ProcessTreeState};
 use crate::process::procfs;
 use crate::process::trace::Tracee;
 
-impl Restoration {
+impl TreeRestoration {
     /// Raises the priority above ordinary threads, as the original is about to be stopped: for the restorer until the
     /// tree runs, if that is permitted, and for the stub processes until they get the scheduling of their originals.
     pub fn raise_priority(&mut self) -> Result<()> {
@@ -34,7 +34,7 @@ impl Restoration {
         Ok(())
     }
 
-    /// Does as much as possible of [`Restoration::resume`] before the commit. Errors are reported by `resume`.
+    /// Does as much as possible of [`TreeRestoration::resume`] before the commit. Errors are reported by `resume`.
     pub fn prepare_resume(&mut self) {
         // Record locks are taken after the commit, by stub processes that still need their stubs.
         if self.contended_locks.has_records() {
@@ -80,9 +80,9 @@ impl Restoration {
     }
 
     /// Gives all threads their registers, without resuming them.
-    fn prepare_processes(&self, frozen: &FrozenTree) -> Result<()> {
+    fn prepare_processes(&self, frozen: &ProcessTreeState) -> Result<()> {
         let pairs = self.stub_processes.iter().zip(&frozen.processes);
-        let living: Vec<(&StubProcess, &FrozenProcess)> = pairs
+        let living: Vec<(&StubProcess, &ProcessState)> = pairs
             .filter_map(|(stub_process, state)| stub_process.as_ref().zip(state.as_ref()))
             .collect();
         remove_stubs(living.iter().map(|(stub_process, _)| *stub_process))?;

@@ -3,7 +3,7 @@
 use super::fd_channel::FdChannel;
 use super::stub_process::StubProcess;
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::image::{PAGE, Process};
+use crate::process::image::{PAGE, ProcessLayout};
 use crate::process::trace::{STUB_BYTES, StopReason, SystemCall, Tracee, stub_code, wait_for};
 use std::cell::RefCell;
 use std::io;
@@ -24,7 +24,7 @@ const TRACE_POLL_NS: libc::c_long = 20_000;
 /// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` are process groups without a
 /// leader in the tree.
 pub(super) fn spawn_root(
-    process: &Process,
+    process: &ProcessLayout,
     stub: u64,
     groups: &[i32],
     fd_channel: &Rc<FdChannel>,
@@ -75,7 +75,7 @@ pub(super) struct Spawner<'a> {
 /// Makes a child of a stub process.
 pub(super) fn spawn_child(
     parent: &StubProcess,
-    process: &Process,
+    process: &ProcessLayout,
     spawner: Spawner<'_>,
 ) -> Result<StubProcess> {
     let Spawner {
@@ -150,7 +150,7 @@ fn end_temporary(parent: &StubProcess, stub_process: &StubProcess) -> Result<()>
 /// Makes a child in a session whose leader has ended. A temporary leader exists while the child is made.
 pub(super) fn spawn_in_ended_session(
     parent: &StubProcess,
-    process: &Process,
+    process: &ProcessLayout,
 ) -> Result<StubProcess> {
     let leader = spawn_copy(parent, process.session, 0, process.exit_signal)?;
     let mut script = leader.script();
@@ -187,7 +187,7 @@ fn join_group(stub_process: &StubProcess, group: i32) -> Result<()> {
 }
 
 /// Puts stub processes into their process groups, leaders first.
-pub(super) fn restore_groups(stub_processes: &[(&Process, &StubProcess)]) -> Result<()> {
+pub(super) fn restore_groups(stub_processes: &[(&ProcessLayout, &StubProcess)]) -> Result<()> {
     let leaders = stub_processes
         .iter()
         .filter(|(process, _)| process.group == process.pid);

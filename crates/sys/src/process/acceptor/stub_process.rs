@@ -4,10 +4,10 @@ use super::credentials::LoweredCredentials;
 use super::fd_channel::FdChannel;
 use super::fd_table::FdTable;
 use super::foreign_vdso::VdsoPlacement;
+use crate::process::address_ranges::AddressRanges;
 use crate::process::donor::call_result;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{Mapping, PageRun};
-use crate::process::ranges::AddressRanges;
 use crate::process::trace::{
     BatchExit, CallBatch, ProcessMemory, SCRATCH_BYTES, SCRATCH_OFFSET, Stub, StubSlot, SystemCall,
     ThreadBatch, Tracee, run_batches,
@@ -130,12 +130,12 @@ impl StubProcess {
     }
 
     /// Makes all calls of a script in the first thread. Each call must succeed.
-    pub fn run_script(&self, script: CallScript) -> Result<ScriptResults> {
+    pub fn run_script(&self, script: CallScript) -> Result<CallResults> {
         self.run_script_in(self.first_thread(), script)
     }
 
     /// Makes all calls of a script in a thread. Each call must succeed.
-    pub fn run_script_in(&self, tracee: Tracee, script: CallScript) -> Result<ScriptResults> {
+    pub fn run_script_in(&self, tracee: Tracee, script: CallScript) -> Result<CallResults> {
         let part = ThreadScript {
             stub_process: self,
             tracee,
@@ -158,7 +158,7 @@ pub(super) struct ThreadScript<'a> {
 
 /// Makes all calls of several scripts at the same time. Each call must succeed. Scripts of one process need
 /// slots that do not overlap.
-pub(super) fn run_scripts(parts: Vec<ThreadScript<'_>>) -> Result<Vec<ScriptResults>> {
+pub(super) fn run_scripts(parts: Vec<ThreadScript<'_>>) -> Result<Vec<CallResults>> {
     let (mut jobs, mut call_names) = (Vec::new(), Vec::new());
     for part in parts {
         let (stub_process, script) = (part.stub_process, part.script);
@@ -178,7 +178,7 @@ pub(super) fn run_scripts(parts: Vec<ThreadScript<'_>>) -> Result<Vec<ScriptResu
                 call_result(*result).context(|| format!("{name} in process {pid}"))?;
             }
         }
-        results.push(ScriptResults {
+        results.push(CallResults {
             results: outcome.results,
         });
     }
@@ -187,7 +187,7 @@ pub(super) fn run_scripts(parts: Vec<ThreadScript<'_>>) -> Result<Vec<ScriptResu
 
 /// Results of a script's calls.
 #[derive(Debug, Default)]
-pub(super) struct ScriptResults {
+pub(super) struct CallResults {
     pub results: Vec<i64>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::stub_process::StubProcess;
 use crate::process::error::{Error, Result};
-use crate::process::image::Process;
+use crate::process::image::ProcessLayout;
 use crate::process::trace::{StopReason, SystemCall, Tracee, wait_for};
 use std::time::Duration;
 
@@ -15,7 +15,10 @@ const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_SYSVSEM;
 
 /// Makes and ends threads until the stub process has the threads of `process`.
-pub(super) fn reconcile_threads(stub_process: &mut StubProcess, process: &Process) -> Result<()> {
+pub(super) fn reconcile_threads(
+    stub_process: &mut StubProcess,
+    process: &ProcessLayout,
+) -> Result<()> {
     let surplus: Vec<i32> = stub_process
         .threads
         .iter()

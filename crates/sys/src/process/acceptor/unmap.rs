@@ -2,17 +2,17 @@
 
 use super::foreign_vdso::VdsoImages;
 use super::stub_process::StubProcess;
+use crate::process::address_ranges::AddressRanges;
 use crate::process::donor::free_range;
 use crate::process::error::{Error, Result};
-use crate::process::image::{ADDRESS_END, Backing, Process};
+use crate::process::image::{ADDRESS_END, Backing, ProcessLayout};
 use crate::process::procfs::{self, MapLine};
-use crate::process::ranges::AddressRanges;
 use crate::process::trace::STUB_BYTES;
 
 /// Unmaps everything but the stub, and moves the kernel's pages to the original's addresses.
 pub(super) fn unmap_all(
     stub_process: &mut StubProcess,
-    process: &Process,
+    process: &ProcessLayout,
     foreign: Option<&VdsoImages>,
 ) -> Result<()> {
     let lines = procfs::mappings(stub_process.pid)?;
@@ -61,7 +61,11 @@ fn unregister_rseq(
 }
 
 /// Moves `[vdso]` and its data through a free range, since old and new addresses may overlap.
-fn place_vdso(stub_process: &mut StubProcess, here: &[MapLine], process: &Process) -> Result<()> {
+fn place_vdso(
+    stub_process: &mut StubProcess,
+    here: &[MapLine],
+    process: &ProcessLayout,
+) -> Result<()> {
     let wanted = |name: &[u8]| {
         process
             .mappings

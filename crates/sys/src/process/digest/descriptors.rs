@@ -1,7 +1,7 @@
 //! Checksums of descriptors, as procfs shows them on any machine.
 
-use super::queues::QueueReader;
-use super::{Digest, Part, StoppedProcess, locks};
+use super::pipe_and_socket_data::QueuedDataReader;
+use super::{DigestedPart, StoppedProcess, TreeDigest, locks};
 use crate::process::error::{Result, unexpected_text};
 use crate::process::files::FdInfo;
 use crate::process::procfs;
@@ -18,9 +18,13 @@ const DIGESTED_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH;
 
 /// Adds the checksums of all descriptors of a process.
-pub(super) fn add(digest: &mut Digest, process: i32, stopped: &StoppedProcess<'_>) -> Result<()> {
+pub(super) fn add(
+    digest: &mut TreeDigest,
+    process: i32,
+    stopped: &StoppedProcess<'_>,
+) -> Result<()> {
     let pid = stopped.pid;
-    let contents = QueueReader::open(pid)?;
+    let contents = QueuedDataReader::open(pid)?;
     let mut infos = BTreeMap::new();
     for number in procfs::numbers(&format!("/proc/{pid}/fd"), pid)? {
         let link = procfs::link_text(pid, &format!("fd/{number}"))?;
@@ -28,13 +32,13 @@ pub(super) fn add(digest: &mut Digest, process: i32, stopped: &StoppedProcess<'_
         let info = FdInfo::parse(&text).ok_or_else(|| unexpected_text("cannot parse fdinfo"))?;
         let number = number as u32;
         if let Some(name) = portable_name(&link) {
-            let part = Part::Name { process, number };
+            let part = DigestedPart::Name { process, number };
             digest.insert(part, crc32c::crc32c(name.as_bytes()));
         }
-        let part = Part::Descriptor { process, number };
+        let part = DigestedPart::Descriptor { process, number };
         digest.insert(part, crc32c::crc32c(describe(&link, &info).as_bytes()));
         if let Some(checksum) = contents.checksum(number, &link, info.flags)? {
-            digest.insert(Part::Queue { process, number }, checksum);
+            digest.insert(DigestedPart::Queue { process, number }, checksum);
         }
         infos.insert(number, info);
     }
@@ -47,7 +51,7 @@ pub(super) fn add(digest: &mut Digest, process: i32, stopped: &StoppedProcess<'_
         }
     };
     if let Some(checksum) = locks::checksum(&infos, found) {
-        digest.insert(Part::Locks { process }, checksum);
+        digest.insert(DigestedPart::Locks { process }, checksum);
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
 //! Checksums of locks on files. A restored tree gets its locks when it resumes; until then, its planned locks are
 //! compared.
 
-use crate::process::files::image::{Lock, LockHolder};
-use crate::process::files::{FdInfo, Image};
+use crate::process::files::image::{FileLock, LockHolder};
+use crate::process::files::{FdInfo, FilesImage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the checksum of locks, or `None` if there are none. A lock counts at the lowest descriptor of its file,
 /// because the kernel shows a process's own locks at each of them.
-pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> Option<u32> {
+pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, FileLock)]) -> Option<u32> {
     let file = |info: &FdInfo| (info.mount, info.inode);
     let mut first: BTreeMap<(u32, u64), u32> = BTreeMap::new();
     for (number, info) in infos {
@@ -31,7 +31,7 @@ pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> 
 }
 
 /// Returns the locks that the kernel shows.
-pub(super) fn current_locks(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
+pub(super) fn current_locks(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, FileLock)> {
     let of_one = |(number, info): (&u32, &FdInfo)| {
         let locks = info.locks(0).unwrap_or_default();
         let number = *number;
@@ -41,7 +41,7 @@ pub(super) fn current_locks(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
 }
 
 /// Returns the locks that a process will get, by the PID that the process itself sees.
-pub(crate) fn planned_locks(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
+pub(crate) fn planned_locks(image: &FilesImage, pid: i32) -> Vec<(u32, FileLock)> {
     let mut found = Vec::new();
     for (table, has) in image
         .tables
@@ -50,7 +50,7 @@ pub(crate) fn planned_locks(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
     {
         for (number, slot) in &has.slots {
             let locks = image.files.get(&slot.file).map(|file| &file.locks);
-            let is_of_process = |lock: &&Lock| match lock.holder {
+            let is_of_process = |lock: &&FileLock| match lock.holder {
                 LockHolder::Table(holder) => holder == *table,
                 LockHolder::Flock | LockHolder::OpenFile => true,
             };
@@ -73,7 +73,7 @@ mod tests {
         };
         let infos = BTreeMap::from([(3, info(7)), (4, info(7)), (5, info(8))]);
         let lock = |number, holder, start| {
-            let lock = Lock {
+            let lock = FileLock {
                 holder,
                 write: true,
                 start,
@@ -82,7 +82,7 @@ mod tests {
             (number, lock)
         };
         let table = LockHolder::Table;
-        let checksum_of = |locks: &[(u32, Lock)]| checksum(&infos, locks);
+        let checksum_of = |locks: &[(u32, FileLock)]| checksum(&infos, locks);
         assert_eq!(checksum_of(&[]), None);
         let twice = [lock(3, table(0), 10), lock(4, table(0), 10)];
         assert_eq!(checksum_of(&twice), checksum_of(&[lock(4, table(9), 10)]));

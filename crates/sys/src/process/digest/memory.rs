@@ -1,12 +1,12 @@
 //! Checksums of mappings and their content.
 
-use super::{Digest, Part, StoppedProcess};
+use super::{DigestedPart, StoppedProcess, TreeDigest};
+use crate::process::address_ranges::AddressRanges;
 use crate::process::donor::{data_ranges, read_padded, scan_guards, scan_private_pages};
 use crate::process::error::{Context, Result};
-use crate::process::image::{Backing, FrozenProcess, PAGE, Process};
+use crate::process::image::{Backing, PAGE, ProcessLayout, ProcessState};
 use crate::process::procfs::MapLine;
-use crate::process::ranges::AddressRanges;
-use crate::process::system_v::MAPPED_NAME_PREFIX;
+use crate::process::system_v_memory::MAPPED_NAME_PREFIX;
 use std::fs::File;
 use std::io;
 
@@ -17,7 +17,7 @@ const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 
 /// Adds the mappings of a process. Adjacent mappings with equal properties count as one: their boundaries in the kernel
 /// depend on the way in which they were made.
-pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapLine]) {
+pub(super) fn add_mappings(digest: &mut TreeDigest, process: &ProcessLayout, lines: &[MapLine]) {
     let lines = program_mappings(process, lines);
     let process = process.pid;
     let are_mergeable = |a: &MapLine, b: &MapLine| a.end == b.start && merge_key(a) == merge_key(b);
@@ -25,7 +25,7 @@ pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapL
         let (start, end) = (lines[0].start, lines[lines.len() - 1].end);
         let (protection, shared, name) = merge_key(&lines[0]);
         let head = crc32c::crc32c(&[protection as u8, u8::from(shared)]);
-        let part = Part::Mapping {
+        let part = DigestedPart::Mapping {
             process,
             start,
             end,
@@ -36,7 +36,7 @@ pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapL
 
 /// Returns the program's mappings, without the kernel's, and without memory that replaces the kernel's if the kernels
 /// differ.
-fn program_mappings(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
+fn program_mappings(process: &ProcessLayout, lines: &[MapLine]) -> Vec<MapLine> {
     let kernels = process.mappings.iter();
     let kernels: AddressRanges = kernels
         .filter(|mapping| matches!(mapping.backing, Backing::Kernel(_)))
@@ -73,8 +73,8 @@ fn merge_key(line: &MapLine) -> (i32, bool, &[u8]) {
 
 /// Adds the content of private mappings, page by page; a page of zeros counts as no page.
 pub(super) fn add_content(
-    digest: &mut Digest,
-    process: &Process,
+    digest: &mut TreeDigest,
+    process: &ProcessLayout,
     stopped: &StoppedProcess<'_>,
 ) -> Result<()> {
     let path = format!("/proc/{}/pagemap", stopped.pid);
@@ -89,7 +89,7 @@ pub(super) fn add_content(
     let checksum = words.fold(0, |sum, word| {
         crc32c::crc32c_append(sum, &word.to_le_bytes())
     });
-    let of_process = Part::Guards {
+    let of_process = DigestedPart::Guards {
         process: process.pid,
     };
     digest.insert(of_process, checksum);
@@ -115,7 +115,7 @@ pub(super) fn add_content(
             }
         }
         let process = process.pid;
-        let part = Part::Content {
+        let part = DigestedPart::Content {
             process,
             start,
             end,
@@ -126,7 +126,7 @@ pub(super) fn add_content(
 }
 
 /// Zeroes the areas of restartable sequences, where the kernel writes the processor of each thread.
-fn zero_rseq_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
+fn zero_rseq_areas(state: &ProcessState, at: u64, bytes: &mut [u8]) {
     for area in state.threads.iter().filter_map(|thread| thread.rseq) {
         let inside = |address: u64| address.saturating_sub(at).min(bytes.len() as u64) as usize;
         let (start, end) = (
@@ -169,7 +169,7 @@ pub(crate) fn checksum_file(file: &File) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::image::{FrozenThread, Rseq};
+    use crate::process::image::{Rseq, ThreadState};
 
     #[test]
     fn zero_page_counts_as_absent() {
@@ -189,13 +189,13 @@ mod tests {
             bytes: 32,
             signature: 0,
         };
-        let thread = FrozenThread {
+        let thread = ThreadState {
             rseq: Some(area),
-            ..FrozenThread::default()
+            ..ThreadState::default()
         };
-        let state = FrozenProcess {
+        let state = ProcessState {
             threads: vec![thread],
-            ..FrozenProcess::default()
+            ..ProcessState::default()
         };
         let mut page = vec![1; PAGE as usize];
         zero_rseq_areas(&state, 0x1000, &mut page);

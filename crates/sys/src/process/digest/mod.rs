@@ -6,13 +6,13 @@
 mod descriptors;
 mod locks;
 mod memory;
-mod queues;
+mod pipe_and_socket_data;
 mod registers;
-mod sharing;
+mod shared_open_files;
 
 use super::error::{Error, Result};
-use super::files::image::Lock;
-use super::image::{FrozenProcess, Process, Validate};
+use super::files::image::FileLock;
+use super::image::{ProcessLayout, ProcessState, Validate};
 use super::procfs::MapLine;
 use super::trace::ProcessMemory;
 use serde::{Deserialize, Serialize};
@@ -28,13 +28,13 @@ const NAMED_MAX: usize = 8;
 
 /// Checksums of all parts of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Digest {
-    parts: BTreeMap<Part, u32>,
+pub struct TreeDigest {
+    parts: BTreeMap<DigestedPart, u32>,
 }
 
 /// A part of a tree. Processes and threads are identified by the IDs that they see themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) enum Part {
+pub(crate) enum DigestedPart {
     /// A mapping and its properties.
     Mapping { process: i32, start: u64, end: u64 },
     /// The private content of a mapping.
@@ -57,7 +57,7 @@ pub(crate) enum Part {
     Locks { process: i32 },
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for DigestedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mapping {
@@ -90,15 +90,15 @@ impl fmt::Display for Part {
     }
 }
 
-impl Digest {
-    pub(crate) fn insert(&mut self, part: Part, checksum: u32) {
+impl TreeDigest {
+    pub(crate) fn insert(&mut self, part: DigestedPart, checksum: u32) {
         self.parts.insert(part, checksum);
     }
 
     /// Adds all parts of a process except its registers, which the donor knows and the acceptor reads back.
     pub(crate) fn add_process(
         &mut self,
-        process: &Process,
+        process: &ProcessLayout,
         stopped: &StoppedProcess<'_>,
     ) -> Result<()> {
         memory::add_mappings(self, process, &stopped.lines);
@@ -109,7 +109,7 @@ impl Digest {
     /// Adds the groups of descriptors that refer to one open file. A process is given by the PID that it sees itself,
     /// and the PID that the caller sees.
     pub(crate) fn add_sharing(&mut self, processes: &[(i32, i32)]) -> Result<()> {
-        sharing::add(self, processes)
+        shared_open_files::add(self, processes)
     }
 
     /// Compares the digests of the original and of the restored tree.
@@ -118,11 +118,13 @@ impl Digest {
     /// [`Error::Refused`] names the parts that differ.
     pub fn compare(&self, other: &Self) -> Result<()> {
         let differing = self.parts.iter();
-        let differs = |(part, checksum): &(&Part, &u32)| other.parts.get(*part) != Some(*checksum);
+        let differs =
+            |(part, checksum): &(&DigestedPart, &u32)| other.parts.get(*part) != Some(*checksum);
         // A deleted file may have another name at the acceptor.
-        let only_in_other = (other.parts.keys())
-            .filter(|part| !matches!(part, Part::Name { .. }) && !self.parts.contains_key(part));
-        let mut parts: Vec<Part> = (differing.filter(differs).map(|(part, _)| *part))
+        let only_in_other = (other.parts.keys()).filter(|part| {
+            !matches!(part, DigestedPart::Name { .. }) && !self.parts.contains_key(part)
+        });
+        let mut parts: Vec<DigestedPart> = (differing.filter(differs).map(|(part, _)| *part))
             .chain(only_in_other.copied())
             .collect();
         parts.sort_unstable();
@@ -143,7 +145,7 @@ impl Digest {
     }
 }
 
-impl Validate for Digest {
+impl Validate for TreeDigest {
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -157,28 +159,28 @@ pub(crate) struct StoppedProcess<'a> {
     /// Mappings of the process, without the mappings that Holdfast added.
     pub lines: Vec<MapLine>,
     pub memory: &'a ProcessMemory,
-    pub state: &'a FrozenProcess,
+    pub state: &'a ProcessState,
     /// Locks that the process will get, by descriptor; `None` if it has them already.
-    pub locks: Option<Vec<(u32, Lock)>>,
+    pub locks: Option<Vec<(u32, FileLock)>>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn digest(parts: &[(Part, u32)]) -> Digest {
-        Digest {
+    fn digest(parts: &[(DigestedPart, u32)]) -> TreeDigest {
+        TreeDigest {
             parts: parts.iter().copied().collect(),
         }
     }
 
     #[test]
     fn comparison_names_differences_in_either_order() {
-        let thread = Part::Thread {
+        let thread = DigestedPart::Thread {
             process: 7,
             thread: 8,
         };
-        let descriptor = Part::Descriptor {
+        let descriptor = DigestedPart::Descriptor {
             process: 7,
             number: 3,
         };
@@ -202,8 +204,10 @@ mod tests {
 
     #[test]
     fn many_differences_are_counted() {
-        let parts: Vec<(Part, u32)> = (0..20).map(|index| (Part::Shared(index), 1)).collect();
-        let error = digest(&parts).compare(&Digest::default()).unwrap_err();
+        let parts: Vec<(DigestedPart, u32)> = (0..20)
+            .map(|index| (DigestedPart::Shared(index), 1))
+            .collect();
+        let error = digest(&parts).compare(&TreeDigest::default()).unwrap_err();
         assert!(
             error.to_string().ends_with("shared memory 7 and 12 more"),
             "{error}"

@@ -1,39 +1,39 @@
 //! Descriptors of a tracked tree.
 
 use super::freeze::StoppedTree;
-use super::tracker::Tracker;
+use super::tree_tracker::TreeTracker;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
 use crate::process::files::{
-    FilesSnapshot, FrozenFiles, Limits, Listing, ProcessFd, shared_tables,
+    FilesSnapshot, FrozenFiles, Listing, ProcessFd, SaveLimits, shared_tables,
 };
-use crate::process::image::{Descriptors, Files, Process};
+use crate::process::image::{DescriptorUpdate, OpenFilesUpdate, ProcessLayout};
 use crate::process::inspect;
 use crate::process::procfs::Stat;
-use crate::process::sockets::{HeldSockets, SocketState, SocketStatic};
+use crate::process::sockets::{HeldSockets, SocketState, SocketStaticState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-impl Tracker {
+impl TreeTracker {
     /// Returns the tree's descriptors: all of them at first, then the changes since the last call. Call this after
-    /// [`Tracker::next_round`], which finds memory that descriptors may share, in a thread in the tree's network
+    /// [`TreeTracker::next_round`], which finds memory that descriptors may share, in a thread in the tree's network
     /// namespace.
     ///
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; the tree runs on, and stays tracked.
-    pub fn read_descriptors(&mut self) -> Result<Descriptors> {
+    pub fn read_descriptors(&mut self) -> Result<DescriptorUpdate> {
         // Processes forked since the last round belong to the tree too.
         let pids = || living_pids_of_tree(self.root);
-        let limits = Limits {
+        let limits = SaveLimits {
             mapped_memory: self.catalogue.moved_memory(),
-            ..Limits::default()
+            ..SaveLimits::default()
         };
         let snapshot = FilesSnapshot::take(pids, &limits, self.descriptor_snapshot.as_deref())?;
         let Some(before) = &self.descriptor_snapshot else {
-            let found = Descriptors {
-                files: Files::Image(snapshot.image.clone()),
+            let found = DescriptorUpdate {
+                files: OpenFilesUpdate::Image(snapshot.image.clone()),
                 sockets: changed_sockets(&snapshot.sockets, &BTreeMap::new()),
                 removed: BTreeSet::new(),
             };
@@ -41,8 +41,8 @@ impl Tracker {
             return Ok(found);
         };
         let ids: BTreeSet<FileId> = snapshot.sockets.keys().copied().collect();
-        let found = Descriptors {
-            files: Files::Changes(snapshot.image.changes_since(&before.image)),
+        let found = DescriptorUpdate {
+            files: OpenFilesUpdate::Changes(snapshot.image.changes_since(&before.image)),
             sockets: changed_sockets(&snapshot.sockets, &before.sockets),
             removed: removed_sockets(before, &ids),
         };
@@ -50,8 +50,8 @@ impl Tracker {
         Ok(found)
     }
 
-    /// Prepares the reads of the next freeze, from listings of [`Tracker::pids`] made since the last
-    /// [`Tracker::read_descriptors`]. Sockets that are `expected` to be snapshotted without their descriptors are not
+    /// Prepares the reads of the next freeze, from listings of [`TreeTracker::pids`] made since the last
+    /// [`TreeTracker::read_descriptors`]. Sockets that are `expected` to be snapshotted without their descriptors are not
     /// copied. Returns false if this was of no use, and the freeze takes longer: a descriptor was opened or closed
     /// meanwhile.
     pub fn prepare_freeze(&self, listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) -> bool {
@@ -68,9 +68,9 @@ impl Tracker {
         self.living_pids()
     }
 
-    /// Returns the TCP and UDP sockets that the last [`Tracker::read_descriptors`] found, with their places and static
+    /// Returns the TCP and UDP sockets that the last [`TreeTracker::read_descriptors`] found, with their places and static
     /// properties.
-    pub fn sockets(&self) -> impl Iterator<Item = (FileId, ProcessFd, &SocketStatic)> {
+    pub fn sockets(&self) -> impl Iterator<Item = (FileId, ProcessFd, &SocketStaticState)> {
         self.descriptor_snapshot.iter().flat_map(|snapshot| {
             let places = snapshot.socket_fds.iter();
             places.filter_map(|(id, place)| Some((*id, *place, &**snapshot.sockets.get(id)?)))
@@ -87,7 +87,7 @@ impl Tracker {
     }
 
     /// Records for each process the process with which it shares its descriptor table.
-    pub(super) fn set_shared_tables(&self, shapes: &mut [Process]) {
+    pub(super) fn set_shared_tables(&self, shapes: &mut [ProcessLayout]) {
         let living = self.processes.iter().enumerate();
         let living = living.filter(|(_, tracked)| tracked.watched.is_some());
         let (places, pids): (Vec<usize>, Vec<i32>) =
@@ -104,7 +104,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// [`Error::Blocked`], [`Error::Socket`]: some blockers are temporary, so another attempt may succeed.
-    pub fn read_descriptors(&mut self) -> Result<Descriptors> {
+    pub fn read_descriptors(&mut self) -> Result<DescriptorUpdate> {
         let frozen = self.descriptor_snapshot()?.save_frozen(&self.pids())?;
         self.descriptor_changes(frozen)
     }
@@ -129,7 +129,7 @@ impl StoppedTree {
         &mut self,
         FrozenDescriptors(mut frozen): FrozenDescriptors,
         unseen: &[FileId],
-    ) -> Result<Descriptors> {
+    ) -> Result<DescriptorUpdate> {
         self.descriptor_snapshot()?
             .copy_missing_sockets(&mut frozen, unseen)?;
         self.descriptor_changes(frozen)
@@ -146,10 +146,10 @@ impl StoppedTree {
         snapshot.ok_or(Error::Image("descriptors were not read"))
     }
 
-    fn descriptor_changes(&mut self, frozen: FrozenFiles) -> Result<Descriptors> {
+    fn descriptor_changes(&mut self, frozen: FrozenFiles) -> Result<DescriptorUpdate> {
         let before = self.descriptor_snapshot()?;
-        let found = Descriptors {
-            files: Files::Changes(frozen.changes),
+        let found = DescriptorUpdate {
+            files: OpenFilesUpdate::Changes(frozen.changes),
             sockets: changed_sockets(&frozen.statics, &BTreeMap::new()),
             removed: frozen.closed_sockets,
         };
@@ -185,7 +185,7 @@ impl StoppedTree {
     }
 
     /// Returns the tree's TCP and UDP sockets.
-    pub fn sockets(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
+    pub fn sockets(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStaticState)> {
         self.sockets.iter()
     }
 
@@ -245,7 +245,7 @@ impl DescriptorReader {
 
     /// Reads the descriptors, from listings of all [`DescriptorReader::pids`] made since the processes are stopped.
     /// Sockets that are `expected` to be snapshotted without their descriptors cost least, and next to nothing if
-    /// [`Tracker::prepare_freeze`] got the same `expected`. Call this in a thread in the tree's network namespace.
+    /// [`TreeTracker::prepare_freeze`] got the same `expected`. Call this in a thread in the tree's network namespace.
     ///
     /// # Errors
     /// As [`StoppedTree::read_descriptors`].
@@ -262,9 +262,9 @@ impl DescriptorReader {
 }
 
 fn changed_sockets(
-    present: &BTreeMap<FileId, Arc<SocketStatic>>,
-    before: &BTreeMap<FileId, Arc<SocketStatic>>,
-) -> BTreeMap<FileId, SocketStatic> {
+    present: &BTreeMap<FileId, Arc<SocketStaticState>>,
+    before: &BTreeMap<FileId, Arc<SocketStaticState>>,
+) -> BTreeMap<FileId, SocketStaticState> {
     let fresh = present
         .iter()
         .filter(|(id, fixed)| before.get(id) != Some(*fixed));

@@ -1,21 +1,23 @@
 //! Checksums of the original.
 
-use super::attach::read_own_mappings;
 use super::freeze::StoppedTree;
-use crate::process::digest::{Digest, Part, StoppedProcess, checksum_file, checksum_thread};
+use super::tracker_attachment::read_own_mappings;
+use crate::process::digest::{
+    DigestedPart, StoppedProcess, TreeDigest, checksum_file, checksum_thread,
+};
 use crate::process::error::{Context, Result};
-use crate::process::image::FrozenTree;
+use crate::process::image::ProcessTreeState;
 
 impl StoppedTree {
-    /// Returns checksums of registers, memory and descriptors, for [`Restorer::compare`]. `frozen` is the result of
+    /// Returns checksums of registers, memory and descriptors, for [`Restorer::compare_digest`]. `frozen` is the result of
     /// [`StoppedTree::read_state`].
     ///
-    /// [`Restorer::compare`]: crate::process::acceptor::Restorer::compare
+    /// [`Restorer::compare_digest`]: crate::process::acceptor::Restorer::compare_digest
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn digest(&self, frozen: &FrozenTree) -> Result<Digest> {
-        let mut digest = Digest::default();
+    pub fn digest(&self, frozen: &ProcessTreeState) -> Result<TreeDigest> {
+        let mut digest = TreeDigest::default();
         let mut pids = Vec::new();
         let tracked = self.tracker.processes.iter();
         let processes = self.tree().processes.iter().zip(&frozen.processes);
@@ -24,7 +26,7 @@ impl StoppedTree {
                 continue;
             };
             for (tid, thread) in process.threads.iter().zip(&state.threads) {
-                let part = Part::Thread {
+                let part = DigestedPart::Thread {
                     process: process.pid,
                     thread: *tid,
                 };
@@ -47,7 +49,7 @@ impl StoppedTree {
         for index in 0..self.tree().shared_memory.len() as u32 {
             let file = self.tracker.catalogue.object_handle(index as usize);
             let checksum = checksum_file(file).context(|| "reading shared memory".to_owned())?;
-            digest.insert(Part::Shared(index), checksum);
+            digest.insert(DigestedPart::Shared(index), checksum);
         }
         Ok(digest)
     }

@@ -2,16 +2,16 @@
 
 use super::halt::HaltedProcess;
 use super::locks::LockHandover;
+use super::precopy_round::PrecopyRound;
 use super::process_state;
-use super::round::Round;
-use super::tracker::Tracker;
+use super::tree_tracker::TreeTracker;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::image::FileId;
-use crate::process::files::{Copier, SocketFds};
-use crate::process::image::{FrozenTree, PageRun, Pages, SharedMemory, Tree};
+use crate::process::files::{DescriptorCopier, SocketFds};
+use crate::process::image::{PageRun, PagesMessage, ProcessTreeState, SharedMemory, TreeLayout};
 use crate::process::inspect;
 use crate::process::sockets::HeldSockets;
-use crate::process::system_v;
+use crate::process::system_v_memory;
 use crate::tcp_repair::abandon;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -26,24 +26,24 @@ pub struct StoppedTree {
     pub(super) copied_sockets: BTreeSet<FileId>,
     // Dropped, and so resumed, before the tracker removes its stubs.
     pub(super) halted: Vec<Option<HaltedProcess>>,
-    pub(super) round: Round,
+    pub(super) round: PrecopyRound,
     // Runs of the round that were left to post-copy.
     pub(super) postcopy_runs: Vec<PageRun>,
     /// Exclusive locks that are being handed over to the acceptor.
     pub(super) lock_handovers: Vec<LockHandover>,
-    pub(super) tracker: Tracker,
+    pub(super) tracker: TreeTracker,
 }
 
 /// A tree that could not be stopped, and runs on.
 #[derive(Debug)]
 pub struct FreezeFailure {
     /// Tracker, which still watches the tree.
-    pub tracker: Tracker,
+    pub tracker: TreeTracker,
     /// Reason of the failure.
     pub error: Error,
 }
 
-impl Tracker {
+impl TreeTracker {
     /// Stops the tree and finds the changes still to be sent. On failure the tree runs on.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Tracker {
 impl StoppedTree {
     /// Returns the processes, threads and mappings to be recreated.
     #[must_use]
-    pub fn tree(&self) -> &Tree {
+    pub fn tree(&self) -> &TreeLayout {
         &self.round.tree
     }
 
@@ -148,7 +148,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// A page cannot be read: a stopped tree must be read completely.
-    pub fn read(&mut self, limit: u64) -> Result<Option<Pages>> {
+    pub fn read(&mut self, limit: u64) -> Result<Option<PagesMessage>> {
         let before = self.round.bytes();
         let pages = self.tracker.read(&mut self.round, limit)?;
         let read = pages.as_ref().map_or(0, |pages| pages.bytes.len() as u64);
@@ -162,7 +162,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn read_state(&self) -> Result<FrozenTree> {
+    pub fn read_state(&self) -> Result<ProcessTreeState> {
         let mut stopped = Vec::with_capacity(self.halted.len());
         for (halted, tracked) in self.halted.iter().zip(&self.tracker.processes) {
             let attachment = tracked.watched.as_ref().map(|watched| &watched.attachment);
@@ -171,7 +171,7 @@ impl StoppedTree {
         let living: Vec<_> = stopped.iter().flatten().copied().collect();
         let mut states = process_state::read_processes(&living)?.into_iter();
         let processes = stopped.iter().map(|pair| pair.and_then(|_| states.next()));
-        Ok(FrozenTree {
+        Ok(ProcessTreeState {
             processes: processes.collect(),
         })
     }
@@ -188,7 +188,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn thaw(mut self) -> Result<Tracker> {
+    pub fn thaw(mut self) -> Result<TreeTracker> {
         self.postcopy_runs
             .drain(..)
             .for_each(|run| self.round.push(run));
@@ -222,7 +222,7 @@ impl StoppedTree {
     /// The kernel's error; some processes of the tree are then still stopped.
     pub fn release(mut self) -> Result<()> {
         self.sockets.abandon();
-        let mut copier = Copier::default();
+        let mut copier = DescriptorCopier::default();
         for place in self.uncopied_sockets() {
             // A socket that is closed already sends nothing either.
             let _ = copier
@@ -240,7 +240,7 @@ impl StoppedTree {
             .collect();
         if !remaining_segments.is_empty() {
             // Segments would outlive the processes. A segment that cannot be removed does no harm.
-            let _ = system_v::remove(self.tracker.root, remaining_segments);
+            let _ = system_v_memory::remove(self.tracker.root, remaining_segments);
         }
         for tracked in self.tracker.processes.iter().rev() {
             let Some(watched) = &tracked.watched else {

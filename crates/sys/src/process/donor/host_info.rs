@@ -2,7 +2,7 @@
 
 use super::halt::HaltedProcess;
 use crate::process::error::Result;
-use crate::process::image::Clocks;
+use crate::process::image::ClockReadings;
 use crate::process::procfs::MapLine;
 
 /// Reads the vDSO of a process.
@@ -30,7 +30,7 @@ pub(crate) fn boot_id() -> String {
 }
 
 /// Reads the donor's clocks.
-pub(super) fn read_clocks() -> Clocks {
+pub(super) fn read_clocks() -> ClockReadings {
     let time_ns = |clock| {
         let mut time = libc::timespec {
             tv_sec: 0,
@@ -40,7 +40,7 @@ pub(super) fn read_clocks() -> Clocks {
         unsafe { libc::clock_gettime(clock, &raw mut time) };
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     };
-    Clocks {
+    ClockReadings {
         monotonic_ns: time_ns(libc::CLOCK_MONOTONIC),
         boot_ns: time_ns(libc::CLOCK_BOOTTIME),
     }

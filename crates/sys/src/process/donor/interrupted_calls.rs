@@ -6,9 +6,9 @@
 //! program the result of the whole call. Both are arranged while the thread is stopped, so that neither a thaw, nor a
 //! move, nor the death of the tracer shows the program a difference.
 
-use super::attach::{make_stubless_calls, read_batch_exit};
 use super::free_range;
 use super::halt::{HaltedThread, has_deliverable_signal};
+use super::tracker_attachment::{make_stubless_calls, read_batch_exit};
 use crate::process::error::{Context, Result, unexpected_text};
 use crate::process::procfs::{self, MapLine};
 use crate::process::trace::{
@@ -130,12 +130,12 @@ enum RemainingWork {
 #[derive(Debug, PartialEq, Eq)]
 struct PartialCall {
     arguments: [u64; 6],
-    vector: Vector,
+    vector: RemainingVector,
 }
 
 /// The remaining elements of a call's vector.
 #[derive(Debug, PartialEq, Eq)]
-enum Vector {
+enum RemainingVector {
     /// The call has no vector.
     None,
     /// The second argument is the vector's address, the third its number of elements.
@@ -168,12 +168,12 @@ impl PartialCall {
         data.result_so_far = data.result_so_far.saturating_add(before.rax);
         let mut bytes = vec![0; STRUCTURES_OFFSET as usize + VECTOR_OFFSET as usize];
         let parts = match self.vector {
-            Vector::None => Vec::new(),
-            Vector::Argument(parts) => {
+            RemainingVector::None => Vec::new(),
+            RemainingVector::Argument(parts) => {
                 (arguments[1], arguments[2]) = (parts_at, parts.len() as u64);
                 parts
             }
-            Vector::Header(header, parts) => {
+            RemainingVector::Header(header, parts) => {
                 arguments[1] = structures;
                 let header_at = STRUCTURES_OFFSET as usize;
                 bytes[header_at..header_at + MSGHDR_BYTES].copy_from_slice(&header);
@@ -182,7 +182,7 @@ impl PartialCall {
                     .copy_from_slice(&vector_words);
                 parts
             }
-            Vector::ProgramHeader(header, parts) => {
+            RemainingVector::ProgramHeader(header, parts) => {
                 let vector_at = header.wrapping_add(MSGHDR_VECTOR as u64);
                 if earlier.is_none() {
                     let mut vector_words = [0; 16];
@@ -240,7 +240,7 @@ impl InterruptedThread<'_> {
             | libc::SYS_preadv2
             | libc::SYS_recvfrom
             | libc::SYS_recvmsg => return self.remaining_read(),
-            libc::SYS_write if self.writes_all(a)? => Vector::None,
+            libc::SYS_write if self.writes_all(a)? => RemainingVector::None,
             libc::SYS_sendto if is_blocking(d) && self.is_stream(a)? => {
                 return partial_call(
                     [
@@ -251,20 +251,20 @@ impl InterruptedThread<'_> {
                         e,
                         f,
                     ],
-                    Vector::None,
+                    RemainingVector::None,
                 );
             }
             libc::SYS_writev if self.writes_all(a)? => {
-                Vector::Argument(skip_bytes(self.read_vector(b, c)?, done))
+                RemainingVector::Argument(skip_bytes(self.read_vector(b, c)?, done))
             }
             libc::SYS_pwritev2 if d == u64::MAX && f == 0 && self.writes_all(a)? => {
-                Vector::Argument(skip_bytes(self.read_vector(b, c)?, done))
+                RemainingVector::Argument(skip_bytes(self.read_vector(b, c)?, done))
             }
             libc::SYS_sendmsg if is_blocking(c) && self.is_stream(a)? => {
                 let (mut header, parts) = self.message_header(b)?;
                 // Control data were sent with the first byte.
                 header[MSGHDR_CONTROL..MSGHDR_CONTROL + 16].fill(0);
-                let vector = Vector::Header(header, skip_bytes(parts, done));
+                let vector = RemainingVector::Header(header, skip_bytes(parts, done));
                 return partial_call([a, b, continuation_flags(c), d, e, f], vector);
             }
             libc::SYS_sendmmsg
@@ -273,7 +273,7 @@ impl InterruptedThread<'_> {
             {
                 return partial_call(
                     [a, first_unfinished_message(b, done), c - done, d, e, f],
-                    Vector::None,
+                    RemainingVector::None,
                 );
             }
             libc::SYS_recvmmsg
@@ -281,20 +281,26 @@ impl InterruptedThread<'_> {
             {
                 return partial_call(
                     [a, first_unfinished_message(b, done), c - done, d, e, f],
-                    Vector::None,
+                    RemainingVector::None,
                 );
             }
             libc::SYS_sendfile if self.transfers_all(a)? => {
-                return partial_call([a, b, c, d - done, e, f], Vector::None);
+                return partial_call([a, b, c, d - done, e, f], RemainingVector::None);
             }
             libc::SYS_splice
                 if self.descriptor_kind(a)?.0 == DescriptorKind::Pipe
                     && self.transfers_all(c)? =>
             {
-                return partial_call([a, b, c, d, e - done, f | SPLICE_NONBLOCK], Vector::None);
+                return partial_call(
+                    [a, b, c, d, e - done, f | SPLICE_NONBLOCK],
+                    RemainingVector::None,
+                );
             }
             libc::SYS_getrandom => {
-                return partial_call([a.wrapping_add(done), b - done, c, d, e, f], Vector::None);
+                return partial_call(
+                    [a.wrapping_add(done), b - done, c, d, e, f],
+                    RemainingVector::None,
+                );
             }
             _ => return Ok(None),
         };
@@ -351,10 +357,12 @@ impl InterruptedThread<'_> {
         match (call, header) {
             (libc::SYS_read | libc::SYS_recvfrom, _) => {
                 let arguments = [a, b.wrapping_add(done), wanted - done, d, e, f];
-                partial_call(arguments, Vector::None)
+                partial_call(arguments, RemainingVector::None)
             }
-            (_, Some(_)) => partial_call([a, b, c, d, e, f], Vector::ProgramHeader(b, parts)),
-            _ => partial_call([a, b, c, d, e, f], Vector::Argument(parts)),
+            (_, Some(_)) => {
+                partial_call([a, b, c, d, e, f], RemainingVector::ProgramHeader(b, parts))
+            }
+            _ => partial_call([a, b, c, d, e, f], RemainingVector::Argument(parts)),
         }
     }
 
@@ -446,7 +454,7 @@ impl InterruptedThread<'_> {
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "all calls end so")]
-fn partial_call(arguments: [u64; 6], vector: Vector) -> Result<Option<RemainingWork>> {
+fn partial_call(arguments: [u64; 6], vector: RemainingVector) -> Result<Option<RemainingWork>> {
     Ok(Some(RemainingWork::Part(PartialCall { arguments, vector })))
 }
 

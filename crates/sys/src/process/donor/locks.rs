@@ -1,18 +1,18 @@
 //! Hand-over of a stopped tree's exclusive file locks to the acceptor, on a file system that both nodes see.
-//! [`LockStep`] describes the steps.
+//! [`LockHandoverStep`] describes the steps.
 //!
 //! Locks of open files are changed through copies of their descriptors, and locks of processes by calls in the
 //! processes' first threads.
 
-use super::attach::{Attachment, batch_exit, call_result, read_own_mappings};
 use super::freeze::StoppedTree;
 use super::halt::HaltedProcess;
 use super::pending_stop::ProcessRef;
+use super::tracker_attachment::{TrackerAttachment, batch_exit, call_result, read_own_mappings};
 use crate::process::error::{Context, Error, Result, unexpected_text};
-use crate::process::files::image::{Lock, LockHolder};
+use crate::process::files::image::{FileLock, LockHolder};
 use crate::process::files::{
-    Copier, FdInfo, FileIdentity, LOCKS_MAX, LockChange, LockStep, WantedLock, file_system,
-    handover_risk, is_lock_taken, is_readable, waiting_requests,
+    ContendedLock, DescriptorCopier, FdInfo, LOCKS_MAX, LockChange, LockHandoverStep,
+    LockedFileIdentity, file_system, handover_risk, is_lock_taken, is_readable, waiting_requests,
 };
 use crate::process::inspect::{Blocker, Obstacle};
 use crate::process::procfs;
@@ -32,7 +32,7 @@ const BATCH_MAX: usize = 256;
 pub struct LockHandover {
     process: ProcessRef,
     fd: u32,
-    lock: Lock,
+    lock: FileLock,
     readable: bool,
 }
 
@@ -42,7 +42,7 @@ impl StoppedTree {
     /// # Errors
     /// [`Error::Blocked`] if a lock would be free for a moment; [`Error::Refused`] if the tree does not hold a lock,
     /// so that another process excludes the acceptor.
-    pub fn find_locks(&self, wanted: &[WantedLock]) -> Result<Vec<LockHandover>> {
+    pub fn find_locks(&self, wanted: &[ContendedLock]) -> Result<Vec<LockHandover>> {
         if wanted.len() > LOCKS_MAX {
             return Err(Error::Refused(format!(
                 "it has more than {LOCKS_MAX} exclusive locks on files that both nodes see"
@@ -50,7 +50,7 @@ impl StoppedTree {
         }
         let proc_locks =
             std::fs::read_to_string("/proc/locks").context(|| "/proc/locks".to_owned())?;
-        let mut copier = Copier::default();
+        let mut copier = DescriptorCopier::default();
         wanted
             .iter()
             .map(|wanted| self.find_lock(wanted, &mut copier, &proc_locks))
@@ -59,8 +59,8 @@ impl StoppedTree {
 
     fn find_lock(
         &self,
-        wanted: &WantedLock,
-        copier: &mut Copier,
+        wanted: &ContendedLock,
+        copier: &mut DescriptorCopier,
         waits: &str,
     ) -> Result<LockHandover> {
         let fd = wanted.fd;
@@ -77,7 +77,7 @@ impl StoppedTree {
         let text = procfs::read(pid, &format!("fdinfo/{fd}"))?;
         let info = FdInfo::parse(&text).ok_or_else(|| unexpected_text("cannot parse fdinfo"))?;
         let readable = is_readable(&info);
-        let is_wanted = |lock: &Lock| {
+        let is_wanted = |lock: &FileLock| {
             let holder = match (lock.holder, wanted.lock.holder) {
                 (LockHolder::Table(_), LockHolder::Table(_)) => true,
                 (ours, other) => ours == other,
@@ -86,7 +86,8 @@ impl StoppedTree {
             holder && range && lock.write && wanted.lock.write
         };
         let locks = info.locks(0).unwrap_or_default();
-        let is_same = FileIdentity::of(copy.as_fd()).context(|| path.clone())? == wanted.identity;
+        let is_same =
+            LockedFileIdentity::of(copy.as_fd()).context(|| path.clone())? == wanted.identity;
         let Some(lock) = locks.into_iter().find(is_wanted).filter(|_| is_same) else {
             return Err(Error::Refused(format!(
                 "another process there holds the lock that process {pid} has here on {path}: end that process"
@@ -120,7 +121,7 @@ impl StoppedTree {
     /// The kernel's error; [`StoppedTree::regain_locks`] then undoes the changes.
     pub fn begin_handover(&mut self, given: Vec<LockHandover>) -> Result<()> {
         self.lock_handovers = given;
-        self.change_locks(LockStep::ShareRemainder)
+        self.change_locks(LockHandoverStep::ShareRemainder)
     }
 
     /// Takes a later step, when the tree runs at the acceptor or certainly will. If this thread dies meanwhile, the
@@ -128,8 +129,8 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn advance_handover(&mut self, step: LockStep) -> Result<()> {
-        if step == LockStep::ShareRemainder {
+    pub fn advance_handover(&mut self, step: LockHandoverStep) -> Result<()> {
+        if step == LockHandoverStep::ShareRemainder {
             return Err(Error::Image(
                 "a lock step after the commit was requested before it",
             ));
@@ -151,7 +152,7 @@ impl StoppedTree {
         outcome
     }
 
-    fn change_locks(&self, step: LockStep) -> Result<()> {
+    fn change_locks(&self, step: LockHandoverStep) -> Result<()> {
         let change_of = |handover: &LockHandover| {
             LockChange::for_donor(step, &handover.lock, handover.readable)
         };
@@ -169,7 +170,7 @@ impl StoppedTree {
         let run = |pid, changes: &[_]| self.change_records(pid, changes);
         change_locks(
             &self.lock_handovers,
-            |handover| Some(LockChange::restore(&handover.lock)),
+            |handover| Some(LockChange::for_whole_range(&handover.lock)),
             run,
         )
     }
@@ -199,11 +200,11 @@ impl LockHandover {
         let living: Vec<LockHandover> = living.cloned().collect();
         change_locks(
             &living,
-            |handover| Some(LockChange::restore(&handover.lock)),
+            |handover| Some(LockChange::for_whole_range(&handover.lock)),
             |pid, changes| {
                 let halted = HaltedProcess::stop(pid)?;
                 let attachment =
-                    Attachment::attach(&halted, &read_own_mappings(pid, None, false)?)?;
+                    TrackerAttachment::attach(&halted, &read_own_mappings(pid, None, false)?)?;
                 let outcome = change_records(&halted, &attachment, changes);
                 attachment.remove_stub(&halted, &read_own_mappings(pid, None, false)?)?;
                 halted.thaw()?;
@@ -219,7 +220,7 @@ fn change_locks(
     change_of: impl Fn(&LockHandover) -> Option<LockChange>,
     mut run: impl FnMut(i32, &[(u32, LockChange)]) -> Result<bool>,
 ) -> Result<bool> {
-    let mut copier = Copier::default();
+    let mut copier = DescriptorCopier::default();
     let mut records: BTreeMap<i32, Vec<(u32, LockChange)>> = BTreeMap::new();
     let mut all_made = true;
     for handover in given {
@@ -245,7 +246,7 @@ fn change_locks(
 /// Changes the record locks of a process by calls in its first thread.
 fn change_records(
     halted: &HaltedProcess,
-    attachment: &Attachment,
+    attachment: &TrackerAttachment,
     changes: &[(u32, LockChange)],
 ) -> Result<bool> {
     let stub = Stub {

@@ -11,7 +11,7 @@ use crate::process::inspect::{
     Blocker, MappingClass, Obstacle, classify, current_name, former_name, map_file,
 };
 use crate::process::procfs::{self, MapLine};
-use crate::process::system_v::{ListedSegment, SegmentTable, attachments};
+use crate::process::system_v_memory::{ListedSegment, SegmentTable, attachments};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;

@@ -1,14 +1,14 @@
 //! The donor's part in post-copy: memory of a stopped tree is sent after the tree resumed on the acceptor.
 
 use super::freeze::StoppedTree;
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::{Error, Result};
 use crate::process::image::{
-    Backing, FrozenThread, FrozenTree, Mapping, MemorySpace, MissingPages, PAGE, PageContent,
-    PageRun, Pages, ProcessMissingPages,
+    Backing, Mapping, MemorySpace, MissingPages, PAGE, PageContent, PageRun, PagesMessage,
+    ProcessMissingPages, ProcessTreeState, ThreadState,
 };
-use crate::process::postcopy::{MissingRange, MissingTable, PageFault};
+use crate::process::postcopy::{MissingPageRange, MissingPageTable, PageFault};
 use crate::process::procfs::VmFlags;
-use crate::process::ranges::AddressRanges;
 use crate::process::trace::ProcessMemory;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,7 +26,7 @@ const BLOCK_BYTES: u64 = 16 * PAGE;
 impl StoppedTree {
     /// Leaves unread memory to post-copy and returns its ranges. Pages that threads and the kernel touch first are
     /// not left behind.
-    pub fn defer_to_postcopy(&mut self, state: &FrozenTree) -> MissingPages {
+    pub fn defer_to_postcopy(&mut self, state: &ProcessTreeState) -> MissingPages {
         let processes = self.tree().processes.iter().zip(&state.processes);
         let deferrable: Vec<AddressRanges> = processes
             .map(|(process, state)| {
@@ -77,7 +77,7 @@ fn deferrable_ranges(mappings: &[Mapping]) -> AddressRanges {
 
 /// Returns the pages at which threads continue, and the pages that the kernel touches where it cannot wait: when it
 /// restores a thread, and when a thread ends.
-fn needed_pages<'a>(threads: impl Iterator<Item = &'a FrozenThread>) -> AddressRanges {
+fn needed_pages<'a>(threads: impl Iterator<Item = &'a ThreadState>) -> AddressRanges {
     let mut pages: Vec<(u64, u64)> = Vec::new();
     for thread in threads {
         let registers = &thread.registers;
@@ -107,7 +107,7 @@ fn needed_pages<'a>(threads: impl Iterator<Item = &'a FrozenThread>) -> AddressR
 #[derive(Debug)]
 pub struct PageSource {
     memories: Vec<Option<ProcessMemory>>,
-    unsent: BTreeMap<u32, MissingTable>,
+    unsent: BTreeMap<u32, MissingPageTable>,
     /// True if all unsent ranges are mapped; otherwise they may have holes.
     is_exact: bool,
     requested: VecDeque<PageFault>,
@@ -149,7 +149,7 @@ impl PageSource {
     /// Returns the number of bytes that were not sent yet.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.unsent.values().map(MissingTable::bytes).sum()
+        self.unsent.values().map(MissingPageTable::bytes).sum()
     }
 
     /// Reads the next pages to send: a requested page with its block, and true; or else the first `limit` bytes of the
@@ -157,7 +157,7 @@ impl PageSource {
     ///
     /// # Errors
     /// A page cannot be read.
-    pub fn next(&mut self, limit: u64) -> Result<Option<(Pages, bool)>> {
+    pub fn next(&mut self, limit: u64) -> Result<Option<(PagesMessage, bool)>> {
         while let Some(fault) = self.requested.pop_front() {
             let Some(table) = self.unsent.get_mut(&fault.process) else {
                 continue;
@@ -180,8 +180,8 @@ impl PageSource {
             .map(|pages| Some((pages, false)))
     }
 
-    fn read(&self, process: u32, ranges: &[MissingRange]) -> Result<Pages> {
-        let mut pages = Pages::default();
+    fn read(&self, process: u32, ranges: &[MissingPageRange]) -> Result<PagesMessage> {
+        let mut pages = PagesMessage::default();
         let Some(Some(memory)) = self.memories.get(process as usize) else {
             return Ok(pages);
         };
@@ -206,8 +206,8 @@ impl PageSource {
 fn read_each(
     memory: &ProcessMemory,
     process: u32,
-    range: &MissingRange,
-    pages: &mut Pages,
+    range: &MissingPageRange,
+    pages: &mut PagesMessage,
 ) -> Result<()> {
     for start in (range.start..range.end).step_by(PAGE as usize) {
         let at = pages.bytes.len();

@@ -1,12 +1,12 @@
 //! State of a stopped process as a whole.
 
-use super::attach::{Attachment, batch_exit, call_result};
 use super::halt::{HaltedProcess, HaltedThread};
 use super::thread_state::{self, FREE_OFFSET, QueriedThread, UntracedState, signal_infos};
+use super::tracker_attachment::{TrackerAttachment, batch_exit, call_result};
 use crate::priority::{is_realtime, run_parallel};
 use crate::process::error::{Context, Result, unexpected_text};
 use crate::process::image::{
-    FrozenProcess, IntervalTimer, MemoryFields, PAGE, PosixTimer, ResourceLimit, SignalAction,
+    IntervalTimer, MemoryFields, PAGE, PosixTimer, ProcessState, ResourceLimit, SignalAction,
     SignalInfo,
 };
 use crate::process::procfs::{self, Stat, Status};
@@ -42,8 +42,8 @@ const RESOURCE_COUNT: u64 = 16;
 /// Reads stopped processes, each with the tracker's attachment to it. Calls that threads must make themselves run at
 /// the same time.
 pub(super) fn read_processes(
-    stopped: &[(&HaltedProcess, &Attachment)],
-) -> Result<Vec<FrozenProcess>> {
+    stopped: &[(&HaltedProcess, &TrackerAttachment)],
+) -> Result<Vec<ProcessState>> {
     let is_urgent = is_realtime();
     let queries: Result<Vec<ProcessQuery<'_>>> = stopped
         .iter()
@@ -73,7 +73,7 @@ fn query_threads(
     queries: &[ProcessQuery<'_>],
     waiting: &mut VecDeque<(usize, usize)>,
     is_urgent: bool,
-    processes: &mut [FrozenProcess],
+    processes: &mut [ProcessState],
 ) -> Result<()> {
     let mut slots: Vec<SlotAllocator> = queries.iter().map(|_| SlotAllocator::new()).collect();
     let (mut jobs, mut queried) = (Vec::new(), Vec::new());
@@ -137,7 +137,7 @@ struct ProcessQuery<'a> {
 }
 
 impl<'a> ProcessQuery<'a> {
-    fn new((halted, attachment): (&'a HaltedProcess, &Attachment)) -> Result<Self> {
+    fn new((halted, attachment): (&'a HaltedProcess, &TrackerAttachment)) -> Result<Self> {
         let (pid, statuses) = (halted.pid, halted.statuses()?);
         let mut timers = parse_posix_timers(&procfs::read(pid, "timers")?);
         for timer in timers.iter_mut().filter(|timer| timer.thread != 0) {
@@ -176,7 +176,7 @@ impl<'a> ProcessQuery<'a> {
     }
 
     /// Returns the process's state with its first thread's.
-    fn read_process(&self, outcome: BatchOutcome) -> Result<FrozenProcess> {
+    fn read_process(&self, outcome: BatchOutcome) -> Result<ProcessState> {
         let (halted, stub) = (self.halted, &self.stub);
         let results = &outcome.results;
         let answers = QueryResults {
@@ -210,7 +210,7 @@ impl<'a> ProcessQuery<'a> {
 
 /// Replaces a pending `SIGSTOP` by a stop of the process, since the signal cannot stay pending in a process that is
 /// being restored. Resuming the process would discard such signals anyway.
-fn replace_pending_stop(process: &mut FrozenProcess) {
+fn replace_pending_stop(process: &mut ProcessState) {
     let mut found = false;
     let mut filter = |pending: &mut Vec<SignalInfo>| {
         pending.retain(|info| {
@@ -320,7 +320,7 @@ struct QueryResults<'a> {
 }
 
 impl QueryResults<'_> {
-    fn read_process(&self, shared: &[[u8; 128]]) -> Result<FrozenProcess> {
+    fn read_process(&self, shared: &[[u8; 128]]) -> Result<ProcessState> {
         let pid = self.halted.pid;
         let result_at = |at: usize| self.results.get(at).copied().unwrap_or(0);
         // Older kernels do not know these queries.
@@ -332,7 +332,7 @@ impl QueryResults<'_> {
         let status = &self.halted.statuses()?[0];
         let score = procfs::read(pid, "oom_score_adj")?;
         let filter = procfs::read(pid, "coredump_filter")?;
-        Ok(FrozenProcess {
+        Ok(ProcessState {
             signal_actions: self.read_actions()?,
             pending: signal_infos(shared.to_vec()),
             interval_timers: self.read_interval_timers()?,
@@ -348,7 +348,7 @@ impl QueryResults<'_> {
             membarrier_registrations: result_at(5).max(0) as u64,
             oom_score_adjustment: score.trim().parse().unwrap_or(0),
             dump_filter: u32::from_str_radix(filter.trim(), 16).unwrap_or(0x33),
-            ..FrozenProcess::default()
+            ..ProcessState::default()
         })
     }
 

@@ -1,7 +1,7 @@
 //! Obstacles to a move that are visible only in a stopped process.
 
-use super::attach::Attachment;
 use super::halt::HaltedProcess;
+use super::tracker_attachment::TrackerAttachment;
 use crate::process::error::{Error, Result};
 use crate::process::inspect::{Blocker, Obstacle};
 use crate::process::trace::{CallBatch, SCRATCH_OFFSET, SystemCall, Tracee};
@@ -42,7 +42,7 @@ pub(super) fn refuse_supervised_filters(pid: i32, tracee: Tracee) -> Result<()> 
 }
 
 /// Queries the process itself. Returns the securebits of its first thread.
-pub(super) fn query(halted: &HaltedProcess, attachment: &Attachment) -> Result<u32> {
+pub(super) fn query(halted: &HaltedProcess, attachment: &TrackerAttachment) -> Result<u32> {
     let mut batch = CallBatch::default();
     let ldt_address = attachment.stub.address + SCRATCH_OFFSET;
     batch.push(SystemCall::new(libc::SYS_modify_ldt, &[0, ldt_address, 64]));

@@ -2,8 +2,8 @@
 //! process's page table, so pages are compared by hash.
 
 use super::object_catalogue::ObjectCatalogue;
-use super::round::Round;
-use super::tracker::Tracker;
+use super::precopy_round::PrecopyRound;
+use super::tree_tracker::TreeTracker;
 use crate::process::error::{Context, Result};
 use crate::process::image::{MemorySpace, PAGE, PageContent, PageRun};
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub(super) struct SharedMemoryCopy {
     size: u64,
 }
 
-impl Tracker {
+impl TreeTracker {
     /// Updates the System V segments. The processes that attach them can be determined only in a stopped tree.
     pub(super) fn update_segments(&mut self, runs: bool) -> Result<()> {
         let mut count = HashMap::new();
@@ -52,7 +52,7 @@ impl Tracker {
     pub(super) fn collect_shared(
         &mut self,
         already_scanned: usize,
-        round: &mut Round,
+        round: &mut PrecopyRound,
     ) -> Result<()> {
         let (catalogue, shared) = (&mut self.catalogue, &mut self.shared);
         collect_shared(catalogue, shared, already_scanned, round)?;
@@ -82,7 +82,7 @@ pub(super) fn collect_shared(
     catalogue: &ObjectCatalogue,
     shared: &mut Vec<SharedMemoryCopy>,
     first: usize,
-    round: &mut Round,
+    round: &mut PrecopyRound,
 ) -> Result<()> {
     shared.resize_with(catalogue.shared.len(), SharedMemoryCopy::default);
     for (index, content) in shared.iter_mut().enumerate().skip(first) {
@@ -149,7 +149,7 @@ impl SharedMemoryCopy {
         index: u32,
         handle: &File,
         size: u64,
-        round: &mut Round,
+        round: &mut PrecopyRound,
     ) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.sent);
         let mut buffer = vec![0; CHUNK as usize];

@@ -56,7 +56,7 @@ pub(super) fn run(
         libc::SYS_tgkill,
         [process as u64, thread as u64, signal as u64, 0, 0, 0],
     );
-    let chain = Chain {
+    let chain = SigreturnChain {
         call,
         sigreturn,
         before,
@@ -96,7 +96,7 @@ fn unmaps_code(&(number, [start, bytes, ..]): &RawCall, map: &MapLine) -> bool {
 type RawCall = (libc::c_long, [u64; 6]);
 
 /// Data from which the frames are made.
-struct Chain {
+struct SigreturnChain {
     /// Addresses of `syscall; ret`, and of the code that calls `rt_sigreturn`.
     call: u64,
     sigreturn: u64,
@@ -108,7 +108,7 @@ struct Chain {
     chain_mask: u64,
 }
 
-impl Chain {
+impl SigreturnChain {
     /// Returns the address and the bytes of the frames.
     fn build_frames(&self, calls: &[RawCall], last: RawCall) -> (u64, Vec<u8>) {
         let frames_bytes = FRAME_BYTES * (calls.len() as u64 + 2) + self.extended.len() as u64;

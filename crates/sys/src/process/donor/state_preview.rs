@@ -4,12 +4,12 @@
 
 use super::process_state::parse_posix_timers;
 use super::thread_state::scheduling;
-use super::tracker::{TrackedProcess, Tracker};
+use super::tree_tracker::{TrackedProcess, TreeTracker};
 use crate::process::error::{Context, Error, Result, unexpected_text};
 use crate::process::image::{
-    Credentials, FrozenProcess, FrozenThread, FrozenTree, ResourceLimit, SignalAction,
+    Credentials, ProcessState, ProcessTreeState, ResourceLimit, SignalAction, ThreadState,
 };
-use crate::process::judge::RESOURCE_COUNT;
+use crate::process::image_judge::RESOURCE_COUNT;
 use crate::process::procfs::{self, Status};
 use serde_bytes::ByteBuf;
 use std::os::unix::ffi::OsStringExt;
@@ -21,14 +21,14 @@ const NAME_BYTES: usize = 26;
 /// `IOPRIO_WHO_PROCESS`.
 const IOPRIO_WHO_PROCESS: i32 = 1;
 
-impl Tracker {
+impl TreeTracker {
     /// Returns the state of the tree of the last round, without the parts that only a stopped thread shows:
     /// registers, signals, timers' times, instructions of filters. Securebits are the first threads', read when the
     /// tracker attached to them.
     ///
     /// # Errors
     /// The kernel's error; a process or thread that has ended meanwhile is left out.
-    pub fn preview_state(&self) -> Result<FrozenTree> {
+    pub fn preview_state(&self) -> Result<ProcessTreeState> {
         let processes = self
             .processes
             .iter()
@@ -36,13 +36,13 @@ impl Tracker {
                 Err(Error::ProcessEnded(_)) => Ok(None),
                 other => other,
             });
-        Ok(FrozenTree {
+        Ok(ProcessTreeState {
             processes: processes.collect::<Result<_>>()?,
         })
     }
 }
 
-fn preview_process(tracked: &TrackedProcess) -> Result<Option<FrozenProcess>> {
+fn preview_process(tracked: &TrackedProcess) -> Result<Option<ProcessState>> {
     let Some(watched) = &tracked.watched else {
         return Ok(None);
     };
@@ -60,7 +60,7 @@ fn preview_process(tracked: &TrackedProcess) -> Result<Option<FrozenProcess>> {
         return Err(Error::ProcessEnded(pid));
     };
     first.credentials.secure_bits = watched.secure_bits;
-    Ok(Some(FrozenProcess {
+    Ok(Some(ProcessState {
         threads,
         signal_actions: vec![SignalAction::default(); SIGNAL_COUNT],
         posix_timers: parse_posix_timers(&procfs::read(pid, "timers")?),
@@ -70,13 +70,13 @@ fn preview_process(tracked: &TrackedProcess) -> Result<Option<FrozenProcess>> {
         oom_score_adjustment: (procfs::read(pid, "oom_score_adj")?.trim())
             .parse()
             .unwrap_or(0),
-        ..FrozenProcess::default()
+        ..ProcessState::default()
     }))
 }
 
-fn preview_thread(pid: i32, tid: i32) -> Result<FrozenThread> {
+fn preview_thread(pid: i32, tid: i32) -> Result<ThreadState> {
     let status = Status::read(pid, tid)?;
-    Ok(FrozenThread {
+    Ok(ThreadState {
         credentials: Credentials {
             uids: status.uids,
             gids: status.gids,
@@ -89,7 +89,7 @@ fn preview_thread(pid: i32, tid: i32) -> Result<FrozenThread> {
         io_priority: io_priority(tid),
         no_new_privileges: status.no_new_privileges,
         seccomp_filters: vec![ByteBuf::new(); status.seccomp_filters as usize],
-        ..FrozenThread::default()
+        ..ThreadState::default()
     })
 }
 

@@ -4,7 +4,7 @@ use super::halt::{any_unblocked, portable_registers};
 use super::ptrace_checks;
 use crate::priority::{processors, timer_slack_ns};
 use crate::process::error::{Context, Result, check_long, unexpected_text};
-use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
+use crate::process::image::{Credentials, Rseq, Scheduling, SignalInfo, ThreadState};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{
     BatchOutcome, CallBatch, ProcessMemory, Registers, SCRATCH_OFFSET, SystemCall, Tracee,
@@ -79,7 +79,7 @@ impl UntracedState {
 
 impl QueriedThread<'_> {
     /// Reads the part of the thread's state that moves with it.
-    pub fn read(self) -> Result<FrozenThread> {
+    pub fn read(self) -> Result<ThreadState> {
         let mut answers = [0; RESULTS_BYTES];
         self.memory.read(self.scratch, &mut answers)?;
         let word = |at: u64| {
@@ -99,7 +99,7 @@ impl QueriedThread<'_> {
         let waits = any_unblocked(pending.iter().chain(self.process_pending), before.mask);
         let signalled_registers = self.if_signalled.filter(|_| waits);
         let registers = signalled_registers.unwrap_or(before.registers);
-        Ok(FrozenThread {
+        Ok(ThreadState {
             registers: portable_registers(registers.with_call_number_recovered(self.memory)),
             extended_registers: before.extended,
             signal_mask: before.mask,

@@ -1,7 +1,7 @@
 //! Threads that execute vDSO code (`vdso(7)`) when the tree is stopped.
 
 use super::halt::HaltedProcess;
-use super::tracker::Tracker;
+use super::tree_tracker::TreeTracker;
 use crate::process::error::{Error, Result};
 use crate::process::image::{Backing, Mapping};
 use crate::process::procfs::{self, Status};
@@ -19,7 +19,7 @@ const FAULT_SIGNALS: [i32; 5] = [
     libc::SIGFPE,
 ];
 
-impl Tracker {
+impl TreeTracker {
     /// Steps threads out of the vDSO, since the acceptor's vDSO may differ and threads could not continue in the
     /// middle of it. The stepped instructions write memory, so this comes before the last scan of memory.
     pub(super) fn step_out_of_vdso(&self, halted: &[Option<HaltedProcess>]) -> Result<()> {

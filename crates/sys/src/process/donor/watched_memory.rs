@@ -1,17 +1,17 @@
 //! Memory of a tracked process.
 
-use super::attach::{Attachment, read_own_mappings, without_stub};
 use super::halt::HaltedProcess;
 use super::object_catalogue::ObjectCatalogue;
-use super::round::Round;
-use super::write_tracking::{self, GuardDetection, Region, ScanRange};
+use super::precopy_round::PrecopyRound;
+use super::tracker_attachment::{TrackerAttachment, read_own_mappings, without_stub};
+use super::write_tracking::{self, GuardDetection, PageRegion, ScanRange};
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{
     ADDRESS_END, Backing, Mapping, MemorySpace, PAGE, PageContent, PageRun,
 };
 use crate::process::procfs::{self, MapLine};
-use crate::process::ranges::AddressRanges;
-use crate::process::system_v::attachments;
+use crate::process::system_v_memory::attachments;
 use crate::process::trace::ProcessMemory;
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,7 +24,7 @@ const ATTEMPTS: usize = 50;
 /// A process that has memory, and so is no zombie.
 #[derive(Debug)]
 pub(super) struct WatchedMemory {
-    pub attachment: Attachment,
+    pub attachment: TrackerAttachment,
     /// Securebits of the first thread, read when the tracker attached to the process.
     pub secure_bits: u32,
     pub memory: ProcessMemory,
@@ -54,7 +54,7 @@ pub(super) struct MemoryScan {
     /// Pages that the acceptor has, in mappings that have not changed.
     delivered: AddressRanges,
     /// Pages scanned in detail.
-    regions: Vec<Region>,
+    regions: Vec<PageRegion>,
     /// Pages among `delivered` that have not changed.
     unchanged: AddressRanges,
     guards: AddressRanges,
@@ -62,7 +62,7 @@ pub(super) struct MemoryScan {
 
 impl WatchedMemory {
     /// Creates the record of a stopped process, of which nothing was sent yet.
-    pub fn new(pid: i32, attachment: Attachment, secure_bits: u32) -> Result<Self> {
+    pub fn new(pid: i32, attachment: TrackerAttachment, secure_bits: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/pagemap");
         Ok(Self {
             attachment,
@@ -202,7 +202,7 @@ impl WatchedMemory {
         index: u32,
         protect: bool,
         found: Option<MemoryScan>,
-        round: &mut Round,
+        round: &mut PrecopyRound,
     ) -> Result<()> {
         let found = found.map_or_else(|| self.scan(protect), Ok);
         if found.is_err() {
@@ -218,7 +218,7 @@ impl WatchedMemory {
             guards,
         } = found.context(scanning)?;
         self.guards = guards;
-        let is_private_page = |region: &&write_tracking::Region| {
+        let is_private_page = |region: &&write_tracking::PageRegion| {
             region.categories & (write_tracking::PAGE_IS_FILE | write_tracking::PAGE_IS_PFNZERO)
                 == 0
         };
@@ -227,7 +227,7 @@ impl WatchedMemory {
             .filter(is_private_page)
             .map(|region| (region.start, region.end))
             .collect();
-        let written = |region: &&write_tracking::Region| {
+        let written = |region: &&write_tracking::PageRegion| {
             region.categories & write_tracking::PAGE_IS_WRITTEN != 0
         };
         let written: AddressRanges = regions
@@ -252,11 +252,11 @@ impl WatchedMemory {
     }
 
     /// Returns guard pages: of private mappings from the scanned regions, of shared mappings by another scan.
-    fn find_guards(&self, regions: &[Region]) -> io::Result<AddressRanges> {
+    fn find_guards(&self, regions: &[PageRegion]) -> io::Result<AddressRanges> {
         /// Most pages to read in the search for unreadable ones.
         const READ_MAX: u64 = 1 << 16;
         if GuardDetection::detect() == GuardDetection::ReadFailure {
-            let swapped = |region: &&Region| {
+            let swapped = |region: &&PageRegion| {
                 region.categories
                     & (write_tracking::PAGE_IS_SWAPPED | write_tracking::PAGE_IS_PRESENT)
                     == write_tracking::PAGE_IS_SWAPPED
@@ -269,7 +269,8 @@ impl WatchedMemory {
                 .filter(|page| self.memory.read(*page, &mut [0]).is_err());
             return Ok(guards.map(|page| (page, page + PAGE)).collect());
         }
-        let is_reported = |region: &&Region| region.categories & write_tracking::PAGE_IS_GUARD != 0;
+        let is_reported =
+            |region: &&PageRegion| region.categories & write_tracking::PAGE_IS_GUARD != 0;
         let private: AddressRanges = (regions.iter().filter(is_reported))
             .map(|region| (region.start, region.end))
             .collect();
@@ -280,7 +281,7 @@ impl WatchedMemory {
         Ok(private.union_with(&write_tracking::scan_guards(&self.pagemap, shared)?))
     }
 
-    fn scan_and_protect(&self) -> io::Result<Vec<Region>> {
+    fn scan_and_protect(&self) -> io::Result<Vec<PageRegion>> {
         let unwatched = self.watch_private_mappings();
         let mut regions = write_tracking::scan(
             &self.pagemap,
@@ -289,7 +290,7 @@ impl WatchedMemory {
         )?;
         // Writes to these ranges are not detected, so all pages count as written.
         let unwatched_regions = write_tracking::scan(&self.pagemap, &unwatched, false)?;
-        regions.extend(unwatched_regions.into_iter().map(|region| Region {
+        regions.extend(unwatched_regions.into_iter().map(|region| PageRegion {
             categories: region.categories | write_tracking::PAGE_IS_WRITTEN,
             ..region
         }));
@@ -304,7 +305,7 @@ impl WatchedMemory {
         &self,
         new: &AddressRanges,
         delivered: &AddressRanges,
-    ) -> io::Result<(Vec<Region>, AddressRanges)> {
+    ) -> io::Result<(Vec<PageRegion>, AddressRanges)> {
         /// Gap in bytes up to which one detailed scan takes no longer than two calls.
         const JOIN_GAP: u64 = 64 * PAGE;
         let ranges = write_tracking::scan_ranges(&self.mappings);
@@ -344,7 +345,7 @@ impl WatchedMemory {
 
     /// Finds changed pages among the pages that the acceptor has, and protects them again. Mappings are not read:
     /// other changes come with the next full round.
-    pub fn update_changed(&mut self, index: u32, round: &mut Round) {
+    pub fn update_changed(&mut self, index: u32, round: &mut PrecopyRound) {
         match write_tracking::scan_written(
             &self.pagemap,
             &write_tracking::scan_ranges(&self.mappings),

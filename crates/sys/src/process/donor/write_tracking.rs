@@ -1,8 +1,8 @@
 //! Asynchronous write protection by `userfaultfd`, and `PAGEMAP_SCAN` (Linux 6.7).
 
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::{Context, Result, check_long};
 use crate::process::image::{ADDRESS_END, Backing, GUARD_INSTALL, Mapping, PAGE};
-use crate::process::ranges::AddressRanges;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -123,7 +123,7 @@ struct ScanArgument {
 /// Adjacent pages of the same categories.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Region {
+pub(super) struct PageRegion {
     pub start: u64,
     pub end: u64,
     pub categories: u64,
@@ -181,7 +181,11 @@ pub(super) struct ScanRange {
 
 /// Returns all pages of the process. Pages written since the last scan have [`PAGE_IS_WRITTEN`]. With `protect`, the scan
 /// protects these pages again, and leaves out ranges that are not watched.
-pub(super) fn scan(pagemap: &File, ranges: &[ScanRange], protect: bool) -> io::Result<Vec<Region>> {
+pub(super) fn scan(
+    pagemap: &File,
+    ranges: &[ScanRange],
+    protect: bool,
+) -> io::Result<Vec<PageRegion>> {
     let guards = GuardDetection::detect().category();
     scan_for(pagemap, ranges, |range| ScanArgument {
         flags: if protect { PM_SCAN_WP_MATCHING } else { 0 },
@@ -201,9 +205,9 @@ fn scan_for(
     pagemap: &File,
     ranges: &[ScanRange],
     argument_for: impl Fn(&ScanRange) -> ScanArgument,
-) -> io::Result<Vec<Region>> {
+) -> io::Result<Vec<PageRegion>> {
     let mut found = Vec::new();
-    let mut buffer = vec![Region::default(); 8192];
+    let mut buffer = vec![PageRegion::default(); 8192];
     for range in ranges {
         let mut argument = ScanArgument {
             size: size_of::<ScanArgument>() as u64,
@@ -263,13 +267,16 @@ pub(super) fn scan_changed(
         ..ScanArgument::default()
     })?;
     // The kernel also reports an absent page as written.
-    let is_there = |region: &Region| region.categories & (PAGE_IS_PRESENT | PAGE_IS_SWAPPED) != 0;
-    let is_written = |region: &Region| region.categories & PAGE_IS_WRITTEN != 0 && is_there(region);
-    let (written, absent): (Vec<Region>, Vec<Region>) = found.into_iter().partition(is_written);
+    let is_there =
+        |region: &PageRegion| region.categories & (PAGE_IS_PRESENT | PAGE_IS_SWAPPED) != 0;
+    let is_written =
+        |region: &PageRegion| region.categories & PAGE_IS_WRITTEN != 0 && is_there(region);
+    let (written, absent): (Vec<PageRegion>, Vec<PageRegion>) =
+        found.into_iter().partition(is_written);
     Ok((region_ranges(&written), region_ranges(&absent)))
 }
 
-fn region_ranges(found: &[Region]) -> AddressRanges {
+fn region_ranges(found: &[PageRegion]) -> AddressRanges {
     found
         .iter()
         .map(|region| (region.start, region.end))

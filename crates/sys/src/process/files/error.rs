@@ -1,14 +1,14 @@
 //! Descriptors that cannot move, and errors of saving and restoring descriptors.
 
 use super::image::FilePath;
-use super::image::limits::Malformed;
+use super::image::limits::InvalidImage;
 use std::fmt;
 use std::io;
 use thiserror::Error;
 
 /// A descriptor that cannot move.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocker {
+pub struct DescriptorBlocker {
     /// Process that has the descriptor, as the caller sees it.
     pub pid: i32,
     /// Descriptor number; `None` for a descriptor in flight between sockets.
@@ -19,7 +19,7 @@ pub struct Blocker {
     pub reason: BlockReason,
 }
 
-impl fmt::Display for Blocker {
+impl fmt::Display for DescriptorBlocker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fd {
             Some(fd) => write!(f, "process {}, descriptor {fd}", self.pid)?,
@@ -196,13 +196,13 @@ fn holder_suffix(pid: Option<i32>) -> String {
 pub enum FilesError {
     /// Descriptors that cannot move; nothing was changed.
     #[error("{}", join_blockers(.0))]
-    Blocked(Vec<Blocker>),
+    Blocked(Vec<DescriptorBlocker>),
     /// The acceptor lacks something that the tree needs; the process keeps running on the donor.
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The image is malformed.
     #[error("{0}")]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] InvalidImage),
     /// The kernel refused a step.
     #[error("{step}: {source}")]
     Kernel {
@@ -213,7 +213,7 @@ pub enum FilesError {
     },
 }
 
-fn join_blockers(blockers: &[Blocker]) -> String {
+fn join_blockers(blockers: &[DescriptorBlocker]) -> String {
     let lines: Vec<_> = blockers.iter().map(ToString::to_string).collect();
     lines.join("; ")
 }

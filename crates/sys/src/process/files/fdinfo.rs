@@ -1,6 +1,6 @@
 //! Parser for `/proc/PID/fdinfo/N` (`proc_pid_fdinfo(5)`).
 
-use super::image::{Lock, LockHolder};
+use super::image::{FileLock, LockHolder};
 
 /// A parsed file of `fdinfo`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl FdInfo {
     }
 
     /// Returns the locks taken through this descriptor; a process's record locks belong to `table`. `Err` is a lease.
-    pub fn locks(&self, table: u32) -> Result<Vec<Lock>, Lease> {
+    pub fn locks(&self, table: u32) -> Result<Vec<FileLock>, Lease> {
         let lines = self
             .kind_lines
             .lines()
@@ -196,7 +196,7 @@ fn inotify_line(line: &str) -> Option<InotifyLine> {
 }
 
 /// Parses a line like `lock: 1: POSIX  ADVISORY  WRITE 5403 fe:00:10003342 5 14`.
-fn lock_line(line: &str, table: u32) -> Option<Result<Lock, Lease>> {
+fn lock_line(line: &str, table: u32) -> Option<Result<FileLock, Lease>> {
     let mut words = line.split_whitespace().skip(2);
     let holder = match words.next()? {
         "FLOCK" => LockHolder::Flock,
@@ -215,7 +215,7 @@ fn lock_line(line: &str, table: u32) -> Option<Result<Lock, Lease>> {
         "EOF" => None,
         number => Some(number.parse().ok()?),
     };
-    Some(Ok(Lock {
+    Some(Ok(FileLock {
         holder,
         write,
         start,
@@ -235,7 +235,7 @@ mod tests {
         let info = FdInfo::parse(text).expect("parsed");
         assert_eq!((info.offset, info.mount, info.inode), (7, 27, 10_003_342));
         assert_eq!((info.flags, info.close_on_exec), (0o102002, true));
-        let lock = |holder, write, start, end| Lock {
+        let lock = |holder, write, start, end| FileLock {
             holder,
             write,
             start,

@@ -1,12 +1,14 @@
 //! Descriptors of many processes at once, listed by the kernel without stopping them: a caller with such a listing
 //! hands it in, so that the freeze need not read `/proc`.
 
+use super::descriptor_survey::{
+    DescriptorSurvey, FdInfoDirectory, ScannedDescriptor, ScannedTable, TableHolder,
+};
+use super::epoll_digest::EpollDigest;
 use super::error::{FilesError, StepContext};
 use super::fdinfo::FdInfo;
 use super::fdinfo_cache::FdInfoCache;
-use super::survey::{FdInfoDirectory, ScannedDescriptor, ScannedTable, Survey, TableHolder};
-use super::watch_digest::WatchDigest;
-use super::{survey, syscalls};
+use super::{descriptor_survey, syscalls};
 use std::collections::HashMap;
 use std::io;
 
@@ -35,7 +37,7 @@ pub struct ListedDescriptor {
     /// True if `fdinfo` has more lines: lines of the file's kind, and locks.
     pub has_extra_lines: bool,
     /// Digest of the watched files, if the file is an epoll set without locks and the digest is known.
-    pub watch_digest: Option<WatchDigest>,
+    pub epoll_digest: Option<EpollDigest>,
 }
 
 /// Returns all descriptors of `pids` like [`survey::survey`]. Details that a listing lacks are read from `/proc`, so
@@ -47,14 +49,14 @@ pub fn survey_from_listings(
     pids: &[i32],
     listings: Vec<Listing>,
     kept: &FdInfoCache,
-) -> Result<Survey, FilesError> {
+) -> Result<DescriptorSurvey, FilesError> {
     let mut listings: HashMap<i32, Listing> = listings
         .into_iter()
         .map(|listing| (listing.pid, listing))
         .collect();
     let mut tables: Vec<(Option<u64>, Vec<TableHolder>, Vec<ListedDescriptor>)> = Vec::new();
     for &pid in pids {
-        let Some(inner) = survey::live_inner_pid(pid) else {
+        let Some(inner) = descriptor_survey::live_inner_pid(pid) else {
             continue;
         };
         let Some(listing) = listings.remove(&pid) else {
@@ -62,7 +64,7 @@ pub fn survey_from_listings(
                 .with_step(format!("process {pid}"));
         };
         if listing.thread_tables {
-            survey::check_threads(pid)?;
+            descriptor_survey::check_threads(pid)?;
         }
         let holder = TableHolder {
             pid,
@@ -76,7 +78,7 @@ pub fn survey_from_listings(
             None => tables.push((listing.table, vec![holder], listing.descriptors)),
         }
     }
-    let mut survey = Survey::new();
+    let mut survey = DescriptorSurvey::new();
     for (_, mut holders, listed) in tables {
         let descriptors = add_details(holders[0].pid, listed, kept)?;
         holders.sort_by_key(|holder| holder.inner_pid);

@@ -7,17 +7,17 @@
 //!
 //! | step | donor | acceptor |
 //! | --- | --- | --- |
-//! | [`LockStep::ShareRemainder`] | all but the first byte: shared | the same: shared |
+//! | [`LockHandoverStep::ShareRemainder`] | all but the first byte: shared | the same: shared |
 //! | commit | | |
-//! | [`LockStep::MoveRemainder`] | all but the first byte: free | the same: exclusive |
-//! | [`LockStep::ShareFirstByte`] | first byte: shared | first byte: shared |
-//! | [`LockStep::MoveFirstByte`] | first byte: free | first byte: exclusive |
+//! | [`LockHandoverStep::MoveRemainder`] | all but the first byte: free | the same: exclusive |
+//! | [`LockHandoverStep::ShareFirstByte`] | first byte: shared | first byte: shared |
+//! | [`LockHandoverStep::MoveFirstByte`] | first byte: free | first byte: exclusive |
 //!
 //! A file that is open for writing only cannot have shared locks on ranges: the donor releases the part that it would
 //! share, and the acceptor takes that part exclusively. A lock that cannot be divided (`flock(2)`, or a range of one
 //! byte) moves as a whole where the table says "all but the first byte".
 
-use super::image::{Lock, LockHolder};
+use super::image::{FileLock, LockHolder};
 use super::syscalls;
 use rustix::fs::{FlockOperation, flock, fstat, fstatfs, fstatvfs};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub const LOCKS_MAX: usize = 4096;
 
 /// A step of the hand-over of locks; the module documentation lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum LockStep {
+pub enum LockHandoverStep {
     /// Step before the commit.
     ShareRemainder,
     /// First step after the commit.
@@ -42,7 +42,7 @@ pub enum LockStep {
 
 /// Identity of a file, which distinguishes the file from all others on every node that sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileIdentity {
+pub struct LockedFileIdentity {
     /// Type of the file system (`statfs(2)`).
     fs_type: u32,
     /// ID of the file system (`f_fsid`), 0 if it has none.
@@ -52,7 +52,7 @@ pub struct FileIdentity {
     handle: Option<(i32, Vec<u8>)>,
 }
 
-impl FileIdentity {
+impl LockedFileIdentity {
     /// Reads the identity of an open file.
     ///
     /// # Errors
@@ -69,20 +69,20 @@ impl FileIdentity {
 
 /// An exclusive lock that the acceptor could not take, because another owner, most likely the donor, has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WantedLock {
+pub struct ContendedLock {
     /// A process that has the descriptor, by its PID inside the tree.
     pub process: i32,
     /// Descriptor number.
     pub fd: u32,
     /// The wanted lock.
-    pub lock: Lock,
+    pub lock: FileLock,
     /// True if the file is open for reading, so that a range of the file can have a shared lock.
     pub readable: bool,
     /// Identity of the acceptor's file.
-    pub identity: FileIdentity,
+    pub identity: LockedFileIdentity,
 }
 
-impl WantedLock {
+impl ContendedLock {
     /// Returns true if the lock moves in two parts.
     #[must_use]
     pub fn has_two_parts(&self) -> bool {
@@ -109,7 +109,7 @@ pub(crate) struct LockChange {
 
 impl LockChange {
     /// Returns the change that sets a lock's mode on all of its range again.
-    pub(crate) fn restore(lock: &Lock) -> Self {
+    pub(crate) fn for_whole_range(lock: &FileLock) -> Self {
         Self {
             mode: if lock.write {
                 LockMode::Exclusive
@@ -122,9 +122,15 @@ impl LockChange {
     }
 
     /// Returns the donor's change in a step.
-    pub(crate) fn for_donor(step: LockStep, lock: &Lock, readable: bool) -> Option<Self> {
+    pub(crate) fn for_donor(
+        step: LockHandoverStep,
+        lock: &FileLock,
+        readable: bool,
+    ) -> Option<Self> {
         let mode = match step {
-            LockStep::ShareRemainder | LockStep::ShareFirstByte if is_shareable(lock, readable) => {
+            LockHandoverStep::ShareRemainder | LockHandoverStep::ShareFirstByte
+                if is_shareable(lock, readable) =>
+            {
                 LockMode::Shared
             }
             _ => LockMode::Free,
@@ -133,9 +139,15 @@ impl LockChange {
     }
 
     /// Returns the acceptor's change in a step, which follows the donor's.
-    pub(crate) fn for_acceptor(step: LockStep, lock: &Lock, readable: bool) -> Option<Self> {
+    pub(crate) fn for_acceptor(
+        step: LockHandoverStep,
+        lock: &FileLock,
+        readable: bool,
+    ) -> Option<Self> {
         let mode = match step {
-            LockStep::ShareRemainder | LockStep::ShareFirstByte if is_shareable(lock, readable) => {
+            LockHandoverStep::ShareRemainder | LockHandoverStep::ShareFirstByte
+                if is_shareable(lock, readable) =>
+            {
                 LockMode::Shared
             }
             _ => LockMode::Exclusive,
@@ -215,26 +227,28 @@ pub(crate) fn is_lock_taken(outcome: io::Result<()>) -> io::Result<bool> {
 }
 
 /// Returns the byte range that a step changes.
-fn step_range(step: LockStep, lock: &Lock) -> Option<(u64, Option<u64>)> {
+fn step_range(step: LockHandoverStep, lock: &FileLock) -> Option<(u64, Option<u64>)> {
     let first = has_two_parts(lock).then_some(lock.start);
     match (step, first) {
-        (LockStep::ShareRemainder | LockStep::MoveRemainder, Some(first)) => {
+        (LockHandoverStep::ShareRemainder | LockHandoverStep::MoveRemainder, Some(first)) => {
             Some((first + 1, lock.end))
         }
-        (LockStep::ShareRemainder | LockStep::MoveRemainder, None) => Some((lock.start, lock.end)),
-        (LockStep::ShareFirstByte | LockStep::MoveFirstByte, first) => {
+        (LockHandoverStep::ShareRemainder | LockHandoverStep::MoveRemainder, None) => {
+            Some((lock.start, lock.end))
+        }
+        (LockHandoverStep::ShareFirstByte | LockHandoverStep::MoveFirstByte, first) => {
             first.map(|first| (first, Some(first)))
         }
     }
 }
 
 /// Returns true if a lock moves in two parts.
-pub(super) fn has_two_parts(lock: &Lock) -> bool {
+pub(super) fn has_two_parts(lock: &FileLock) -> bool {
     lock.holder != LockHolder::Flock && lock.end.is_none_or(|end| end > lock.start)
 }
 
 /// Returns true if the donor can make the lock a shared one.
-pub(super) fn is_shareable(lock: &Lock, readable: bool) -> bool {
+pub(super) fn is_shareable(lock: &FileLock, readable: bool) -> bool {
     readable || lock.holder == LockHolder::Flock
 }
 
@@ -249,15 +263,15 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    const STEPS: [LockStep; 4] = [
-        LockStep::ShareRemainder,
-        LockStep::MoveRemainder,
-        LockStep::ShareFirstByte,
-        LockStep::MoveFirstByte,
+    const STEPS: [LockHandoverStep; 4] = [
+        LockHandoverStep::ShareRemainder,
+        LockHandoverStep::MoveRemainder,
+        LockHandoverStep::ShareFirstByte,
+        LockHandoverStep::MoveFirstByte,
     ];
 
-    fn lock(holder: LockHolder, start: u64, end: Option<u64>) -> Lock {
-        Lock {
+    fn lock(holder: LockHolder, start: u64, end: Option<u64>) -> FileLock {
+        FileLock {
             holder,
             write: true,
             start,

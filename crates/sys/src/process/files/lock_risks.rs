@@ -1,8 +1,8 @@
 //! Exclusive locks that would be free for a moment during the hand-over, found before anything is changed.
 
 use super::fdinfo::FdInfo;
-use super::image::{FilePath, Lock, LockHolder};
-use super::lock_handover::{FileIdentity, file_system, has_two_parts, is_shareable};
+use super::image::{FileLock, FilePath, LockHolder};
+use super::lock_handover::{LockedFileIdentity, file_system, has_two_parts, is_shareable};
 use crate::process::procfs;
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct RiskyLock {
     process: i32,
     fd: u32,
     path: FilePath,
-    identity: FileIdentity,
+    identity: LockedFileIdentity,
     /// Reason, and the remedy.
     reason: String,
 }
@@ -74,7 +74,7 @@ impl RiskyLock {
         let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let (kind, identity) = (
             file_system(file.as_fd()).ok()?,
-            FileIdentity::of(file.as_fd()).ok()?,
+            LockedFileIdentity::of(file.as_fd()).ok()?,
         );
         // Processes of the tree do not wait for locks while they are stopped. `/proc/locks` does not name the owners of
         // open file locks.
@@ -96,7 +96,7 @@ impl RiskyLock {
     pub fn refusal(&self) -> Option<String> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let file = open(&*self.path, flags, Mode::empty()).ok()?;
-        let is_same = FileIdentity::of(file.as_fd()).ok()? == self.identity;
+        let is_same = LockedFileIdentity::of(file.as_fd()).ok()? == self.identity;
         let Self {
             process,
             fd,
@@ -118,7 +118,7 @@ pub(crate) fn is_readable(info: &FdInfo) -> bool {
 pub(super) fn shared_fs_risk(
     fd: BorrowedFd<'_>,
     info: &FdInfo,
-    locks: &[Lock],
+    locks: &[FileLock],
 ) -> Option<&'static str> {
     let mut written = locks.iter().filter(|lock| lock.write).peekable();
     written.peek()?;
@@ -132,7 +132,7 @@ pub(super) fn shared_fs_risk(
 /// Returns the reason why another owner could get an exclusive lock during the hand-over; `waiting` lists the other
 /// requests for locks on the file.
 pub(crate) fn handover_risk(
-    lock: &Lock,
+    lock: &FileLock,
     readable: bool,
     kind: u32,
     waiting: &[WaitingRequest],
@@ -215,8 +215,8 @@ pub(crate) fn waiting_requests(info: &FdInfo, locks: &str) -> Vec<WaitingRequest
 mod tests {
     use super::*;
 
-    fn lock(holder: LockHolder, start: u64, end: Option<u64>) -> Lock {
-        Lock {
+    fn lock(holder: LockHolder, start: u64, end: Option<u64>) -> FileLock {
+        FileLock {
             holder,
             write: true,
             start,

@@ -19,7 +19,9 @@
 //! and the acceptor's side reserves a slot.
 
 mod acceptor;
+mod descriptor_survey;
 mod donor;
+mod epoll_digest;
 mod error;
 mod fdinfo;
 mod fdinfo_cache;
@@ -29,27 +31,25 @@ mod kinds;
 mod listings;
 mod lock_handover;
 mod lock_risks;
-mod survey;
 mod syscalls;
-mod watch_digest;
 
 pub use acceptor::{FdStore, InProcessWatch, ProvidedFiles, TableSlot, TableStep};
+pub(crate) use descriptor_survey::shared_tables;
 pub(crate) use donor::OutsideHolders;
-pub use donor::{Copier, FilesSnapshot, FrozenFiles, Limits, ProcessFd, SocketFds};
-pub use error::{BlockReason, Blocker, FilesError, Refusal};
+pub use donor::{DescriptorCopier, FilesSnapshot, FrozenFiles, ProcessFd, SaveLimits, SocketFds};
+pub use epoll_digest::EpollDigest;
+pub use error::{BlockReason, DescriptorBlocker, FilesError, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
-pub use image::Image;
-pub use image::changes::Changes;
+pub use image::FilesImage;
+pub use image::changes::FilesImageChanges;
 pub use inspect::inspect;
-pub(in crate::process) use kinds::content::create as create_nameless;
+pub(in crate::process) use kinds::nameless_content::create as create_nameless;
 pub(crate) use kinds::pipe::read_content as pipe_content;
 pub(crate) use kinds::terminal::open_slave;
 pub(crate) use kinds::unix::peek as unix_queue;
 pub use listings::{ListedDescriptor, Listing};
-pub use lock_handover::{FileIdentity, LOCKS_MAX, LockStep, WantedLock};
+pub use lock_handover::{ContendedLock, LOCKS_MAX, LockHandoverStep, LockedFileIdentity};
 pub(crate) use lock_handover::{LockChange, file_system, is_lock_taken};
 pub use lock_risks::RiskyLock;
 pub(crate) use lock_risks::{handover_risk, is_readable, waiting_requests};
-pub(crate) use survey::shared_tables;
 pub(crate) use syscalls::{close_all, compare_files as compare_open_files};
-pub use watch_digest::WatchDigest;

@@ -3,32 +3,32 @@
 use super::Validate;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::{FileId, OpenFile, limits};
-use crate::process::files::{Changes, Image};
-use crate::process::sockets::SocketStatic;
+use crate::process::files::{FilesImage, FilesImageChanges};
+use crate::process::sockets::SocketStaticState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Result of reading a tree's descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Descriptors {
+pub struct DescriptorUpdate {
     /// Open files, and the descriptors that refer to them.
-    pub files: Files,
+    pub files: OpenFilesUpdate,
     /// TCP and UDP sockets that are new, or differ from the last read.
-    pub sockets: BTreeMap<FileId, SocketStatic>,
+    pub sockets: BTreeMap<FileId, SocketStaticState>,
     /// Sockets that no longer exist.
     pub removed: BTreeSet<FileId>,
 }
 
 /// The open files of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Files {
+pub enum OpenFilesUpdate {
     /// All of them.
-    Image(Image),
+    Image(FilesImage),
     /// Differences from the last read.
-    Changes(Changes),
+    Changes(FilesImageChanges),
 }
 
-impl Files {
+impl OpenFilesUpdate {
     /// Returns the open files that are new, or differ from the last read.
     pub fn new_files(&self) -> impl Iterator<Item = &OpenFile> {
         let (all_files, changed_files) = match self {
@@ -42,13 +42,13 @@ impl Files {
     }
 }
 
-impl Validate for Descriptors {
+impl Validate for DescriptorUpdate {
     fn check(&self) -> Result<()> {
         self.files.check()
     }
 }
 
-impl Validate for Files {
+impl Validate for OpenFilesUpdate {
     fn check(&self) -> Result<()> {
         match self {
             Self::Image(image) => {

@@ -1,28 +1,28 @@
-//! Data sent to the acceptor: the tree's shape while the tree runs ([`Tree`]), memory ([`Pages`]), and the remaining
-//! state during the freeze ([`FrozenTree`]).
+//! Data sent to the acceptor: the tree's shape while the tree runs ([`TreeLayout`]), memory ([`PagesMessage`]), and the remaining
+//! state during the freeze ([`ProcessTreeState`]).
 //!
 //! All of it may come from a malicious peer: [`decode`] accepts any bytes, bounds every length, and checks
 //! constraints that the types cannot express. PIDs and TIDs are from the processes' own PID namespace.
 
 mod descriptors;
-mod frozen_tree;
 mod missing_pages;
 mod pages;
 mod tree;
+mod tree_state;
 mod validate;
 
-pub use descriptors::{Descriptors, Files};
-pub use frozen_tree::{
-    Credentials, FrozenProcess, FrozenThread, FrozenTree, IntervalTimer, MemoryFields, PosixTimer,
-    ResourceLimit, Rseq, Scheduling, SignalAction, SignalInfo,
-};
+pub use descriptors::{DescriptorUpdate, OpenFilesUpdate};
 pub use missing_pages::{MissingPages, ProcessMissingPages};
 pub(crate) use pages::runs_with_content;
-pub use pages::{BorrowedPages, MemorySpace, PageContent, PageRun, Pages};
+pub use pages::{BorrowedPages, MemorySpace, PageContent, PageRun, PagesMessage};
 pub(crate) use tree::POSIX_MEMORY_DIRECTORY;
 pub use tree::{
-    Backing, BackingFile, Clocks, Mapping, Process, SharedMemory, SharedMemoryKind, SystemVSegment,
-    Tree,
+    Backing, BackingFile, ClockReadings, Mapping, ProcessLayout, SharedMemory, SharedMemoryKind,
+    SystemVSegment, TreeLayout,
+};
+pub use tree_state::{
+    Credentials, IntervalTimer, MemoryFields, PosixTimer, ProcessState, ProcessTreeState,
+    ResourceLimit, Rseq, Scheduling, SignalAction, SignalInfo, ThreadState,
 };
 pub(crate) use validate::are_guards_within_limits;
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Pages of one message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pages {
+pub struct PagesMessage {
     /// Page ranges, in the order of `bytes`.
     pub runs: Vec<PageRun>,
     /// Content of all runs that have content.
@@ -54,7 +54,7 @@ pub enum PageContent {
     Initial,
 }
 
-impl Pages {
+impl PagesMessage {
     /// Returns a message for [`BorrowedPages::decode`] in two parts. The second part is `self.bytes` itself, so that content is
     /// not copied.
     ///
@@ -150,7 +150,7 @@ mod tests {
             run(MemorySpace::Shared(0), 1, PageContent::Bytes),
         ];
         let bytes: Vec<u8> = (1..=4).flat_map(|number| vec![number; 1 << 12]).collect();
-        let (mut message, content) = Pages { runs, bytes }.into_message().unwrap();
+        let (mut message, content) = PagesMessage { runs, bytes }.into_message().unwrap();
         message.extend(content);
         let pages = BorrowedPages::decode(&message).unwrap();
         let groups: Vec<(usize, Vec<u8>)> = pages
@@ -175,7 +175,7 @@ mod tests {
             bytes: &bytes,
         };
         assert_eq!(pages.groups().count(), 0);
-        let (mut message, content) = Pages { runs, bytes }.into_message().unwrap();
+        let (mut message, content) = PagesMessage { runs, bytes }.into_message().unwrap();
         message.extend(content);
         assert!(BorrowedPages::decode(&message).is_err());
     }

@@ -2,16 +2,16 @@
 
 use super::Credentials;
 use super::PageRun;
+use crate::process::address_ranges::AddressRanges;
 use crate::process::files::image::ContentForm;
 use crate::process::procfs::VmFlags;
-use crate::process::ranges::AddressRanges;
 use serde::{Deserialize, Serialize};
 
 /// A tree of processes, as found at the beginning of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tree {
+pub struct TreeLayout {
     /// The donor's clocks.
-    pub clocks: Clocks,
+    pub clocks: ClockReadings,
     /// Boot ID of the donor's kernel.
     pub boot_id: String,
     /// Content of the pages `[vdso]`, to which pointers of the program refer.
@@ -20,7 +20,7 @@ pub struct Tree {
     /// Features saved in the extended registers (XCR0).
     pub xcr0: u64,
     /// Processes, parents before their children; the first is the root.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessLayout>,
     /// Mapped files.
     pub files: Vec<BackingFile>,
     /// Memory shared by several mappings; its content is sent too.
@@ -29,7 +29,7 @@ pub struct Tree {
 
 /// `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Clocks {
+pub struct ClockReadings {
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub monotonic_ns: u64,
     /// `CLOCK_BOOTTIME`, nanoseconds.
@@ -38,10 +38,10 @@ pub struct Clocks {
 
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ProcessLayout {
     /// PID of the process.
     pub pid: i32,
-    /// Index of the parent in [`Tree::processes`]; `None` for the root.
+    /// Index of the parent in [`TreeLayout::processes`]; `None` for the root.
     pub parent: Option<u32>,
     /// Generation of the process under this PID; another process, or the same one after `exec`, has another number.
     pub generation: u64,
@@ -57,7 +57,7 @@ pub struct Process {
     pub threads: Vec<i32>,
     /// Index of an earlier process with the same descriptor table.
     pub shares_table_with: Option<u32>,
-    /// Index of the executable in [`Tree::files`].
+    /// Index of the executable in [`TreeLayout::files`].
     pub executable: u32,
     /// Mappings in the order of their addresses.
     pub mappings: Vec<Mapping>,
@@ -92,18 +92,18 @@ pub struct Mapping {
 pub enum Backing {
     /// Private memory, with a name if the program gave it one.
     Anonymous(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// A file: index in [`Tree::files`], and offset. Pages of a private mapping that the program changed are sent.
+    /// A file: index in [`TreeLayout::files`], and offset. Pages of a private mapping that the program changed are sent.
     File {
-        /// Index in [`Tree::files`].
+        /// Index in [`TreeLayout::files`].
         file: u32,
         /// Offset in the file, bytes.
         offset: u64,
         /// True for `MAP_SHARED` mappings that are not writable.
         shared: bool,
     },
-    /// Shared memory: index in [`Tree::shared_memory`], and offset.
+    /// Shared memory: index in [`TreeLayout::shared_memory`], and offset.
     Shared {
-        /// Index in [`Tree::shared_memory`].
+        /// Index in [`TreeLayout::shared_memory`].
         object: u32,
         /// Offset in the shared memory, bytes.
         offset: u64,

@@ -1,13 +1,14 @@
 //! Checks of an image for constraints that the types cannot express.
 
 use super::{
-    ADDRESS_END, Backing, FrozenProcess, FrozenThread, FrozenTree, Mapping, PAGE,
-    POSIX_MEMORY_DIRECTORY, PageContent, PageRun, Process, SharedMemoryKind, Tree, Validate,
+    ADDRESS_END, Backing, Mapping, PAGE, POSIX_MEMORY_DIRECTORY, PageContent, PageRun,
+    ProcessLayout, ProcessState, ProcessTreeState, SharedMemoryKind, ThreadState, TreeLayout,
+    Validate,
 };
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::{Error, Result};
+use crate::process::file_rights::FileRights;
 use crate::process::files::image::ContentForm;
-use crate::process::ranges::AddressRanges;
-use crate::process::rights::FileRights;
 use std::collections::HashSet;
 
 /// Most processes of a tree.
@@ -33,7 +34,7 @@ fn ensure(is_valid: bool, what: &'static str) -> Result<()> {
     }
 }
 
-impl Validate for Tree {
+impl Validate for TreeLayout {
     fn check(&self) -> Result<()> {
         ensure(
             (1..=PROCESSES_MAX).contains(&self.processes.len()),
@@ -111,8 +112,8 @@ impl Validate for Tree {
     }
 }
 
-impl Tree {
-    fn check_process(&self, process: &Process) -> Result<()> {
+impl TreeLayout {
+    fn check_process(&self, process: &ProcessLayout) -> Result<()> {
         let is_valid_id = |id: i32| (2..=PID_MAX).contains(&id);
         ensure(is_valid_id(process.pid), "invalid PID")?;
         ensure(
@@ -198,7 +199,7 @@ pub(crate) fn are_guards_within_limits(guards: &[(u64, u64)]) -> bool {
 }
 
 /// Checks that guard pages are in order, and lie in mappings that are not the kernel's.
-fn check_guards(process: &Process) -> Result<()> {
+fn check_guards(process: &ProcessLayout) -> Result<()> {
     let mut from = 0;
     for (start, end) in &process.guards {
         ensure(
@@ -251,7 +252,7 @@ impl Validate for FileRights {
     }
 }
 
-impl Validate for FrozenTree {
+impl Validate for ProcessTreeState {
     fn check(&self) -> Result<()> {
         ensure(
             self.processes.len() <= PROCESSES_MAX,
@@ -261,7 +262,7 @@ impl Validate for FrozenTree {
     }
 }
 
-fn check_process(process: &FrozenProcess) -> Result<()> {
+fn check_process(process: &ProcessState) -> Result<()> {
     ensure(
         (1..=THREADS_MAX).contains(&process.threads.len()),
         "too many or no threads",
@@ -290,7 +291,7 @@ fn check_process(process: &FrozenProcess) -> Result<()> {
     process.threads.iter().try_for_each(check_thread)
 }
 
-fn check_thread(thread: &FrozenThread) -> Result<()> {
+fn check_thread(thread: &ThreadState) -> Result<()> {
     ensure(
         thread.extended_registers.len() <= 16384,
         "register state too large",
@@ -325,11 +326,11 @@ fn check_path(path: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BorrowedPages, Descriptors, MissingPages, decode, encode};
+    use super::super::{BorrowedPages, DescriptorUpdate, MissingPages, decode, encode};
     use super::*;
     use proptest::prelude::*;
 
-    fn small_tree() -> Tree {
+    fn small_tree() -> TreeLayout {
         let mapping = Mapping {
             start: 0x1000,
             end: 0x3000,
@@ -337,38 +338,38 @@ mod tests {
             advice: 0,
             backing: Backing::Anonymous(Vec::new()),
         };
-        let process = Process {
+        let process = ProcessLayout {
             pid: 100,
             group: 100,
             session: 100,
             threads: vec![100, 101],
             mappings: vec![mapping],
             guards: vec![(0x1000, 0x2000)],
-            ..Process::default()
+            ..ProcessLayout::default()
         };
         let file = super::super::BackingFile {
             path: b"/bin/true".to_vec(),
             ..Default::default()
         };
-        Tree {
+        TreeLayout {
             processes: vec![process],
             files: vec![file],
-            ..Tree::default()
+            ..TreeLayout::default()
         }
     }
 
     #[test]
     fn tree_survives_encoding() {
         let bytes = encode(&small_tree()).expect("encodes");
-        assert_eq!(decode::<Tree>(&bytes).expect("decodes"), small_tree());
+        assert_eq!(decode::<TreeLayout>(&bytes).expect("decodes"), small_tree());
         let mut longer = bytes.clone();
         longer.push(0);
-        assert!(decode::<Tree>(&longer).is_err());
+        assert!(decode::<TreeLayout>(&longer).is_err());
     }
 
     #[test]
     fn invalid_trees_are_refused() {
-        let changes: [fn(&mut Tree); 10] = [
+        let changes: [fn(&mut TreeLayout); 10] = [
             |tree| tree.processes.clear(),
             |tree| tree.processes[0].parent = Some(0),
             |tree| tree.processes[0].threads = vec![100, 100],
@@ -387,17 +388,17 @@ mod tests {
         for change in changes {
             let mut tree = small_tree();
             change(&mut tree);
-            assert!(decode::<Tree>(&encode(&tree).expect("encodes")).is_err());
+            assert!(decode::<TreeLayout>(&encode(&tree).expect("encodes")).is_err());
         }
     }
 
     proptest! {
         #[test]
         fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let _ = decode::<Tree>(&bytes);
+            let _ = decode::<TreeLayout>(&bytes);
             let _ = BorrowedPages::decode(&bytes);
-            let _ = decode::<FrozenTree>(&bytes);
-            let _ = decode::<Descriptors>(&bytes);
+            let _ = decode::<ProcessTreeState>(&bytes);
+            let _ = decode::<DescriptorUpdate>(&bytes);
             let _ = decode::<MissingPages>(&bytes);
         }
 
@@ -406,26 +407,26 @@ mod tests {
             changes in proptest::collection::vec((0usize..100_000, any::<u8>()), 1..6),
             cut_length in 0usize..100_000,
         ) {
-            let thread = FrozenThread { extended_registers: vec![0; 64], ..FrozenThread::default() };
-            let process = FrozenProcess {
+            let thread = ThreadState { extended_registers: vec![0; 64], ..ThreadState::default() };
+            let process = ProcessState {
                 threads: vec![thread; 2],
                 signal_actions: vec![Default::default(); 64],
                 directory: b"/".to_vec(),
-                ..FrozenProcess::default()
+                ..ProcessState::default()
             };
-            let frozen = FrozenTree { processes: vec![Some(process), None] };
+            let frozen = ProcessTreeState { processes: vec![Some(process), None] };
             let bytes = encode(&frozen).expect("encodes");
-            prop_assert_eq!(decode::<FrozenTree>(&bytes).expect("decodes"), frozen);
+            prop_assert_eq!(decode::<ProcessTreeState>(&bytes).expect("decodes"), frozen);
             let mut other = bytes.clone();
             for (at, to) in changes {
                 let place = at % other.len();
                 other[place] = to;
             }
             other.truncate(other.len() - cut_length % other.len() / 8);
-            if let Ok(frozen) = decode::<FrozenTree>(&other) {
+            if let Ok(frozen) = decode::<ProcessTreeState>(&other) {
                 prop_assert!(frozen.check().is_ok());
             }
-            prop_assert!(decode::<FrozenTree>(&bytes[..cut_length % bytes.len()]).is_err());
+            prop_assert!(decode::<ProcessTreeState>(&bytes[..cut_length % bytes.len()]).is_err());
         }
 
         #[test]
@@ -433,7 +434,7 @@ mod tests {
             let mut bytes = encode(&small_tree()).expect("encodes");
             let place = at % bytes.len();
             bytes[place] = to;
-            let _ = decode::<Tree>(&bytes);
+            let _ = decode::<TreeLayout>(&bytes);
         }
     }
 }

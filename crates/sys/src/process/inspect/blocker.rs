@@ -188,8 +188,8 @@ fn describe_descriptor(fd: Option<u32>, path: &str) -> String {
     }
 }
 
-impl From<files::Blocker> for Blocker {
-    fn from(blocker: files::Blocker) -> Self {
+impl From<files::DescriptorBlocker> for Blocker {
+    fn from(blocker: files::DescriptorBlocker) -> Self {
         Self {
             pid: blocker.pid,
             obstacle: Obstacle::Descriptor {

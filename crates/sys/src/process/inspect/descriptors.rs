@@ -1,13 +1,13 @@
 //! Check for descriptors that cannot move.
 
-use super::{Blocker, MappingClass, Obstacle, Report, classify, loopback, terminal};
+use super::{Blocker, InspectionReport, MappingClass, Obstacle, classify, loopback, terminal};
 use crate::process::donor::living_pids_of_tree;
-use crate::process::files::{FilesError, FilesSnapshot, Limits};
+use crate::process::files::{FilesError, FilesSnapshot, SaveLimits};
 use crate::process::image::POSIX_MEMORY_DIRECTORY;
 use crate::process::procfs;
 use std::collections::BTreeSet;
 
-pub(super) fn check(report: &mut Report) {
+pub(super) fn check(report: &mut InspectionReport) {
     let is_namespace_blocker =
         |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::Namespace(_));
     if report.blockers.iter().any(is_namespace_blocker) {
@@ -17,11 +17,11 @@ pub(super) fn check(report: &mut Report) {
     let root = report.processes[0];
     // Processes may start and end during the check.
     let pids = || living_pids_of_tree(root);
-    let limits = Limits {
+    let limits = SaveLimits {
         mapped_memory: mapped_memory(&pids()),
         // Files are not read: inotify would report reads to the program.
         hash_files: false,
-        ..Limits::default()
+        ..SaveLimits::default()
     };
     match FilesSnapshot::take(pids, &limits, None) {
         Ok(snapshot) => {

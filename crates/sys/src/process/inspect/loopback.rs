@@ -1,6 +1,6 @@
 //! Connections over the loopback device with only one end in the tree.
 
-use super::{Blocker, Obstacle, Report};
+use super::{Blocker, InspectionReport, Obstacle};
 use crate::process::files::image::FileId;
 use crate::process::files::{FilesSnapshot, OutsideHolders};
 use crate::process::procfs;
@@ -18,7 +18,7 @@ const TRANSIENT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Finds such connections among the sockets of `snapshot`; `read_again` reads the sockets anew.
 pub(super) fn check(
-    report: &mut Report,
+    report: &mut InspectionReport,
     snapshot: &FilesSnapshot,
     read_again: impl Fn() -> Option<FilesSnapshot>,
 ) {

@@ -1,11 +1,11 @@
 //! Check for mappings that cannot move.
 
-use super::{Blocker, Obstacle, Report};
+use super::{Blocker, InspectionReport, Obstacle};
 use crate::process::donor::scan_guards;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{ADDRESS_END, are_guards_within_limits};
 use crate::process::procfs::{self, DELETED_SUFFIX, MapLine, VmFlags};
-use crate::process::system_v;
+use crate::process::system_v_memory;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -78,7 +78,9 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> MappingClass {
         };
     }
     let blocked = match name {
-        _ if map.shared && between(system_v::MAPPED_NAME_PREFIX, DELETED_SUFFIX).is_some() => {
+        _ if map.shared
+            && between(system_v_memory::MAPPED_NAME_PREFIX, DELETED_SUFFIX).is_some() =>
+        {
             return MappingClass::SystemV(map.inode as i32);
         }
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
@@ -180,7 +182,7 @@ fn find_obstacle(map: &MapLine) -> Option<Obstacle> {
     }
 }
 
-pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
+pub(super) fn check(pid: i32, report: &mut InspectionReport) -> Result<()> {
     let maps = procfs::mappings_with_vm_flags(pid)?;
     report.mappings += maps.len();
     for map in &maps {
@@ -236,7 +238,7 @@ pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
 }
 
 /// Reports memory that a process outside the tree maps too.
-pub(super) fn check_outsiders(report: &mut Report) {
+pub(super) fn check_outsiders(report: &mut InspectionReport) {
     let mut shared: HashMap<((u32, u32), u64), (i32, String)> = HashMap::new();
     for pid in &report.processes {
         for map in procfs::mappings(*pid).unwrap_or_default() {

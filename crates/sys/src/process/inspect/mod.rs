@@ -7,7 +7,7 @@ mod loopback;
 mod mappings;
 mod namespaces;
 mod sessions;
-mod sharing;
+mod shared_resources;
 mod system_v;
 mod terminal;
 
@@ -18,13 +18,13 @@ pub(crate) use mappings::{
 
 use super::error::{Error, Result};
 use super::procfs::{self, Stat, Status};
-use super::sockets::SocketStatic;
+use super::sockets::SocketStaticState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Result of inspecting a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct InspectionReport {
     /// Obstacles to the move; empty if there is none.
     pub blockers: Vec<Blocker>,
     /// Connections over the loopback device with the other ends outside the tree. A tree with such connections cannot
@@ -39,7 +39,7 @@ pub struct Report {
     /// Number of open files of all processes, including files in flight between their sockets.
     pub open_files: usize,
     /// TCP and UDP sockets among the open files.
-    pub sockets: Vec<Arc<SocketStatic>>,
+    pub sockets: Vec<Arc<SocketStaticState>>,
     /// Bytes of memory in use, shared memory and files included.
     pub resident_bytes: u64,
 }
@@ -55,7 +55,7 @@ const INSPECTION_PAUSE: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// [`Error::ProcessEnded`] if there is no such process; obstacles are in the report.
-pub fn inspect(root: i32) -> Result<Report> {
+pub fn inspect(root: i32) -> Result<InspectionReport> {
     let started_at = Instant::now();
     let mut lasting_blockers: Option<Vec<Blocker>> = None;
     for inspection in 1.. {
@@ -78,10 +78,10 @@ pub fn inspect(root: i32) -> Result<Report> {
     unreachable!("the last inspection returns")
 }
 
-fn inspect_once(root: i32) -> Result<Report> {
-    let mut report = Report {
+fn inspect_once(root: i32) -> Result<InspectionReport> {
+    let mut report = InspectionReport {
         processes: tree_pids(root)?,
-        ..Report::default()
+        ..InspectionReport::default()
     };
     if let Err(error) = super::supported() {
         report.block(root, Obstacle::UnsupportedMachine(error.to_string()));
@@ -111,7 +111,7 @@ fn inspect_once(root: i32) -> Result<Report> {
     Ok(report)
 }
 
-impl Report {
+impl InspectionReport {
     fn block(&mut self, pid: i32, obstacle: Obstacle) {
         let blocker = Blocker { pid, obstacle };
         // A library is mapped in several consecutive pieces.
@@ -165,7 +165,7 @@ const CORE_DUMP_FLAG: u64 = 0x80;
 /// 0, which means the calling thread. A clock that names its thread has another number.
 const THREAD_CLOCK: [&str; 2] = ["ClockID: 3", "ClockID: -2"];
 
-fn inspect_process(pid: i32, report: &mut Report) -> Result<()> {
+fn inspect_process(pid: i32, report: &mut InspectionReport) -> Result<()> {
     let stat = Stat::read(pid)?;
     if matches!(stat.state, 'Z' | 'X') {
         if procfs::threads(pid)?.len() > 1 {
@@ -187,10 +187,10 @@ fn inspect_process(pid: i32, report: &mut Report) -> Result<()> {
         };
         report.threads += 1;
         inspect_thread(pid, &status, report);
-        sharing::check_thread(pid, tid, report);
+        shared_resources::check_thread(pid, tid, report);
     }
     inspect_program(pid, report)?;
-    sharing::check_process(pid, report)?;
+    shared_resources::check_process(pid, report)?;
     let timers = procfs::read(pid, "timers").unwrap_or_default();
     if timers.lines().any(|line| THREAD_CLOCK.contains(&line)) {
         report.block(pid, Obstacle::ThreadClock);
@@ -205,7 +205,7 @@ fn inspect_process(pid: i32, report: &mut Report) -> Result<()> {
     mappings::check(pid, report)
 }
 
-fn inspect_thread(pid: i32, status: &Status, report: &mut Report) {
+fn inspect_thread(pid: i32, status: &Status, report: &mut InspectionReport) {
     if status.tracer != 0 && !is_own_thread(status.tracer) {
         report.block(pid, Obstacle::Traced(status.tracer));
     }
@@ -226,7 +226,7 @@ fn is_own_thread(tracer: i32) -> bool {
 }
 
 /// Checks that the process is a 64-bit program with the ordinary root directory.
-fn inspect_program(pid: i32, report: &mut Report) -> Result<()> {
+fn inspect_program(pid: i32, report: &mut InspectionReport) -> Result<()> {
     let mut header = [0u8; 5];
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));

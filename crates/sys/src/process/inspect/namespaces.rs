@@ -1,7 +1,7 @@
 //! Check of namespaces: a tree must live in the caller's namespaces, or in namespaces that a restorer made for the
 //! tree.
 
-use super::{Obstacle, Report};
+use super::{InspectionReport, Obstacle};
 use crate::process::error::Result;
 use crate::process::procfs::{self, Stat, Status};
 
@@ -10,7 +10,7 @@ const SHARED_WITH_CALLER: [&str; 4] = ["cgroup", "net", "user", "uts"];
 /// Namespace kinds that a restorer makes for a tree.
 const MADE_BY_RESTORER: [&str; 4] = ["ipc", "mnt", "pid", "time"];
 
-pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
+pub(super) fn check(root: i32, report: &mut InspectionReport) -> Result<()> {
     let parent = Stat::read(root)?.parent;
     let status = Status::read(root, root)?;
     if status.innermost_id() == 1 || parent == 0 {
@@ -33,7 +33,7 @@ pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn compare(pid: i32, kind: &str, expected: &str, report: &mut Report) {
+fn compare(pid: i32, kind: &str, expected: &str, report: &mut InspectionReport) {
     let expected_link = std::fs::read_link(format!("{expected}/ns/{kind}"));
     let actual_link = procfs::link_text(pid, &format!("ns/{kind}"));
     if let (Ok(here), Ok(there)) = (expected_link, actual_link)

@@ -1,11 +1,11 @@
 //! Check for processes in another session than their parents.
 
-use super::{Obstacle, Report};
+use super::{InspectionReport, Obstacle};
 use crate::process::procfs::Stat;
 
 /// Reports sessions that cannot be rebuilt. The acceptor puts a process into the session of its parent, into the
 /// session of an earlier child of its parent, or into a session after all its earlier members have ended.
-pub(super) fn check(report: &mut Report) {
+pub(super) fn check(report: &mut InspectionReport) {
     let read = |pid: &i32| Some((*pid, Stat::read(*pid).ok()?));
     let processes: Vec<(i32, Stat)> = report.processes.iter().filter_map(read).collect();
     for (at, (pid, stat)) in processes.iter().enumerate().skip(1) {

@@ -1,20 +1,22 @@
 //! Check of System V semaphores, messages and memory, which belong to a machine and not to processes: except for
 //! attached memory, only the last user is known.
 
-use super::{Obstacle, Report};
+use super::{InspectionReport, Obstacle};
 use crate::process::error::Result;
 use crate::process::procfs::{self, MapLine};
-use crate::process::system_v::{self, ListedSegment, SegmentTable, attachments};
+use crate::process::system_v_memory::{self, ListedSegment, SegmentTable, attachments};
 
 /// Last use of an object: process, kind of object, identifier.
 type LastUse = (i32, &'static str, i32);
 
 /// Reports objects that the tree uses and that cannot move.
-pub(super) fn check(report: &mut Report) {
+pub(super) fn check(report: &mut InspectionReport) {
     let Some(root) = report.processes.first().copied() else {
         return;
     };
-    for (pid, what, id) in system_v::run_in_ipc_namespace(root, last_uses).unwrap_or_default() {
+    for (pid, what, id) in
+        system_v_memory::run_in_ipc_namespace(root, last_uses).unwrap_or_default()
+    {
         block(report, pid, what, id);
     }
     let segments = SegmentTable::open(root).and_then(|table| table.read());
@@ -54,7 +56,7 @@ fn last_uses() -> Vec<LastUse> {
 }
 
 /// Reports attached segments that are attached in part, or by a process outside the tree too: neither can move.
-fn check_attached(report: &mut Report, segments: &[ListedSegment]) {
+fn check_attached(report: &mut InspectionReport, segments: &[ListedSegment]) {
     let mut attached = Vec::new();
     for pid in report.processes.clone() {
         for attachment in attachments(&procfs::mappings(pid).unwrap_or_default()) {
@@ -87,7 +89,7 @@ fn check_attached(report: &mut Report, segments: &[ListedSegment]) {
 }
 
 /// Returns a process outside the tree that has attached a segment of the IPC namespace of `pid`.
-fn outside_user(report: &Report, pid: i32, id: i32) -> Option<i32> {
+fn outside_user(report: &InspectionReport, pid: i32, id: i32) -> Option<i32> {
     let ipc_namespace = namespace(pid).ok()?;
     let maps_segment = |lines: &[MapLine]| attachments(lines).iter().any(|part| part.id == id);
     let pids = procfs::numbers("/proc", 0).unwrap_or_default();
@@ -103,7 +105,7 @@ fn namespace(pid: i32) -> std::result::Result<String, ()> {
     link.map_err(drop)
 }
 
-fn block(report: &mut Report, pid: i32, what: &str, id: i32) {
+fn block(report: &mut InspectionReport, pid: i32, what: &str, id: i32) {
     let obstacle = Obstacle::SystemV(format!("{what}, id {id}"));
     let is_reported = report
         .blockers

@@ -1,12 +1,12 @@
 //! Check of sessions on terminals of the tree.
 
-use super::{Obstacle, Report};
-use crate::process::files::Image;
+use super::{InspectionReport, Obstacle};
+use crate::process::files::FilesImage;
 use crate::process::procfs::{Stat, Status};
 
 /// Reports jobs in sessions with a controlling terminal. The kernel assigns a controlling terminal to a session leader
 /// and to processes forked later, so an existing job cannot get the terminal again.
-pub(super) fn check(report: &mut Report, image: &Image) {
+pub(super) fn check(report: &mut InspectionReport, image: &FilesImage) {
     let pids = image.tables.values().flat_map(|table| &table.pids);
     let leaders = pids.filter(|pid| image.controlling_terminal(**pid).is_some());
     for inner in leaders.copied() {

@@ -1,6 +1,6 @@
 //! An address space with missing pages.
 
-use super::missing_table::{MissingRange, MissingTable};
+use super::missing_page_table::{MissingPageRange, MissingPageTable};
 use super::userfault::{self, UserfaultEvent};
 use crate::process::image::PAGE;
 use std::io::{self, ErrorKind};
@@ -20,7 +20,7 @@ pub(super) struct LazyMemory {
     userfault: OwnedFd,
     /// Index of the process in the tree at the donor. A child has its parent's.
     pub process: u32,
-    pub table: MissingTable,
+    pub table: MissingPageTable,
     /// Number of descriptors that the restorer received before this space's.
     pub userfault_number: u64,
     /// Addresses of page faults that were not handled yet.
@@ -30,7 +30,7 @@ pub(super) struct LazyMemory {
 }
 
 impl LazyMemory {
-    pub fn new(userfault: OwnedFd, process: u32, table: MissingTable) -> Self {
+    pub fn new(userfault: OwnedFd, process: u32, table: MissingPageTable) -> Self {
         Self {
             userfault,
             process,
@@ -128,7 +128,7 @@ impl LazyMemory {
     }
 
     /// Places pages in one range. Returns false if an event must be handled first.
-    fn place_in_range(&mut self, range: MissingRange, bytes: &[u8]) -> io::Result<bool> {
+    fn place_in_range(&mut self, range: MissingPageRange, bytes: &[u8]) -> io::Result<bool> {
         let (mut done, mut step, mut attempts) = (0, bytes.len(), 0);
         while done < bytes.len() {
             let at = range.start + done as u64;

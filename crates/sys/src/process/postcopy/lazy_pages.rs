@@ -1,13 +1,13 @@
 //! Serves the page faults of a tree under post-copy.
 
 use super::lazy_memory::LazyMemory;
-use super::missing_table::MissingTable;
+use super::missing_page_table::MissingPageTable;
 use crate::process::acceptor::RestorerLink;
+use crate::process::address_ranges::AddressRanges;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{
     BorrowedPages, MemorySpace, MissingPages, PAGE, PageContent, PageRun, runs_with_content,
 };
-use crate::process::ranges::AddressRanges;
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl LazyPages {
         let mut spaces = Vec::new();
         for ((number, process_missing), userfault) in (0..).zip(&missing.processes).zip(userfaults)
         {
-            let table: MissingTable = process_missing.ranges.iter().copied().collect();
+            let table: MissingPageTable = process_missing.ranges.iter().copied().collect();
             let mut memory = LazyMemory::new(userfault, process_missing.process, table);
             memory.userfault_number = number;
             spaces.push(memory);

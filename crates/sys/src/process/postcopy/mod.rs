@@ -12,16 +12,16 @@
 
 mod lazy_memory;
 mod lazy_pages;
-mod missing_table;
+mod missing_page_table;
 mod userfault;
-mod userfault_keeper;
+mod userfault_watchdog;
 
 pub use lazy_pages::{LazyPages, PageFault};
-pub(crate) use missing_table::{MissingRange, MissingTable};
+pub(crate) use missing_page_table::{MissingPageRange, MissingPageTable};
 pub(crate) use userfault::{
     USERFAULTFD_DEVICE, USERFAULTFD_FLAGS, USERFAULTFD_IOC_NEW, enable, open_device, register_range,
 };
-pub(crate) use userfault_keeper::keep_userfaults;
+pub(crate) use userfault_watchdog::run_userfault_watchdog;
 
 use super::error::{Context, Result};
 

@@ -3,14 +3,15 @@
 mod repair_exit;
 
 use self::repair_exit::is_incomplete;
-use super::clock::Clock;
-use super::{SocketAddresses, SocketError, SocketState, SocketStatic, loopback_inject};
+use super::timestamp_clock::TimestampClock;
+use super::{SocketAddresses, SocketError, SocketState, SocketStaticState, loopback_inject};
 use crate::process::files::close_all;
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
-    ClosedEnd, ClosingSocket, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic,
-    UncapCondition, WindowProbe, activate_all, map_on_threads, reset_socket, restore,
-    settle_early_restored, settle_options, state_injection, uncap_timeout,
+    ClosedEnd, ClosingSocket, PreparedSocket, RestoredSocket, SocketPreparer, TcpDynamicState,
+    TcpStaticState, TimeoutUncapCondition, WindowProbe, activate_all, map_on_threads, reset_socket,
+    restore, set_deferred_options, set_deferred_options_of_early_restored, state_injection,
+    uncap_timeout,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -18,12 +19,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// The sockets of a tree that is being restored, in the network namespace in which this value was created. If dropped
-/// before [`Sockets::activate`], the sockets vanish and nothing is sent.
+/// before [`RestoredSockets::activate`], the sockets vanish and nothing is sent.
 #[derive(Debug)]
-pub struct Sockets {
-    preparer: Preparer,
+pub struct RestoredSockets {
+    preparer: SocketPreparer,
     /// First port that every accepted process may have, see
-    /// [`Judge::first_port`](crate::process::judge::Judge::first_port).
+    /// [`ImageJudge::first_port`](crate::process::image_judge::ImageJudge::first_port).
     first_port: u16,
     created: BTreeMap<FileId, CreatedSocket>,
     /// Sockets that are not yet handed to the restorer.
@@ -39,12 +40,12 @@ pub struct Sockets {
 
 #[derive(Debug)]
 struct CreatedSocket {
-    socket_static: SocketStatic,
-    phase: Phase,
+    socket_static: SocketStaticState,
+    phase: SocketRestorePhase,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum SocketRestorePhase {
     /// A TCP socket that is prepared for its connection.
     Prepared(PreparedSocket),
     /// A connection in repair mode.
@@ -60,12 +61,12 @@ enum Phase {
 /// State of a connection, and the setting of its clock if the state was taken while the connection was in use.
 #[derive(Debug)]
 struct RestoredState {
-    state: Box<TcpDynamic>,
-    clock: Option<Clock>,
+    state: Box<TcpDynamicState>,
+    clock: Option<TimestampClock>,
 }
 
 /// A connection's socket that is to receive a state.
-enum RestoreTarget {
+enum SocketRestoreTarget {
     Prepared(PreparedSocket),
     Restored(RestoredSocket),
 }
@@ -73,22 +74,23 @@ enum RestoreTarget {
 impl AsFd for CreatedSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.phase {
-            Phase::Prepared(socket) => socket.as_fd(),
-            Phase::Restored(socket, _) | Phase::OutOfRepair(socket, _) => socket.as_fd(),
-            Phase::Closing(socket) => socket.as_fd(),
-            Phase::Ready(socket) => socket.as_fd(),
+            SocketRestorePhase::Prepared(socket) => socket.as_fd(),
+            SocketRestorePhase::Restored(socket, _)
+            | SocketRestorePhase::OutOfRepair(socket, _) => socket.as_fd(),
+            SocketRestorePhase::Closing(socket) => socket.as_fd(),
+            SocketRestorePhase::Ready(socket) => socket.as_fd(),
         }
     }
 }
 
-impl Sockets {
+impl RestoredSockets {
     /// Creates an empty set, for a tree that may have the ports from `first_port` on.
     ///
     /// # Errors
     /// Errors of the kernel when a socket is created.
     pub fn new(first_port: u16) -> Result<Self, SocketError> {
         Ok(Self {
-            preparer: Preparer::new()?,
+            preparer: SocketPreparer::new()?,
             first_port,
             created: BTreeMap::new(),
             not_handed_over: BTreeSet::new(),
@@ -105,7 +107,7 @@ impl Sockets {
     /// A resource that this host lacks, or a refusal by the kernel.
     pub fn prepare(
         &mut self,
-        sockets: &BTreeMap<FileId, SocketStatic>,
+        sockets: &BTreeMap<FileId, SocketStaticState>,
         closed: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
         for id in closed {
@@ -128,13 +130,17 @@ impl Sockets {
         Ok(())
     }
 
-    fn make(&self, fixed: &SocketStatic) -> Result<Phase, SocketError> {
+    fn make(&self, fixed: &SocketStaticState) -> Result<SocketRestorePhase, SocketError> {
         Ok(match fixed {
-            SocketStatic::Connection(fixed) => Phase::Prepared(self.preparer.prepare(fixed)?),
-            SocketStatic::Unconnected(fixed) => Phase::Ready(fixed.prepare()?),
-            SocketStatic::Datagrams(fixed) => Phase::Ready(udp::prepare(fixed)?),
-            SocketStatic::Ended { v6_socket } => Phase::Ready(reset_socket(*v6_socket)?),
-            SocketStatic::Closed(fixed) => Phase::Closing(fixed.prepare()?),
+            SocketStaticState::Connection(fixed) => {
+                SocketRestorePhase::Prepared(self.preparer.prepare(fixed)?)
+            }
+            SocketStaticState::Unconnected(fixed) => SocketRestorePhase::Ready(fixed.prepare()?),
+            SocketStaticState::Datagrams(fixed) => SocketRestorePhase::Ready(udp::prepare(fixed)?),
+            SocketStaticState::Ended { v6_socket } => {
+                SocketRestorePhase::Ready(reset_socket(*v6_socket)?)
+            }
+            SocketStaticState::Closed(fixed) => SocketRestorePhase::Closing(fixed.prepare()?),
         })
     }
 
@@ -151,7 +157,7 @@ impl Sockets {
     }
 
     /// Returns all sockets, with their fixed properties.
-    pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
+    pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStaticState)> {
         let all = self.created.iter();
         all.map(|(id, made)| (*id, made.as_fd(), &made.socket_static))
     }
@@ -196,10 +202,10 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// Same as [`Sockets::restore`] for some of the sockets; the others must follow.
+    /// Same as [`RestoredSockets::restore`] for some of the sockets; the others must follow.
     ///
     /// # Errors
-    /// Same as [`Sockets::restore`].
+    /// Same as [`RestoredSockets::restore`].
     pub fn restore_some(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -213,11 +219,11 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// Same as [`Sockets::restore`], without the sockets that [`Sockets::restore_some`] has restored, and without
-    /// connections that have not changed since [`Sockets::inject`]. `at_us` is the time by the same clock.
+    /// Same as [`RestoredSockets::restore`], without the sockets that [`RestoredSockets::restore_some`] has restored, and without
+    /// connections that have not changed since [`RestoredSockets::inject`]. `at_us` is the time by the same clock.
     ///
     /// # Errors
-    /// Same as [`Sockets::restore`].
+    /// Same as [`RestoredSockets::restore`].
     pub fn restore_changed(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
@@ -225,8 +231,10 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let has_state = |made: &CreatedSocket| match &made.phase {
-            Phase::Restored(_, taken) | Phase::OutOfRepair(_, taken) => taken.clock.is_some(),
-            _ => matches!(made.socket_static, SocketStatic::Ended { .. }),
+            SocketRestorePhase::Restored(_, taken) | SocketRestorePhase::OutOfRepair(_, taken) => {
+                taken.clock.is_some()
+            }
+            _ => matches!(made.socket_static, SocketStaticState::Ended { .. }),
         };
         for (id, made) in &self.created {
             if !states.contains_key(id) && !self.restored_ids.contains(id) && !has_state(made) {
@@ -245,13 +253,13 @@ impl Sockets {
         let connections = || {
             let all = self.created.values();
             all.filter_map(|made| match (&made.socket_static, &made.phase) {
-                (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) => {
+                (SocketStaticState::Connection(fixed), SocketRestorePhase::Restored(_, taken)) => {
                     Some((&**fixed, &taken.state))
                 }
                 _ => None,
             })
         };
-        let is_over_loopback = |fixed: &TcpStatic| {
+        let is_over_loopback = |fixed: &TcpStaticState| {
             [fixed.local, fixed.remote]
                 .iter()
                 .all(|end| end.ip().is_loopback())
@@ -261,7 +269,7 @@ impl Sockets {
         let ended: Vec<_> = ended.collect();
         let mut closed = Vec::new();
         if !ended.is_empty() {
-            let ends = |fixed: &TcpStatic| (fixed.local, fixed.remote);
+            let ends = |fixed: &TcpStaticState| (fixed.local, fixed.remote);
             let open_ends: HashSet<_> = connections().map(|(fixed, _)| ends(fixed)).collect();
             let addresses = self
                 .created
@@ -299,25 +307,28 @@ impl Sockets {
             };
             let (fixed, phase) = (made.socket_static, made.phase);
             match (fixed, phase, state) {
-                (SocketStatic::Connection(fixed), phase, SocketState::Connection(state)) => {
+                (SocketStaticState::Connection(fixed), phase, SocketState::Connection(state)) => {
                     let getter = match phase {
-                        Phase::Prepared(socket) => RestoreTarget::Prepared(socket),
-                        Phase::Restored(socket, _) | Phase::OutOfRepair(socket, _) => {
-                            RestoreTarget::Restored(socket)
+                        SocketRestorePhase::Prepared(socket) => {
+                            SocketRestoreTarget::Prepared(socket)
+                        }
+                        SocketRestorePhase::Restored(socket, _)
+                        | SocketRestorePhase::OutOfRepair(socket, _) => {
+                            SocketRestoreTarget::Restored(socket)
                         }
                         _ => return Err(SocketError::Unknown.with_id(id)),
                     };
                     connections.push((id, getter, fixed, state));
                 }
                 (
-                    SocketStatic::Closed(fixed),
-                    Phase::Closing(socket),
+                    SocketStaticState::Closed(fixed),
+                    SocketRestorePhase::Closing(socket),
                     SocketState::Closed(rest),
                 ) => {
                     let ended = socket.end(&fixed, &rest);
                     let ended = ended.map_err(|error| SocketError::from(error).with_id(id))?;
-                    let fixed = SocketStatic::Closed(fixed);
-                    let phase = Phase::Ready(ended);
+                    let fixed = SocketStaticState::Closed(fixed);
+                    let phase = SocketRestorePhase::Ready(ended);
                     self.created.insert(
                         id,
                         CreatedSocket {
@@ -326,10 +337,10 @@ impl Sockets {
                         },
                     );
                 }
-                (fixed, Phase::Ready(socket), state) => {
+                (fixed, SocketRestorePhase::Ready(socket), state) => {
                     let outcome = restore_unconnected(&fixed, socket.as_fd(), &state, &mut packets);
                     outcome.map_err(|error| error.with_id(id))?;
-                    let phase = Phase::Ready(socket);
+                    let phase = SocketRestorePhase::Ready(socket);
                     self.created.insert(
                         id,
                         CreatedSocket {
@@ -347,7 +358,12 @@ impl Sockets {
 
     fn connect(
         &mut self,
-        connections: Vec<(FileId, RestoreTarget, Box<TcpStatic>, Box<TcpDynamic>)>,
+        connections: Vec<(
+            FileId,
+            SocketRestoreTarget,
+            Box<TcpStaticState>,
+            Box<TcpDynamicState>,
+        )>,
         read_at: Option<(u64, Instant)>,
         threads: usize,
         packets: &mut Vec<Vec<u8>>,
@@ -355,19 +371,20 @@ impl Sockets {
         let preparer = &self.preparer;
         let restored = map_on_threads(connections, threads, |(id, getter, fixed, mut state)| {
             let prepared = match getter {
-                RestoreTarget::Prepared(socket) => Ok(socket),
-                RestoreTarget::Restored(socket) => socket.reset_to_prepared(&fixed, preparer),
+                SocketRestoreTarget::Prepared(socket) => Ok(socket),
+                SocketRestoreTarget::Restored(socket) => socket.reset_to_prepared(&fixed, preparer),
             };
-            let mut clock = read_at.map(|(at_us, came)| Clock::set_ahead(at_us, came, &mut state));
+            let mut clock =
+                read_at.map(|(at_us, came)| TimestampClock::set_ahead(at_us, came, &mut state));
             let socket = prepared.and_then(|socket| restore(socket, &fixed, &state));
-            clock.iter_mut().for_each(Clock::restart);
+            clock.iter_mut().for_each(TimestampClock::restart);
             (id, socket, fixed, RestoredState { state, clock })
         });
         for (id, socket, fixed, taken) in restored {
             let socket = socket.map_err(|error| SocketError::from(error).with_id(id))?;
             packets.extend(state_injection(&fixed, &taken.state));
-            let phase = Phase::Restored(socket, Box::new(taken));
-            let fixed = SocketStatic::Connection(fixed);
+            let phase = SocketRestorePhase::Restored(socket, Box::new(taken));
+            let fixed = SocketStaticState::Connection(fixed);
             self.created.insert(
                 id,
                 CreatedSocket {
@@ -379,13 +396,13 @@ impl Sockets {
         Ok(())
     }
 
-    /// Returns the connections that lack part of their state until [`Sockets::activate`]. A later daemon needs them to
+    /// Returns the connections that lack part of their state until [`RestoredSockets::activate`]. A later daemon needs them to
     /// finish the activation.
     #[must_use]
-    pub fn unfinished(&self) -> Vec<(TcpStatic, TcpDynamic)> {
+    pub fn unfinished(&self) -> Vec<(TcpStaticState, TcpDynamicState)> {
         let all = self.created.values();
         all.filter_map(|made| match (&made.socket_static, &made.phase) {
-            (SocketStatic::Connection(fixed), Phase::Restored(_, taken))
+            (SocketStaticState::Connection(fixed), SocketRestorePhase::Restored(_, taken))
                 if is_incomplete(&taken.state) =>
             {
                 Some(((**fixed).clone(), (*taken.state).clone()))
@@ -396,19 +413,21 @@ impl Sockets {
     }
 
     /// Sets the options of awake connections that could not be set before all sockets have their state. To be called
-    /// while the commit is not certain yet, so that [`Sockets::activate`] has less to do.
+    /// while the commit is not certain yet, so that [`RestoredSockets::activate`] has less to do.
     pub fn finish_active_options(&mut self) {
         if std::mem::replace(&mut self.active_options_set, true) {
             return;
         }
         for made in self.created.values() {
-            if let (SocketStatic::Connection(fixed), Phase::OutOfRepair(socket, _)) =
-                (&made.socket_static, &made.phase)
+            if let (
+                SocketStaticState::Connection(fixed),
+                SocketRestorePhase::OutOfRepair(socket, _),
+            ) = (&made.socket_static, &made.phase)
             {
                 // Failures are ignored, as in `activate`.
-                let _ = settle_early_restored(socket.as_fd(), fixed);
+                let _ = set_deferred_options_of_early_restored(socket.as_fd(), fixed);
                 if fixed.remote.ip().is_loopback() {
-                    let _ = uncap_timeout(socket.as_fd(), fixed, UncapCondition::Always);
+                    let _ = uncap_timeout(socket.as_fd(), fixed, TimeoutUncapCondition::Always);
                 }
             }
         }
@@ -420,7 +439,7 @@ impl Sockets {
         self.created
             .values()
             .filter_map(|made| match &made.socket_static {
-                SocketStatic::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
+                SocketStaticState::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
                     Some((made.as_fd(), fixed.longest_timeout_ms()?))
                 }
                 _ => None,
@@ -430,8 +449,8 @@ impl Sockets {
     /// Sets the longest retransmission timeout of all connections at once, if it cannot be raised later.
     pub fn raise_timeouts(&self) {
         for made in self.created.values() {
-            if let SocketStatic::Connection(fixed) = &made.socket_static {
-                let _ = uncap_timeout(made.as_fd(), fixed, UncapCondition::Always);
+            if let SocketStaticState::Connection(fixed) = &made.socket_static {
+                let _ = uncap_timeout(made.as_fd(), fixed, TimeoutUncapCondition::Always);
             }
         }
     }
@@ -442,7 +461,7 @@ impl Sockets {
     pub fn close(mut self) {
         let made = std::mem::take(&mut self.created).into_values();
         let ready = made.filter_map(|made| match made.phase {
-            Phase::Ready(socket) => Some(socket),
+            SocketRestorePhase::Ready(socket) => Some(socket),
             _ => None,
         });
         close_all(ready.collect());
@@ -457,12 +476,15 @@ impl Sockets {
         let (mut work, mut kept) = (Vec::new(), Vec::new());
         for (id, made) in std::mem::take(&mut self.created) {
             match (made.socket_static, made.phase) {
-                (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) => {
+                (
+                    SocketStaticState::Connection(fixed),
+                    SocketRestorePhase::Restored(socket, taken),
+                ) => {
                     work.push(socket);
                     kept.push((id, fixed, taken.state));
                 }
-                (fixed, Phase::OutOfRepair(socket, _)) => {
-                    let phase = Phase::Ready(socket.into());
+                (fixed, SocketRestorePhase::OutOfRepair(socket, _)) => {
+                    let phase = SocketRestorePhase::Ready(socket.into());
                     self.created.insert(
                         id,
                         CreatedSocket {
@@ -489,12 +511,13 @@ impl Sockets {
                 Ok(socket) => {
                     // An option that cannot be set is no reason to lose the connection. Over the loopback device, the
                     // timeout is set without waiting for a round trip.
-                    let _ = settle_options(socket.as_fd(), &fixed);
+                    let _ = set_deferred_options(socket.as_fd(), &fixed);
                     if fixed.remote.ip().is_loopback() {
-                        let _ = uncap_timeout(socket.as_fd(), &fixed, UncapCondition::Always);
+                        let _ =
+                            uncap_timeout(socket.as_fd(), &fixed, TimeoutUncapCondition::Always);
                     }
-                    let fixed = SocketStatic::Connection(fixed);
-                    let phase = Phase::Ready(socket);
+                    let fixed = SocketStaticState::Connection(fixed);
+                    let phase = SocketRestorePhase::Ready(socket);
                     self.created.insert(
                         id,
                         CreatedSocket {
@@ -512,14 +535,16 @@ impl Sockets {
 
 /// Sets the state of a socket that is no connection.
 fn restore_unconnected(
-    fixed: &SocketStatic,
+    fixed: &SocketStaticState,
     socket: BorrowedFd<'_>,
     state: &SocketState,
     packets: &mut Vec<Vec<u8>>,
 ) -> Result<(), SocketError> {
     match (fixed, state) {
-        (SocketStatic::Unconnected(fixed), SocketState::Unconnected) => Ok(fixed.restore(socket)?),
-        (SocketStatic::Datagrams(fixed), SocketState::Datagrams(queue, groups)) => {
+        (SocketStaticState::Unconnected(fixed), SocketState::Unconnected) => {
+            Ok(fixed.restore(socket)?)
+        }
+        (SocketStaticState::Datagrams(fixed), SocketState::Datagrams(queue, groups)) => {
             // Groups are joined only here: otherwise the program would receive some datagrams at both nodes.
             for membership in groups {
                 udp::join(socket, membership)?;

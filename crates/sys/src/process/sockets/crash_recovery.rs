@@ -1,10 +1,12 @@
 //! Connections of a stopped process, taken over by a daemon that knows no more about them than the process does.
 
 use crate::address::{canonical, local_address, remote_address};
-use crate::process::files::Copier;
+use crate::process::files::DescriptorCopier;
 use crate::sockopt::get_int;
 use crate::tcp_info::{TcpInfo, TcpState};
-use crate::tcp_repair::{TcpDynamic, TcpStatic, abandon, activate_again, resume_without_state};
+use crate::tcp_repair::{
+    TcpDynamicState, TcpStaticState, abandon, activate_again, resume_without_state,
+};
 use libc::IPPROTO_TCP;
 use std::fs;
 use std::io;
@@ -32,9 +34,9 @@ pub fn resume_all(pid: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of procfs.
-pub fn finish_all(pid: i32, unfinished: &[(TcpStatic, TcpDynamic)]) -> io::Result<()> {
+pub fn finish_all(pid: i32, unfinished: &[(TcpStaticState, TcpDynamicState)]) -> io::Result<()> {
     for socket in connections(pid)? {
-        let is_this_connection = |fixed: &TcpStatic| {
+        let is_this_connection = |fixed: &TcpStaticState| {
             let ends = (
                 local_address(socket.as_fd()),
                 remote_address(socket.as_fd()),
@@ -71,7 +73,7 @@ fn connections(pid: i32) -> io::Result<Vec<OwnedFd>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut copier = Copier::default();
+    let mut copier = DescriptorCopier::default();
     let mut found = Vec::new();
     for entry in entries {
         let Ok(entry) = entry else { continue };

@@ -1,16 +1,16 @@
 //! Reading a tree's sockets at the donor.
 
-use super::{SocketError, SocketState, SocketStatic};
+use super::{SocketError, SocketState, SocketStaticState};
 use crate::netlink::Netlink;
 use crate::process::files::image::FileId;
 use crate::sock_diag::udp_shutdowns;
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    PendingInput, RepairError, StaticReader, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected,
-    Unmovable, abandon, extract_all, has_closed, peek_unread, resume,
+    ClosedTcpSocket, PendingInput, RepairError, TcpDynamicState, TcpStaticReader, TcpStaticState,
+    UnconnectedTcpSocket, Unmovable, abandon, extract_all, has_closed, peek_unread, resume,
 };
-use crate::udp::{self, HostGroups};
+use crate::udp::{self, HostMulticastGroups};
 use rustix::net::{AddressFamily, SocketType, socket};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Reader of the fixed properties of sockets that are in use.
 #[derive(Debug)]
 pub struct SocketReader {
-    tcp: StaticReader,
+    tcp: TcpStaticReader,
     /// Cookie of the network namespace; `None` if the kernel does not report it.
     cookie: Option<[u8; 8]>,
     /// Directions of UDP sockets that are shut down, once they were queried.
@@ -39,7 +39,7 @@ impl SocketReader {
             source: error.into(),
         })?;
         Ok(Self {
-            tcp: StaticReader::new()?,
+            tcp: TcpStaticReader::new()?,
             cookie: cookie(own_cookie.as_fd()),
             shutdowns: None,
         })
@@ -49,7 +49,7 @@ impl SocketReader {
     ///
     /// # Errors
     /// Names the property that cannot move.
-    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStatic, SocketError> {
+    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStaticState, SocketError> {
         let kernel = |source| RepairError::Kernel {
             step: "SO_TYPE",
             source,
@@ -58,18 +58,20 @@ impl SocketReader {
             self.check_namespace(fd)?;
             let mut fixed = udp::read_static_unbound_too(fd, Vec::new())?;
             fixed.shutdown |= self.shutdown(fd)?;
-            return Ok(SocketStatic::Datagrams(Box::new(fixed)));
+            return Ok(SocketStaticState::Datagrams(Box::new(fixed)));
         }
         match self.read_connection(fd) {
-            Ok(fixed) => Ok(SocketStatic::Connection(Box::new(fixed))),
+            Ok(fixed) => Ok(SocketStaticState::Connection(Box::new(fixed))),
             Err(RepairError::Unmovable(Unmovable::Closed)) if has_closed(fd)? => {
                 self.check_namespace(fd)?;
-                Ok(SocketStatic::Closed(Box::new(TcpClosed::read(fd)?)))
+                Ok(SocketStaticState::Closed(Box::new(ClosedTcpSocket::read(
+                    fd,
+                )?)))
             }
             Err(RepairError::Unmovable(Unmovable::Listening | Unmovable::Closed)) => {
                 self.check_namespace(fd)?;
-                let fixed = TcpUnconnected::read(fd)?;
-                Ok(SocketStatic::Unconnected(Box::new(fixed)))
+                let fixed = UnconnectedTcpSocket::read(fd)?;
+                Ok(SocketStaticState::Unconnected(Box::new(fixed)))
             }
             Err(error) => Err(error.into()),
         }
@@ -97,7 +99,7 @@ impl SocketReader {
 
     /// Reads a connection. A connection that ends during the read is no longer listed, like a connection of another
     /// namespace: a second read recognises its end.
-    fn read_connection(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+    fn read_connection(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStaticState, RepairError> {
         match self.tcp.read(fd) {
             Err(RepairError::Unmovable(Unmovable::OtherNamespace)) if cookie(fd) == self.cookie => {
                 self.tcp.read(fd)
@@ -125,7 +127,7 @@ fn cookie(fd: BorrowedFd<'_>) -> Option<[u8; 8]> {
 /// The sockets of a stopped tree. Dropping the value resumes the sockets.
 #[derive(Debug, Default)]
 pub struct HeldSockets {
-    sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>,
+    sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStaticState>)>,
     /// Sockets in repair mode.
     extracted: BTreeSet<FileId>,
 }
@@ -133,7 +135,7 @@ pub struct HeldSockets {
 impl HeldSockets {
     /// Takes over copies of the tree's sockets, with their fixed properties.
     #[must_use]
-    pub fn new(sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>) -> Self {
+    pub fn new(sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStaticState>)>) -> Self {
         Self {
             sockets,
             extracted: BTreeSet::new(),
@@ -141,7 +143,7 @@ impl HeldSockets {
     }
 
     /// Returns all sockets.
-    pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
+    pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStaticState)> {
         let all = self.sockets.iter();
         all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))
     }
@@ -153,10 +155,10 @@ impl HeldSockets {
     pub fn unaccepted(&self) -> Result<Vec<SocketAddr>, SocketError> {
         let mut found = Vec::new();
         for (id, (fd, fixed)) in &self.sockets {
-            let SocketStatic::Unconnected(fixed) = &**fixed else {
+            let SocketStaticState::Unconnected(fixed) = &**fixed else {
                 continue;
             };
-            let waiting = TcpUnconnected::unaccepted_count(fd.as_fd());
+            let waiting = UnconnectedTcpSocket::unaccepted_count(fd.as_fd());
             if waiting.map_err(|error| SocketError::from(error).with_id(*id))? > 0 {
                 found.extend(fixed.local);
             }
@@ -216,19 +218,19 @@ impl HeldSockets {
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
         let mut found = BTreeMap::new();
         let (mut ids, mut connections) = (Vec::new(), Vec::new());
-        let (mut groups, none) = (None, HostGroups::default());
+        let (mut groups, none) = (None, HostMulticastGroups::default());
         let wanted = wanted
             .iter()
             .filter_map(|id| self.sockets.get_key_value(id));
         for (id, (fd, fixed)) in wanted {
             match &**fixed {
-                SocketStatic::Connection(fixed) => {
+                SocketStaticState::Connection(fixed) => {
                     ids.push(*id);
                     connections.push((fd.as_fd(), &**fixed));
                 }
                 other => {
-                    if groups.is_none() && matches!(other, SocketStatic::Datagrams(_)) {
-                        groups = Some(HostGroups::read());
+                    if groups.is_none() && matches!(other, SocketStaticState::Datagrams(_)) {
+                        groups = Some(HostMulticastGroups::read());
                     }
                     let known_groups = groups.as_ref().unwrap_or(&none);
                     let state = other.read_state(fd.as_fd(), known_groups);
@@ -236,7 +238,7 @@ impl HeldSockets {
                 }
             }
         }
-        let mut states: Vec<TcpDynamic> = Vec::new();
+        let mut states: Vec<TcpDynamicState> = Vec::new();
         let outcomes = extract_all(&connections, &mut states, threads);
         let mut failed = None;
         for ((id, outcome), state) in ids.into_iter().zip(outcomes).zip(states) {
@@ -255,7 +257,7 @@ impl HeldSockets {
     pub fn resume(&mut self) {
         for id in std::mem::take(&mut self.extracted) {
             if let Some((fd, fixed)) = self.sockets.get(&id)
-                && let SocketStatic::Connection(fixed) = &**fixed
+                && let SocketStaticState::Connection(fixed) = &**fixed
             {
                 // A failure is ignored, because nothing else could be done for the connection.
                 let _ = resume(fd.as_fd(), fixed);
@@ -267,7 +269,7 @@ impl HeldSockets {
     /// Ends the connections here without sending anything, because the sockets belong to another host.
     pub fn abandon(&mut self) {
         for (fd, fixed) in std::mem::take(&mut self.sockets).into_values() {
-            if matches!(*fixed, SocketStatic::Connection(_)) {
+            if matches!(*fixed, SocketStaticState::Connection(_)) {
                 // A connection that is closed already is silent too.
                 let _ = abandon(fd.as_fd());
             }
@@ -282,12 +284,12 @@ impl Drop for HeldSockets {
     }
 }
 
-impl SocketStatic {
+impl SocketStaticState {
     /// Returns the state of a socket that has no connection, without changing it.
     fn read_state(
         &self,
         fd: BorrowedFd<'_>,
-        groups: &HostGroups,
+        groups: &HostMulticastGroups,
     ) -> Result<SocketState, SocketError> {
         match self {
             Self::Datagrams(fixed) => {

@@ -3,56 +3,58 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | while the tree runs | [`SocketReader::read`] | [`Sockets::prepare`] |
-//! | in the freeze | [`HeldSockets::extract`] | [`Sockets::restore`] |
-//! | commit | [`HeldSockets::abandon`] | [`Sockets::activate`], [`Sockets::finish_active_options`], [`Sockets::close`] |
-//! | rollback | [`HeldSockets::resume`] | dropping [`Sockets`] is silent |
+//! | while the tree runs | [`SocketReader::read`] | [`RestoredSockets::prepare`] |
+//! | in the freeze | [`HeldSockets::extract`] | [`RestoredSockets::restore`] |
+//! | commit | [`HeldSockets::abandon`] | [`RestoredSockets::activate`], [`RestoredSockets::finish_active_options`], [`RestoredSockets::close`] |
+//! | rollback | [`HeldSockets::resume`] | dropping [`RestoredSockets`] is silent |
 //!
 //! Connections with a state that can be read without stopping the process ([`SentStates`]) are restored before the freeze
-//! ([`Sockets::inject`]); in the freeze, only connections that have changed since then are restored again.
+//! ([`RestoredSockets::inject`]); in the freeze, only connections that have changed since then are restored again.
 //!
 //! Connections that wait to be accepted do not move with their listener: see [`HeldSockets::unaccepted`] and
 //! [`unaccepted_connection`](crate::tcp_repair::unaccepted_connection).
 
 mod acceptor;
-mod clock;
 pub(crate) mod crash_recovery;
 mod donor;
 mod error;
-mod loopback;
+mod loopback_connections;
 mod loopback_inject;
 mod sent_states;
+mod timestamp_clock;
 
-pub use acceptor::Sockets;
+pub use acceptor::RestoredSockets;
 pub use donor::{HeldSockets, SocketReader};
 pub use error::SocketError;
-pub use loopback::{SocketAddresses, SplitReason, split_connections};
-pub use sent_states::{SentStates, TransferMode};
+pub use loopback_connections::{SocketAddresses, SplitReason, split_connections};
+pub use sent_states::{ConnectionTransferMode, SentStates};
 
-use crate::tcp_repair::{PendingInput, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected};
-use crate::udp::{Datagram, Membership, UdpStatic};
+use crate::tcp_repair::{
+    ClosedTcpSocket, PendingInput, TcpDynamicState, TcpStaticState, UnconnectedTcpSocket,
+};
+use crate::udp::{Datagram, MulticastMembership, UdpStaticState};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// Fixed properties of a socket, and its options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SocketStatic {
+pub enum SocketStaticState {
     /// A TCP connection.
-    Connection(Box<TcpStatic>),
+    Connection(Box<TcpStaticState>),
     /// A TCP socket that listens, or is not connected.
-    Unconnected(Box<TcpUnconnected>),
+    Unconnected(Box<UnconnectedTcpSocket>),
     /// A UDP socket.
-    Datagrams(Box<UdpStatic>),
+    Datagrams(Box<UdpStaticState>),
     /// A TCP connection that its peer has reset: a clone's socket has this state if the original's socket is connected.
     Ended {
         /// True for an IPv6 socket.
         v6_socket: bool,
     },
     /// A TCP socket that its program has not closed, after the end of its connection.
-    Closed(Box<TcpClosed>),
+    Closed(Box<ClosedTcpSocket>),
 }
 
-impl SocketStatic {
+impl SocketStaticState {
     /// Returns own and peer address of a socket that has both.
     #[must_use]
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
@@ -105,11 +107,11 @@ impl SocketStatic {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketState {
     /// State of a TCP connection.
-    Connection(Box<TcpDynamic>),
+    Connection(Box<TcpDynamicState>),
     /// A TCP socket without a connection, which has no further state.
     Unconnected,
     /// Datagrams that were received and not read, and the multicast groups that the socket has joined.
-    Datagrams(Vec<Datagram>, Vec<Membership>),
+    Datagrams(Vec<Datagram>, Vec<MulticastMembership>),
     /// State of a TCP socket after the end of its connection.
     Closed(PendingInput),
 }

@@ -2,13 +2,13 @@
 
 use super::SocketState;
 use crate::process::files::image::FileId;
-use crate::tcp_repair::TcpDynamic;
+use crate::tcp_repair::TcpDynamicState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Way in which the connections of a tree move (paper 002 section V-B).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TransferMode {
+pub enum ConnectionTransferMode {
     /// In the freeze, one after the other: each connection is read, sent and restored before the next.
     Iterative,
     /// In the freeze, all together in one message.
@@ -21,7 +21,7 @@ pub enum TransferMode {
 /// States of connections that the acceptor has.
 #[derive(Debug, Default)]
 pub struct SentStates {
-    states: BTreeMap<FileId, TcpDynamic>,
+    states: BTreeMap<FileId, TcpDynamicState>,
 }
 
 impl SentStates {
@@ -29,7 +29,7 @@ impl SentStates {
     /// as sent.
     pub fn take_changes(
         &mut self,
-        current: BTreeMap<FileId, TcpDynamic>,
+        current: BTreeMap<FileId, TcpDynamicState>,
     ) -> BTreeMap<FileId, SocketState> {
         let mut changes = BTreeMap::new();
         for (id, state) in current {
@@ -50,8 +50,8 @@ impl SentStates {
 }
 
 /// Returns true if nothing was sent or received between two states, so that only the clock has advanced.
-fn is_same_except_clock(before: &TcpDynamic, now: &TcpDynamic) -> bool {
-    let timeless = |state: &TcpDynamic| TcpDynamic {
+fn is_same_except_clock(before: &TcpDynamicState, now: &TcpDynamicState) -> bool {
+    let timeless = |state: &TcpDynamicState| TcpDynamicState {
         timestamp: 0,
         ..state.clone()
     };

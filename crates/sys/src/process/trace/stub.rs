@@ -180,7 +180,7 @@ pub(crate) struct BatchOutcome {
     /// Return value of each call; errors are negative numbers.
     pub results: Vec<i64>,
     /// The thread's state before the batch, restored after it.
-    pub saved: Option<SavedState>,
+    pub saved: Option<SavedThreadContext>,
     /// Timer slack, in nanoseconds, of a thread that ran with lent priority. A real-time thread has no slack, so the
     /// value must be restored.
     pub slack_ns: Option<u64>,
@@ -192,7 +192,7 @@ pub(crate) struct BatchOutcome {
 
 /// State of a thread before it makes calls.
 #[derive(Debug)]
-pub(crate) struct SavedState {
+pub(crate) struct SavedThreadContext {
     pub registers: Registers,
     pub mask: u64,
     /// Vector registers; read only if the thread may outlive its tracer.
@@ -303,7 +303,7 @@ pub(crate) struct ThreadBatch<'a> {
     boosts_priority: bool,
     boost: Option<PriorityBoost>,
     /// The thread's previous state.
-    saved: Option<SavedState>,
+    saved: Option<SavedThreadContext>,
     /// Registers with which the code starts.
     registers: Registers,
     /// Address of the frame with which the thread returns by itself, or 0.
@@ -405,7 +405,7 @@ impl<'a> ThreadBatch<'a> {
             ));
         }
         // From here on, `restore` undoes the changes to the thread.
-        self.saved = Some(SavedState {
+        self.saved = Some(SavedThreadContext {
             registers: before,
             mask,
             extended,

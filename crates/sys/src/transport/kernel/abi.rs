@@ -1,9 +1,9 @@
 //! Structures of Linux's SCTP socket API (`linux/sctp.h`), laid out by hand because several of them are packed.
 
 use crate::address::RawAddress;
-use crate::transport::Config;
-use crate::transport::event_assembler::StackConstants;
-use crate::transport::layout::{pack_addresses, u32_at};
+use crate::transport::TransportConfig;
+use crate::transport::event_assembler::SctpStackConstants;
+use crate::transport::socket_api_layout::{pack_addresses, u32_at};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub const EOF: u16 = 0x200;
 pub const MSG_NOTIFICATION: i32 = 0x8000;
 
 /// Notification types of `enum sctp_sn_type`, and flags.
-pub const STACK_CONSTANTS: StackConstants = StackConstants {
+pub const STACK_CONSTANTS: SctpStackConstants = SctpStackConstants {
     assoc_change: 0x8001,
     path_change: 0x8002,
     send_failed: 0x800d,
@@ -58,7 +58,7 @@ fn words_to_bytes<const N: usize>(words: [u32; N]) -> Vec<u8> {
 
 /// Returns the options of `config` that every socket gets, as name and value. `receive_buffer` is the socket's
 /// `SO_RCVBUF`.
-pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
+pub fn options(config: &TransportConfig, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     let failure = &config.failure;
     let rto = [
         0,
@@ -107,7 +107,7 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
 }
 
 /// Builds a packed `struct sctp_paddrparams` without an address, for all paths of future associations.
-fn path_params(config: &Config) -> Vec<u8> {
+fn path_params(config: &TransportConfig) -> Vec<u8> {
     /// Flags `SPP_HB_ENABLE` and `SPP_PMTUD_DISABLE`.
     const FLAGS: u32 = 1 | 1 << 4;
     let mut bytes = vec![0; 156];
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn delivery_point_fits_receive_buffer() {
-        let config = Config::new(vec!["127.0.0.1:0".parse().unwrap()]);
+        let config = TransportConfig::new(vec!["127.0.0.1:0".parse().unwrap()]);
         let delivery_point = |receive_buffer| {
             let options = options(&config, receive_buffer);
             let point = options

@@ -8,11 +8,11 @@ mod socket;
 mod timer;
 
 use super::event_assembler::EventAssembler;
-use super::{AssocId, Config, Endpoint, Event, Message};
+use super::{AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent};
 use crate::sockopt::check;
 use crate::sysctl;
-use outbox::{Outbox, SendBatch};
-use receive::Inbox;
+use outbox::{MessageSendQueue, SendBatch};
+use receive::MessageReceiveBuffers;
 use send::{QueuedMessage, SendOutcome};
 use socket::Socket;
 use std::collections::HashMap;
@@ -38,20 +38,20 @@ pub fn is_available() -> bool {
 
 /// A one-to-many socket, and the sockets of additional local ports.
 pub struct KernelEndpoint {
-    config: Config,
+    config: TransportConfig,
     /// Sockets by port number; 0 is the endpoint's own.
     sockets: HashMap<u32, Socket>,
     last_port: u32,
     epoll: OwnedFd,
     assembler: EventAssembler,
-    inbox: Inbox,
-    outbox: Outbox,
+    inbox: MessageReceiveBuffers,
+    outbox: MessageSendQueue,
     timer: Timer,
     encapsulation: Option<u16>,
 }
 
 impl KernelEndpoint {
-    pub fn open(config: &Config) -> io::Result<Self> {
+    pub fn open(config: &TransportConfig) -> io::Result<Self> {
         let encapsulation = config.encapsulation.map(configure_udp_port).transpose()?;
         // Without permission to set the sysctl, all associations share one buffer: a peer that does not read then slows
         // the others down.
@@ -68,8 +68,8 @@ impl KernelEndpoint {
             // SAFETY: the descriptor was just opened and belongs to nobody else.
             epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
             assembler: EventAssembler::new(abi::STACK_CONSTANTS, config.message_len_max),
-            inbox: Inbox::default(),
-            outbox: Outbox::new(config.send_buffer as usize),
+            inbox: MessageReceiveBuffers::default(),
+            outbox: MessageSendQueue::new(config.send_buffer as usize),
             timer: Timer::new()?,
             encapsulation,
         };
@@ -121,7 +121,7 @@ impl KernelEndpoint {
     }
 
     fn report_failed(&mut self, queued: QueuedMessage) {
-        self.assembler.events.push(Event::SendFailed {
+        self.assembler.events.push(TransportEvent::SendFailed {
             assoc: queued.assoc,
             message: queued.message,
             was_sent: false,
@@ -150,12 +150,12 @@ impl KernelEndpoint {
     }
 }
 
-impl Endpoint for KernelEndpoint {
+impl TransportEndpoint for KernelEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    fn recv_batch(&mut self, events: &mut Vec<TransportEvent>) -> io::Result<()> {
         for port in self.ready_ports() {
             if port == TIMER_EVENT {
                 self.timer.stop()?;
@@ -173,7 +173,7 @@ impl Endpoint for KernelEndpoint {
             .events
             .iter()
             .filter_map(|event| match event {
-                Event::Down { assoc, .. } => Some(*assoc),
+                TransportEvent::Down { assoc, .. } => Some(*assoc),
                 _ => None,
             });
         for assoc in ended.collect::<Vec<_>>() {
@@ -183,16 +183,21 @@ impl Endpoint for KernelEndpoint {
         Ok(())
     }
 
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()> {
         self.socket_of(assoc)?;
         self.outbox.push(assoc, 0, message, false)
     }
 
-    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+    fn send_bundles(
+        &mut self,
+        assocs: &[AssocId],
+        messages: &[MessageToSend],
+        taken: &mut Vec<usize>,
+    ) {
         let last = messages.len().saturating_sub(1);
         for &assoc in assocs {
             let is_available = self.socket_of(assoc).is_ok();
-            let is_full = |(index, message): (usize, &Message)| {
+            let is_full = |(index, message): (usize, &MessageToSend)| {
                 is_available && self.outbox.push(assoc, 0, message, index < last).is_err()
             };
             let fitting = messages.iter().enumerate().position(is_full);
@@ -222,7 +227,7 @@ impl Endpoint for KernelEndpoint {
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId> {
-        let config = Config {
+        let config = TransportConfig {
             listen: false,
             local: abi::with_port(&self.config.local, 0),
             ..self.config.clone()
@@ -269,7 +274,7 @@ impl Endpoint for KernelEndpoint {
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
         self.socket_of(assoc)?;
         self.outbox
-            .push(assoc, abi::EOF, &Message::new(0, "".into()), false)
+            .push(assoc, abi::EOF, &MessageToSend::new(0, "".into()), false)
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {

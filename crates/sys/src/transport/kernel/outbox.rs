@@ -4,7 +4,7 @@
 //! association, while other associations continue.
 
 use super::send::{BATCH_MAX, QueuedMessage};
-use crate::transport::{AssocId, Message};
+use crate::transport::{AssocId, MessageToSend};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const RETRY_PAUSE_MIN: Duration = Duration::from_millis(1);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(32);
 
 /// Queued messages of an endpoint.
-pub struct Outbox {
+pub struct MessageSendQueue {
     /// Messages in order of arrival, without the ones set aside.
     unblocked: VecDeque<QueuedMessage>,
     /// Messages set aside, by association; no queue is empty.
@@ -63,7 +63,7 @@ impl SendBatch {
     }
 }
 
-impl Outbox {
+impl MessageSendQueue {
     pub fn new(bytes_max: usize) -> Self {
         Self {
             unblocked: VecDeque::new(),
@@ -83,7 +83,7 @@ impl Outbox {
         &mut self,
         assoc: AssocId,
         flags: u16,
-        message: &Message,
+        message: &MessageToSend,
         more: bool,
     ) -> io::Result<()> {
         let length = message.data.len();
@@ -112,7 +112,7 @@ impl Outbox {
     }
 
     /// Returns the messages to send next: first messages set aside that are due for another try, then the rest. Returns
-    /// `None` if there is nothing to send until a message is queued or [`retry_all`](Self::try_again) is called.
+    /// `None` if there is nothing to send until a message is queued or [`retry_all`](Self::retry_all) is called.
     pub fn next_batch(&mut self) -> Option<SendBatch> {
         while let Some(&assoc) = self.to_retry.last() {
             if let Some(queue) = self.blocked.get(&assoc) {
@@ -215,12 +215,12 @@ mod tests {
     const OTHER: AssocId = AssocId(2);
     const OTHER_PORT: AssocId = AssocId(1 << 32 | 3);
 
-    fn message(number: u8) -> Message {
-        Message::new(0, Bytes::from(vec![number; 10]))
+    fn message(number: u8) -> MessageToSend {
+        MessageToSend::new(0, Bytes::from(vec![number; 10]))
     }
 
-    fn outbox() -> Outbox {
-        let mut outbox = Outbox::new(30);
+    fn outbox() -> MessageSendQueue {
+        let mut outbox = MessageSendQueue::new(30);
         for (assoc, number) in [(FULL, 1), (OTHER, 2), (FULL, 3), (OTHER_PORT, 4)] {
             let message = message(number);
             outbox.push(assoc, 0, &message, false).expect("room");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     /// Sends all messages that can be sent while association `full` has no buffer space.
-    fn send_all(outbox: &mut Outbox, full: Option<AssocId>) -> Vec<u8> {
+    fn send_all(outbox: &mut MessageSendQueue, full: Option<AssocId>) -> Vec<u8> {
         let mut numbers = Vec::new();
         while let Some(batch) = outbox.next_batch() {
             let first: Vec<_> = outbox.queue_of(&batch).iter().take(batch.count).collect();

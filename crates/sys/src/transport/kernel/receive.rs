@@ -3,7 +3,7 @@
 use super::abi;
 use crate::transport::AssocId;
 use crate::transport::event_assembler::{EventAssembler, MessageInfo};
-use crate::transport::layout::{u16_at, u32_at};
+use crate::transport::socket_api_layout::{u16_at, u32_at};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -17,12 +17,12 @@ const BUFFER_LEN: usize = 8192;
 struct Control([u8; 64]);
 
 /// Buffers for one batch.
-pub struct Inbox {
+pub struct MessageReceiveBuffers {
     buffers: Vec<u8>,
     controls: Vec<Control>,
 }
 
-impl Default for Inbox {
+impl Default for MessageReceiveBuffers {
     fn default() -> Self {
         Self {
             buffers: vec![0; BATCH_MAX * BUFFER_LEN],
@@ -31,7 +31,7 @@ impl Default for Inbox {
     }
 }
 
-impl Inbox {
+impl MessageReceiveBuffers {
     /// Reads one batch from the socket of `port`.
     pub fn read(
         &mut self,

@@ -1,7 +1,7 @@
 //! Sending of messages to the kernel, many per system call.
 
 use super::abi;
-use crate::transport::{AssocId, Message};
+use crate::transport::{AssocId, MessageToSend};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ pub const BATCH_MAX: usize = 64;
 pub struct QueuedMessage {
     pub assoc: AssocId,
     pub flags: u16,
-    pub message: Message,
+    pub message: MessageToSend,
     /// True if another message follows that may share a packet with this one.
     pub more_follows: bool,
 }
@@ -83,7 +83,7 @@ pub fn abort(fd: BorrowedFd<'_>, assoc: AssocId) -> io::Result<()> {
     let abort_message = QueuedMessage {
         assoc,
         flags: abi::ABORT,
-        message: Message::new(0, Bytes::new()),
+        message: MessageToSend::new(0, Bytes::new()),
         more_follows: false,
     };
     match send(fd, &VecDeque::from([abort_message]), 1) {

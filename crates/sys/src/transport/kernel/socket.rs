@@ -3,8 +3,8 @@
 use super::abi;
 use crate::address;
 use crate::sockopt::{self, check};
-use crate::transport::Config;
-use crate::transport::layout::{pack_addresses, u32_at, unpack_addresses};
+use crate::transport::TransportConfig;
+use crate::transport::socket_api_layout::{pack_addresses, u32_at, unpack_addresses};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -31,7 +31,7 @@ impl Socket {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    pub fn open(config: &Config) -> io::Result<Self> {
+    pub fn open(config: &TransportConfig) -> io::Result<Self> {
         let socket = Self::new(config.local.iter().any(SocketAddr::is_ipv6))?;
         for (forced, plain, bytes) in [
             (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.send_buffer),

@@ -1,9 +1,9 @@
 //! State machine of one TCP connection, with or without TLS.
 
 use super::message_splitter::MessageSplitter;
-use super::security::{Layer, ReadOutcome};
+use super::security::{ReadOutcome, SecurityLayer};
 use super::{ConnectionRules, StreamProtocol};
-use crate::transport::{AssocId, Event, Message};
+use crate::transport::{AssocId, MessageToSend, TransportEvent};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -56,7 +56,7 @@ pub(super) struct Connection {
     pub(super) awaits_send_space: bool,
     /// Deadline registered with the poller.
     pub(super) deadline: Option<Instant>,
-    layer: Layer,
+    layer: SecurityLayer,
     phase: Phase,
     splitter: MessageSplitter,
     send_queue: VecDeque<Bytes>,
@@ -76,7 +76,7 @@ impl Connection {
         socket: TcpStream,
         remote: SocketAddr,
         outgoing: Option<StreamProtocol>,
-        layer: Layer,
+        layer: SecurityLayer,
         rules: &ConnectionRules,
         now: Instant,
     ) -> Self {
@@ -121,7 +121,7 @@ impl Connection {
         rules: &ConnectionRules,
         now: Instant,
         buffer: &mut [u8],
-        events: &mut Vec<Event>,
+        events: &mut Vec<TransportEvent>,
     ) -> Result<(), EndReason> {
         if self.phase == Phase::Connecting && !self.is_connected()? {
             return Ok(());
@@ -158,14 +158,14 @@ impl Connection {
         &mut self,
         id: AssocId,
         rules: &ConnectionRules,
-        events: &mut Vec<Event>,
+        events: &mut Vec<TransportEvent>,
     ) -> Result<(), EndReason> {
         if self.phase != Phase::Handshaking || !self.layer.is_established() {
             return Ok(());
         }
         self.name = self.admitted_peer_name(rules).map_err(EndReason::Broken)?;
         self.phase = Phase::Up;
-        events.push(Event::Up {
+        events.push(TransportEvent::Up {
             assoc: id,
             outbound_streams: 1,
             inbound_streams: 1,
@@ -207,15 +207,15 @@ impl Connection {
         rules: &ConnectionRules,
         now: Instant,
         bytes: &[u8],
-        events: &mut Vec<Event>,
+        events: &mut Vec<TransportEvent>,
     ) -> Result<(), EndReason> {
         self.report_up(id, rules, events)?;
         self.splitter.push(bytes);
         while let Some(data) = self.splitter.next_message()? {
             self.incomplete_since = None;
-            events.push(Event::Message {
+            events.push(TransportEvent::Message {
                 assoc: id,
-                message: Message::new(rules.ppid, data),
+                message: MessageToSend::new(rules.ppid, data),
             });
         }
         if self.splitter.has_incomplete() {

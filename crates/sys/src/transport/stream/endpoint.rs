@@ -1,21 +1,21 @@
-//! The [`Endpoint`] interface of TCP connections.
+//! The [`TransportEndpoint`] interface of TCP connections.
 
 use super::connection::{Connection, EndReason};
-use super::security::{Layer, Security};
-use super::{LISTENER_NUMBER_MIN, StreamEndpoint, StreamProtocol, assoc_of as name_of, socket};
-use crate::transport::{AssocId, Endpoint, Event, Message};
+use super::security::{SecurityLayer, TlsSecurity};
+use super::{LISTENER_NUMBER_MIN, StreamProtocol, StreamTransport, assoc_of as name_of, socket};
+use crate::transport::{AssocId, MessageToSend, TransportEndpoint, TransportEvent};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-impl Endpoint for StreamEndpoint {
+impl TransportEndpoint for StreamTransport {
     fn fd(&self) -> BorrowedFd<'_> {
         self.poller.fd()
     }
 
-    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    fn recv_batch(&mut self, events: &mut Vec<TransportEvent>) -> io::Result<()> {
         let now = Instant::now();
         events.append(&mut self.events);
         for number in self.poller.ready()? {
@@ -30,7 +30,7 @@ impl Endpoint for StreamEndpoint {
         self.poller.arm(now, false)
     }
 
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()> {
         if message.ppid != self.config.rules.ppid {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -45,10 +45,15 @@ impl Endpoint for StreamEndpoint {
         Ok(())
     }
 
-    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+    fn send_bundles(
+        &mut self,
+        assocs: &[AssocId],
+        messages: &[MessageToSend],
+        taken: &mut Vec<usize>,
+    ) {
         for assoc in assocs {
             let mut remaining = messages.iter();
-            let is_full = |message: &Message| {
+            let is_full = |message: &MessageToSend| {
                 let outcome = self.send(*assoc, message);
                 outcome.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             };
@@ -88,10 +93,10 @@ impl Endpoint for StreamEndpoint {
 
     fn connect_stream(&mut self, remote: SocketAddr, over: &StreamProtocol) -> io::Result<AssocId> {
         let layer = match (over, &self.config.rules.security) {
-            (StreamProtocol::Tcp, _) => Layer::Plain,
+            (StreamProtocol::Tcp, _) => SecurityLayer::Plain,
             (StreamProtocol::Tls(_), Some(security)) => {
                 let session = security.client_session().map_err(io::Error::other)?;
-                Layer::Tls(Box::new(session.into()))
+                SecurityLayer::Tls(Box::new(session.into()))
             }
             (StreamProtocol::Tls(_), None) => {
                 let text = "TLS without certificates";
@@ -111,7 +116,7 @@ impl Endpoint for StreamEndpoint {
         self.find_connection(assoc).ok()?.name.clone()
     }
 
-    fn replace_security(&mut self, security: Arc<dyn Security>) {
+    fn replace_security(&mut self, security: Arc<dyn TlsSecurity>) {
         self.config.rules.security = Some(security);
         let rules = &self.config.rules;
         let find_refused = |(number, connection): (&u32, &Connection)| {
@@ -123,7 +128,7 @@ impl Endpoint for StreamEndpoint {
         let mut events = std::mem::take(&mut self.events);
         for (number, reason) in refused {
             let remote = self.connections[&number].remote;
-            events.push(Event::Refused { remote, reason });
+            events.push(TransportEvent::Refused { remote, reason });
             self.end_connection(number, EndReason::LocalClose, &mut events);
         }
         self.events = events;

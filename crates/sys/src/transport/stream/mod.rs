@@ -14,13 +14,13 @@ mod security;
 mod socket;
 
 pub use message_splitter::{MessageLength, MessageSplitter};
-pub use security::Security;
+pub use security::TlsSecurity;
 
-use super::{AssocId, DownReason, Event, FailureDetection};
+use super::{AssocId, DownReason, FailureDetection, TransportEvent};
 use connection::{Connection, EndReason};
 use listener::{ConnectionCounts, Listener};
 use poller::Poller;
-use security::Layer;
+use security::SecurityLayer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -69,7 +69,7 @@ pub struct ConnectionRules {
     /// Longest time from the first to the last byte of a message, and longest time in which a peer may accept no data.
     pub message_timeout: Duration,
     /// TLS configuration; `None` disables TLS.
-    pub security: Option<Arc<dyn Security>>,
+    pub security: Option<Arc<dyn TlsSecurity>>,
 }
 
 /// Limits on the connections of other hosts.
@@ -84,7 +84,7 @@ pub struct StreamLimits {
 }
 
 /// Many connections as one endpoint. See the module documentation.
-pub struct StreamEndpoint {
+pub struct StreamTransport {
     config: StreamConfig,
     poller: Poller,
     listeners: Vec<Listener>,
@@ -93,8 +93,8 @@ pub struct StreamEndpoint {
     last_number: u32,
     /// Connections with new data to send.
     unflushed: BTreeSet<u32>,
-    /// Events that occurred outside [`Endpoint::recv_batch`].
-    events: Vec<Event>,
+    /// Events that occurred outside [`TransportEndpoint::recv_batch`].
+    events: Vec<TransportEvent>,
     buffer: Box<[u8]>,
 }
 
@@ -107,7 +107,7 @@ fn assoc_of(number: u32) -> AssocId {
     AssocId::from_stream_number(number)
 }
 
-impl StreamEndpoint {
+impl StreamTransport {
     /// Opens an endpoint.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl StreamEndpoint {
     }
 
     /// Processes a ready connection, and removes it if it has ended.
-    fn process(&mut self, number: u32, now: Instant, events: &mut Vec<Event>) {
+    fn process(&mut self, number: u32, now: Instant, events: &mut Vec<TransportEvent>) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
@@ -207,7 +207,7 @@ impl StreamEndpoint {
     }
 
     /// Removes a connection and reports its end.
-    fn end_connection(&mut self, number: u32, end: EndReason, events: &mut Vec<Event>) {
+    fn end_connection(&mut self, number: u32, end: EndReason, events: &mut Vec<TransportEvent>) {
         let Some(connection) = self.connections.remove(&number) else {
             return;
         };
@@ -228,14 +228,14 @@ impl StreamEndpoint {
             _ => DownReason::NotStarted,
         };
         if let (EndReason::Broken(reason_text), false) = (end, is_up) {
-            events.push(Event::Refused {
+            events.push(TransportEvent::Refused {
                 remote,
                 reason: reason_text,
             });
         }
         // An incoming connection that was never reported as up needs no report of its end.
         if is_up || connection.outgoing.is_some() {
-            events.push(Event::Down { assoc, reason });
+            events.push(TransportEvent::Down { assoc, reason });
         }
     }
 
@@ -256,7 +256,12 @@ impl StreamEndpoint {
     }
 
     /// Accepts a limited number of waiting connections.
-    fn accept(&mut self, index: usize, now: Instant, events: &mut Vec<Event>) -> io::Result<()> {
+    fn accept(
+        &mut self,
+        index: usize,
+        now: Instant,
+        events: &mut Vec<TransportEvent>,
+    ) -> io::Result<()> {
         let Some(listener) = self.listeners.get(index) else {
             return Ok(());
         };
@@ -270,7 +275,7 @@ impl StreamEndpoint {
                 .set_deadline(LISTENER_NUMBER_MIN + index as u64, None, Some(resume_at));
             let remote = self.listeners[index].address;
             let reason = error.to_string();
-            events.push(Event::Refused { remote, reason });
+            events.push(TransportEvent::Refused { remote, reason });
         }
         for (socket, remote) in accepted {
             let limits = &self.config.limits;
@@ -278,14 +283,14 @@ impl StreamEndpoint {
             if let Err(reason) = self.hosts.admit(remote.ip(), total, limits) {
                 socket::reset_on_close(&socket);
                 let reason = reason.to_owned();
-                events.push(Event::Refused { remote, reason });
+                events.push(TransportEvent::Refused { remote, reason });
                 continue;
             }
             let layer = match (&self.config.rules.security, secure) {
                 (Some(security), true) => security
                     .server_session()
-                    .map(|tls| Layer::Tls(Box::new(tls.into()))),
-                _ => Ok(Layer::Plain),
+                    .map(|tls| SecurityLayer::Tls(Box::new(tls.into()))),
+                _ => Ok(SecurityLayer::Plain),
             };
             let layer = layer.map_err(io::Error::other)?;
             socket::set_options(&socket, &self.config.failure)?;
@@ -296,7 +301,7 @@ impl StreamEndpoint {
         Ok(())
     }
 
-    fn on_deadline(&mut self, number: u64, events: &mut Vec<Event>) -> io::Result<()> {
+    fn on_deadline(&mut self, number: u64, events: &mut Vec<TransportEvent>) -> io::Result<()> {
         if let Some(index) = number.checked_sub(LISTENER_NUMBER_MIN) {
             let listener = self.listeners.get(index as usize);
             return listener.map_or(Ok(()), |one| self.poller.add(&one.socket, number, false));

@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 
 /// Provider of certificates and admission rules.
-pub trait Security: Send + Sync + Debug {
+pub trait TlsSecurity: Send + Sync + Debug {
     /// Makes the TLS session of an outgoing connection.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait Security: Send + Sync + Debug {
 }
 
 /// Layer above the socket.
-pub(super) enum Layer {
+pub(super) enum SecurityLayer {
     Plain,
     Tls(Box<Connection>),
 }
@@ -43,7 +43,7 @@ pub(super) enum ReadOutcome {
     End,
 }
 
-impl Layer {
+impl SecurityLayer {
     /// Reads decrypted data that is buffered into `buffer`; if there is none and `may_read` is set, reads once from the
     /// socket.
     pub(super) fn read(
@@ -52,7 +52,7 @@ impl Layer {
         buffer: &mut [u8],
         may_read: bool,
     ) -> io::Result<ReadOutcome> {
-        let Layer::Tls(tls) = self else {
+        let SecurityLayer::Tls(tls) = self else {
             return match may_read {
                 true => read_outcome(socket.read(buffer)),
                 false => Ok(ReadOutcome::Pending),
@@ -100,7 +100,7 @@ impl Layer {
         socket: &mut TcpStream,
         out: &[IoSlice<'_>],
     ) -> io::Result<(usize, bool)> {
-        let Layer::Tls(tls) = self else {
+        let SecurityLayer::Tls(tls) = self else {
             let written = match out.iter().all(|slice| slice.is_empty()) {
                 true => Ok(0),
                 false => socket.write_vectored(out),
@@ -121,7 +121,7 @@ impl Layer {
 
     /// Sends the TLS close notification.
     pub(super) fn send_close_notify(&mut self) {
-        if let Layer::Tls(tls) = self {
+        if let SecurityLayer::Tls(tls) = self {
             tls.send_close_notify();
         }
     }
@@ -129,16 +129,16 @@ impl Layer {
     /// Returns true if the handshake is complete.
     pub(super) fn is_established(&self) -> bool {
         match self {
-            Layer::Plain => true,
-            Layer::Tls(tls) => !tls.is_handshaking(),
+            SecurityLayer::Plain => true,
+            SecurityLayer::Tls(tls) => !tls.is_handshaking(),
         }
     }
 
     /// Returns the peer's certificates; `None` without TLS.
     pub(super) fn chain(&self) -> Option<&[CertificateDer<'static>]> {
         match self {
-            Layer::Plain => None,
-            Layer::Tls(tls) => Some(tls.peer_certificates().unwrap_or_default()),
+            SecurityLayer::Plain => None,
+            SecurityLayer::Tls(tls) => Some(tls.peer_certificates().unwrap_or_default()),
         }
     }
 }

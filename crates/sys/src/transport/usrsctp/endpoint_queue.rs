@@ -1,15 +1,15 @@
 //! Delivery of the stack's messages and notifications to one endpoint.
 
 use super::ffi::{self, RcvInfo, SockStore, Socket};
-use super::memory::holdfast_usrsctp_free;
 use super::stack::STACK_STATE;
+use super::stack_allocator::holdfast_usrsctp_free;
 use crate::transport::event::AssocId;
-use crate::transport::event_assembler::{EventAssembler, MessageInfo, StackConstants};
+use crate::transport::event_assembler::{EventAssembler, MessageInfo, SctpStackConstants};
 use libc::{c_int, c_void, size_t};
 use std::os::fd::OwnedFd;
 
 /// Notifications and flags of `usrsctp.h`.
-const STACK_CONSTANTS: StackConstants = StackConstants {
+const STACK_CONSTANTS: SctpStackConstants = SctpStackConstants {
     assoc_change: 1,
     path_change: 2,
     send_failed: 14,

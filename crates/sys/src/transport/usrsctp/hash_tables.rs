@@ -2,7 +2,7 @@
 //! count: at 2,000 associations each sent message walked a list of dozens. The function that makes the tables is
 //! replaced, and enlarges that one.
 
-use super::memory::holdfast_usrsctp_calloc;
+use super::stack_allocator::holdfast_usrsctp_calloc;
 use libc::{c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -51,7 +51,7 @@ unsafe extern "C" fn sctp_hashinit_flags(
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::holdfast_usrsctp_free;
+    use super::super::stack_allocator::holdfast_usrsctp_free;
     use super::*;
 
     #[test]
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(buckets(4096), 4096);
         assert_eq!(buckets(0), 1);
         let mut mask = 0;
-        let _stack = super::super::stack::Stack::lock();
+        let _stack = super::super::stack::LockedStack::lock();
         // SAFETY: `mask` is a valid pointer; the table is freed once.
         unsafe {
             let table = sctp_hashinit_flags(8, std::ptr::null_mut(), &raw mut mask, 0);

@@ -1,9 +1,9 @@
 //! Replacements for the stack's system calls (`build.rs` renames them). The hooks open and bind the stack's real
-//! sockets, and put its packets into the [`Outbox`](super::outbox::Outbox). The stack gets no threads, so all of it
+//! sockets, and put its packets into the [`PacketSendQueue`](super::outbox::PacketSendQueue). The stack gets no threads, so all of it
 //! runs inside our calls.
 
 use super::inbox::SocketKind;
-use super::outbox::Route;
+use super::outbox::PacketPath;
 use super::stack::{STACK_STATE, StackState};
 use crate::address::RawAddress;
 use libc::{c_int, c_void, msghdr, sockaddr, socklen_t, ssize_t};
@@ -125,7 +125,7 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
         .iter()
         .map(|v| unsafe { std::slice::from_raw_parts(v.iov_base.cast::<u8>(), v.iov_len) });
     let length: usize = vectors.iter().map(|v| v.iov_len).sum();
-    let route = Route {
+    let route = PacketPath {
         fd,
         to,
         source,

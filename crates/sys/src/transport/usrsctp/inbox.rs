@@ -24,7 +24,7 @@ const IPV4_HEADER_LEN: usize = 20;
 
 /// An SCTP packet with its addresses.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Packet<'a> {
+pub struct ReceivedPacket<'a> {
     pub source: IpAddr,
     pub destination: IpAddr,
     /// Source UDP port, if encapsulated.
@@ -46,7 +46,7 @@ pub enum SocketKind {
 struct Control([u8; CONTROL_LEN]);
 
 /// Buffers for one batch. Heap-allocated, because headers point into them.
-pub struct Inbox {
+pub struct PacketReceiveBuffers {
     buffers: Vec<u8>,
     addresses: Vec<RawAddress>,
     controls: Vec<Control>,
@@ -55,7 +55,7 @@ pub struct Inbox {
     next_batch_len: Cell<usize>,
 }
 
-impl Default for Inbox {
+impl Default for PacketReceiveBuffers {
     fn default() -> Self {
         Self {
             buffers: vec![0; BATCH_MAX * STRIDE],
@@ -67,7 +67,7 @@ impl Default for Inbox {
     }
 }
 
-impl Inbox {
+impl PacketReceiveBuffers {
     /// Reads up to a batch of datagrams; returns true if none is left.
     pub fn fill(&mut self, fd: RawFd) -> io::Result<bool> {
         self.lengths.clear();
@@ -109,7 +109,7 @@ impl Inbox {
     }
 
     /// Returns the packets of the batch.
-    pub fn packets(&self, kind: SocketKind) -> Vec<Packet<'_>> {
+    pub fn packets(&self, kind: SocketKind) -> Vec<ReceivedPacket<'_>> {
         let mut packets = Vec::new();
         self.for_each_packet(kind, |packet| packets.push(packet));
         let wanted = self.next_batch_len.get();
@@ -121,7 +121,7 @@ impl Inbox {
         packets
     }
 
-    fn for_each_packet<'a>(&'a self, kind: SocketKind, mut take: impl FnMut(Packet<'a>)) {
+    fn for_each_packet<'a>(&'a self, kind: SocketKind, mut take: impl FnMut(ReceivedPacket<'a>)) {
         for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
             let bytes = &self.buffers[index * STRIDE..][..length];
             let info = DatagramInfo::read(&self.controls[index].0[..control_len]);
@@ -139,7 +139,7 @@ impl Inbox {
             };
             let segment = info.segment.unwrap_or(length).max(1);
             for bytes in bytes.chunks(segment) {
-                take(Packet {
+                take(ReceivedPacket {
                     source: from.ip(),
                     destination,
                     encapsulation: (kind == SocketKind::Udp).then_some(from.port()),
@@ -163,7 +163,7 @@ impl DatagramInfo {
     fn read(mut bytes: &[u8]) -> Self {
         const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
         let mut info = Self::default();
-        let word = |at: usize, bytes: &[u8]| super::super::layout::u32_at(bytes, at);
+        let word = |at: usize, bytes: &[u8]| super::super::socket_api_layout::u32_at(bytes, at);
         while let (Some(len), Some(level), Some(kind)) =
             (word(0, bytes), word(8, bytes), word(12, bytes))
         {
@@ -196,13 +196,13 @@ impl DatagramInfo {
 }
 
 /// Parses a packet of protocol 132 from an IPv4 raw socket, which includes the IP header.
-fn parse_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
+fn parse_ipv4(bytes: &[u8]) -> Option<ReceivedPacket<'_>> {
     let header = bytes.get(..IPV4_HEADER_LEN)?;
     let header_len = usize::from(header[0] & 0xf) * 4;
     let octets =
         |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
     (header_len >= IPV4_HEADER_LEN).then_some(())?;
-    Some(Packet {
+    Some(ReceivedPacket {
         source: octets(12).into(),
         destination: octets(16).into(),
         encapsulation: None,

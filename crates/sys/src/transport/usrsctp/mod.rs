@@ -10,7 +10,6 @@ mod ffi;
 mod hash_tables;
 mod hooks;
 mod inbox;
-mod memory;
 mod options;
 mod outbox;
 mod prefetch;
@@ -18,13 +17,14 @@ mod readiness;
 mod socket;
 mod source_address;
 mod stack;
+mod stack_allocator;
 mod timers;
 
-use super::{AssocId, Config, Endpoint, Event, Message};
+use super::{AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent};
 use endpoint_queue::EndpointQueue;
-use readiness::Readiness;
+use readiness::StackPoller;
 use socket::{AssocEnd, Socket};
-use stack::{Setup, Stack};
+use stack::{LockedStack, StackSettings};
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -33,22 +33,22 @@ use std::time::Duration;
 
 /// A one-to-many socket of the process's stack, and the sockets of additional local ports.
 pub struct UsrsctpEndpoint {
-    config: Config,
+    config: TransportConfig,
     socket: Option<Socket>,
     /// Sockets of additional ports, by number from 1.
     extra_sockets: HashMap<u32, Socket>,
     last_port: u32,
     queue: u32,
-    readiness: Readiness,
+    readiness: StackPoller,
     encapsulation: Option<u16>,
     is_raw: bool,
 }
 
 impl UsrsctpEndpoint {
     /// Opens an endpoint, and starts the stack if it is the first.
-    pub fn open(config: &Config) -> io::Result<Self> {
-        let stack = Stack::lock();
-        stack.start(Setup {
+    pub fn open(config: &TransportConfig) -> io::Result<Self> {
+        let stack = LockedStack::lock();
+        stack.start(StackSettings {
             raw: config.raw,
             udp_port: config.encapsulation,
         })?;
@@ -56,7 +56,7 @@ impl UsrsctpEndpoint {
             stack.state().sources.borrow_mut().add_local(local.ip());
         }
         let wake = readiness::event_fd()?;
-        let ready = Readiness::new(stack.fds().into_iter(), wake.as_raw_fd())?;
+        let ready = StackPoller::new(stack.fds().into_iter(), wake.as_raw_fd())?;
         let queue = stack.add_queue(EndpointQueue::new(wake, config.message_len_max));
         let mut endpoint = Self {
             config: config.clone(),
@@ -84,12 +84,17 @@ impl UsrsctpEndpoint {
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn send_with_flags(&self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
+    fn send_with_flags(
+        &self,
+        assoc: AssocId,
+        flags: u16,
+        message: &MessageToSend,
+    ) -> io::Result<()> {
         self.socket_of(assoc)?.send(assoc.id(), flags, message)
     }
 
     /// Lets the stack process all readable sockets and due timers.
-    fn process_ready(&self, stack: &Stack) -> io::Result<()> {
+    fn process_ready(&self, stack: &LockedStack) -> io::Result<()> {
         for fd in self.readiness.ready_fds() {
             stack.read(fd)?;
         }
@@ -98,16 +103,24 @@ impl UsrsctpEndpoint {
     }
 
     /// Aborts associations with messages over the limit, and closes additional ports with an ended association.
-    fn close_ended(&mut self, stack: &Stack, events: &[Event], oversized: &[AssocId]) {
+    fn close_ended(
+        &mut self,
+        stack: &LockedStack,
+        events: &[TransportEvent],
+        oversized: &[AssocId],
+    ) {
         for &assoc in oversized {
-            let _ =
-                self.send_with_flags(assoc, ffi::SEND_ABORT, &Message::new(0, "too long".into()));
+            let _ = self.send_with_flags(
+                assoc,
+                ffi::SEND_ABORT,
+                &MessageToSend::new(0, "too long".into()),
+            );
         }
         if self.extra_sockets.is_empty() {
             return;
         }
         for event in events {
-            if let Event::Down { assoc, .. } = event
+            if let TransportEvent::Down { assoc, .. } = event
                 && let Some(socket) = self.extra_sockets.remove(&assoc.port())
             {
                 socket.close(stack);
@@ -116,13 +129,13 @@ impl UsrsctpEndpoint {
     }
 }
 
-impl Endpoint for UsrsctpEndpoint {
+impl TransportEndpoint for UsrsctpEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.readiness.fd()
     }
 
-    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        let stack = Stack::lock();
+    fn recv_batch(&mut self, events: &mut Vec<TransportEvent>) -> io::Result<()> {
+        let stack = LockedStack::lock();
         self.process_ready(&stack)?;
         let before = events.len();
         let oversized = stack.collect_events(self.queue, events);
@@ -130,13 +143,18 @@ impl Endpoint for UsrsctpEndpoint {
         Ok(())
     }
 
-    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
-        let _stack = Stack::lock();
+    fn send(&mut self, assoc: AssocId, message: &MessageToSend) -> io::Result<()> {
+        let _stack = LockedStack::lock();
         self.send_with_flags(assoc, 0, message)
     }
 
-    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
-        let stack = Stack::lock();
+    fn send_bundles(
+        &mut self,
+        assocs: &[AssocId],
+        messages: &[MessageToSend],
+        taken: &mut Vec<usize>,
+    ) {
+        let stack = LockedStack::lock();
         let unsent_max = self.config.send_buffer as usize / 4;
         taken.extend(assocs.iter().map(|assoc| match self.socket_of(*assoc) {
             Ok(socket) => socket.send_bundle(&stack, assoc.id(), messages, unsent_max),
@@ -145,7 +163,7 @@ impl Endpoint for UsrsctpEndpoint {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Stack::lock().flush();
+        LockedStack::lock().flush();
         Ok(())
     }
 
@@ -154,7 +172,7 @@ impl Endpoint for UsrsctpEndpoint {
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId> {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         let socket = self.socket_of(AssocId(0))?;
         Ok(AssocId::new(0, socket.connect(remote, encapsulation)?))
     }
@@ -164,7 +182,7 @@ impl Endpoint for UsrsctpEndpoint {
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId> {
-        let stack = Stack::lock();
+        let stack = LockedStack::lock();
         let mut config = self.config.clone();
         config.listen = false;
         for local in &mut config.local {
@@ -186,25 +204,25 @@ impl Endpoint for UsrsctpEndpoint {
     }
 
     fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         self.socket_of(assoc)?.round_trip(assoc.id())
     }
 
     fn measure_round_trip(&mut self, assoc: AssocId) {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         if let Ok(socket) = self.socket_of(assoc) {
             socket.measure(assoc.id());
         }
     }
 
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         self.socket_of(assoc)?
             .addresses(AssocEnd::Remote, assoc.id())
     }
 
     fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         let socket = self.socket_of(assoc)?;
         let mut addresses = socket.addresses(AssocEnd::Remote, assoc.id())?;
         // A lone address has answered, or the association would not exist.
@@ -215,7 +233,7 @@ impl Endpoint for UsrsctpEndpoint {
     }
 
     fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        let _stack = Stack::lock();
+        let _stack = LockedStack::lock();
         self.socket_of(AssocId(0))?.addresses(AssocEnd::Local, 0)
     }
 
@@ -228,19 +246,19 @@ impl Endpoint for UsrsctpEndpoint {
     }
 
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
-        let _stack = Stack::lock();
-        self.send_with_flags(assoc, ffi::SEND_EOF, &Message::new(0, "".into()))
+        let _stack = LockedStack::lock();
+        self.send_with_flags(assoc, ffi::SEND_EOF, &MessageToSend::new(0, "".into()))
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
-        let _stack = Stack::lock();
-        self.send_with_flags(assoc, ffi::SEND_ABORT, &Message::new(0, "".into()))
+        let _stack = LockedStack::lock();
+        self.send_with_flags(assoc, ffi::SEND_ABORT, &MessageToSend::new(0, "".into()))
     }
 }
 
 impl Drop for UsrsctpEndpoint {
     fn drop(&mut self) {
-        let stack = Stack::lock();
+        let stack = LockedStack::lock();
         let extra_sockets = self.extra_sockets.drain().map(|(_, socket)| socket);
         for socket in extra_sockets.chain(self.socket.take()) {
             socket.close(&stack);

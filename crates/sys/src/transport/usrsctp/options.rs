@@ -3,8 +3,8 @@
 use super::endpoint_queue::NOTIFICATIONS;
 use super::ffi::{self, Socket};
 use crate::sockopt::check;
-use crate::transport::Config;
-use crate::transport::layout::{Initmsg, RtoInfo, pack_addresses};
+use crate::transport::TransportConfig;
+use crate::transport::socket_api_layout::{Initmsg, RtoInfo, pack_addresses};
 use libc::{c_int, c_void, socklen_t};
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -31,7 +31,7 @@ fn set_sctp<T>(socket: *mut Socket, name: c_int, value: &T) -> io::Result<()> {
 }
 
 /// Sets all options of `config`.
-pub fn set_all(socket: *mut Socket, config: &Config) -> io::Result<()> {
+pub fn set_all(socket: *mut Socket, config: &TransportConfig) -> io::Result<()> {
     let buffer = |bytes: u32| c_int::try_from(bytes).unwrap_or(c_int::MAX);
     set_option(
         socket,
@@ -59,7 +59,7 @@ pub fn set_all(socket: *mut Socket, config: &Config) -> io::Result<()> {
     set_failure_detection(socket, config)
 }
 
-fn set_failure_detection(socket: *mut Socket, config: &Config) -> io::Result<()> {
+fn set_failure_detection(socket: *mut Socket, config: &TransportConfig) -> io::Result<()> {
     let failure = &config.failure;
     let ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
     let rto = RtoInfo {

@@ -18,7 +18,7 @@ const CONTROL_LEN: usize = 96;
 
 /// Path of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
+pub struct PacketPath {
     pub fd: RawFd,
     pub to: SocketAddr,
     /// Source address; `None` leaves the choice to the kernel.
@@ -30,7 +30,7 @@ pub struct Route {
 
 /// Packets of one route that are sent as one datagram: all have `segment` bytes, except that the last may be shorter.
 struct PacketGroup {
-    route: Route,
+    route: PacketPath,
     segment: usize,
     pieces: Vec<(usize, usize)>,
     total: usize,
@@ -54,16 +54,16 @@ impl PacketGroup {
 
 /// Packets that wait for a flush.
 #[derive(Default)]
-pub struct Outbox {
+pub struct PacketSendQueue {
     bytes: Vec<u8>,
     packets: usize,
     groups: Vec<PacketGroup>,
     spare: Vec<Vec<(usize, usize)>>,
 }
 
-impl Outbox {
+impl PacketSendQueue {
     /// Adds a packet given in pieces.
-    pub fn push<'a>(&mut self, route: Route, pieces: impl Iterator<Item = &'a [u8]>) {
+    pub fn push<'a>(&mut self, route: PacketPath, pieces: impl Iterator<Item = &'a [u8]>) {
         let start = self.bytes.len();
         pieces.for_each(|piece| self.bytes.extend_from_slice(piece));
         let len = self.bytes.len() - start;
@@ -86,7 +86,7 @@ impl Outbox {
         }
     }
 
-    fn open_group(&mut self, route: Route, start: usize, len: usize) {
+    fn open_group(&mut self, route: PacketPath, start: usize, len: usize) {
         let mut pieces = self.spare.pop().unwrap_or_default();
         pieces.push((start, len));
         self.groups.push(PacketGroup {

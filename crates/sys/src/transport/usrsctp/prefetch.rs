@@ -1,7 +1,7 @@
 //! Prefetching for the packets of a batch: the stack's data for a packet is fetched from memory while earlier packets
 //! are handled (`c/prefetch.c`). With thousands of associations most of a packet's time was waiting for memory.
 
-use super::inbox::Packet;
+use super::inbox::ReceivedPacket;
 
 /// A prefetch step, and the number of packets that it runs ahead.
 type PrefetchStep<F> = (usize, F);
@@ -17,14 +17,17 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// The stack runs, and its lock is held.
-pub unsafe fn for_each_prefetched(packets: &[Packet<'_>], take: impl FnMut(&Packet<'_>)) {
+pub unsafe fn for_each_prefetched(
+    packets: &[ReceivedPacket<'_>],
+    take: impl FnMut(&ReceivedPacket<'_>),
+) {
     let steps: [PrefetchStep<unsafe extern "C" fn(u32)>; 4] = [
         (12, holdfast_usrsctp_expect_bucket),
         (9, holdfast_usrsctp_expect_association),
         (6, holdfast_usrsctp_expect_parts),
         (3, holdfast_usrsctp_expect_carried),
     ];
-    let prefetch = |step: unsafe extern "C" fn(u32), packet: &Packet<'_>| {
+    let prefetch = |step: unsafe extern "C" fn(u32), packet: &ReceivedPacket<'_>| {
         if let Some(tag) = verification_tag(packet.bytes) {
             // SAFETY: guaranteed by the caller.
             unsafe { step(tag) };

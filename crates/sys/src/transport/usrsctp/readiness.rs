@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 const READY_MAX: usize = 8;
 
 /// An epoll instance over the stack's descriptors and an endpoint's wake-up.
-pub struct Readiness {
+pub struct StackPoller {
     epoll: OwnedFd,
     wake: RawFd,
 }
 
-impl Readiness {
+impl StackPoller {
     /// Watches `fds` and `wake`, which the caller keeps open.
     pub fn new(fds: impl Iterator<Item = RawFd>, wake: RawFd) -> io::Result<Self> {
         // SAFETY: no pointers are passed.

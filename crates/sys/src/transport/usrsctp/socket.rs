@@ -3,10 +3,10 @@
 use super::endpoint_queue::{self, ulp_info};
 use super::ffi::{self, SndInfo};
 use super::options;
-use super::stack::Stack;
+use super::stack::LockedStack;
 use crate::sockopt::check;
-use crate::transport::layout::{pack_addresses, unpack_addresses};
-use crate::transport::{Config, Message};
+use crate::transport::socket_api_layout::{pack_addresses, unpack_addresses};
+use crate::transport::{MessageToSend, TransportConfig};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,7 +26,12 @@ unsafe impl Send for Socket {}
 
 impl Socket {
     /// Opens a socket that delivers its events to the endpoint's `queue` under the number `port`.
-    pub fn open(stack: &Stack, config: &Config, port: u32, queue: u32) -> io::Result<Self> {
+    pub fn open(
+        stack: &LockedStack,
+        config: &TransportConfig,
+        port: u32,
+        queue: u32,
+    ) -> io::Result<Self> {
         let is_v6 = config.local.iter().any(SocketAddr::is_ipv6);
         let domain = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
         // SAFETY: the callback has the library's signature; its argument holds numbers, not a pointer.
@@ -54,7 +59,7 @@ impl Socket {
         }
     }
 
-    fn configure(&self, config: &Config) -> io::Result<()> {
+    fn configure(&self, config: &TransportConfig) -> io::Result<()> {
         // SAFETY: the socket is open.
         check(unsafe { ffi::usrsctp_set_non_blocking(self.0, 1) })?;
         options::set_all(self.0, config)?;
@@ -109,7 +114,7 @@ impl Socket {
     }
 
     /// Passes a message to the stack; `flags` as in `struct sctp_sndinfo`.
-    pub fn send(&self, assoc: u32, flags: u16, message: &Message) -> io::Result<()> {
+    pub fn send(&self, assoc: u32, flags: u16, message: &MessageToSend) -> io::Result<()> {
         let unordered = if message.unordered { ffi::UNORDERED } else { 0 };
         let mut info = SndInfo {
             sid: message.stream,
@@ -149,14 +154,14 @@ impl Socket {
     /// Returns the number of messages that fit.
     pub fn send_bundle(
         &self,
-        stack: &Stack,
+        stack: &LockedStack,
         assoc: u32,
-        messages: &[Message],
+        messages: &[MessageToSend],
         unsent_max: usize,
     ) -> usize {
         let last = messages.len().saturating_sub(1);
         let mut unsent = 0;
-        let is_full = |(index, message): (usize, &Message)| {
+        let is_full = |(index, message): (usize, &MessageToSend)| {
             unsent += message.data.len();
             let more_follows = index < last && unsent < unsent_max;
             if !more_follows {
@@ -210,7 +215,7 @@ impl Socket {
         }
     }
 
-    pub fn close(self, _stack: &Stack) {
+    pub fn close(self, _stack: &LockedStack) {
         // SAFETY: the socket is open, and not used after.
         unsafe { ffi::usrsctp_close(self.0) };
     }

@@ -3,12 +3,14 @@
 use super::endpoint_queue::EndpointQueue;
 use super::ffi;
 use super::hooks::StackSocket;
-use super::inbox::{CALLS_MAX, Inbox, PACKETS_WANTED, Packet, SocketKind, raw_address};
-use super::outbox::Outbox;
+use super::inbox::{
+    CALLS_MAX, PACKETS_WANTED, PacketReceiveBuffers, ReceivedPacket, SocketKind, raw_address,
+};
+use super::outbox::PacketSendQueue;
 use super::prefetch;
 use super::readiness::{drain, periodic_timer_fd, signal};
 use super::source_address::SourceAddresses;
-use crate::transport::{AssocId, Event};
+use crate::transport::{AssocId, TransportEvent};
 use crate::{address, sockopt};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
@@ -33,16 +35,16 @@ const BLACKHOLE_LEVEL: u32 = 2;
 
 /// Settings that the first endpoint determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
+pub struct StackSettings {
     pub raw: bool,
     pub udp_port: Option<u16>,
 }
 
 /// State behind the lock. A borrow must end before the stack is called, because the stack may call back.
 pub struct StackState {
-    pub setup: Cell<Setup>,
+    pub setup: Cell<StackSettings>,
     pub sockets: RefCell<Vec<StackSocket>>,
-    pub outbox: RefCell<Outbox>,
+    pub outbox: RefCell<PacketSendQueue>,
     /// Queues of the endpoints, by the stack's number for each.
     pub queues: RefCell<Vec<Option<EndpointQueue>>>,
     pub sources: RefCell<SourceAddresses>,
@@ -50,7 +52,7 @@ pub struct StackState {
     pub is_holding_back: Cell<bool>,
     /// Time of day, cached from the stack's first request since the lock was taken.
     pub time: Cell<Option<libc::timeval>>,
-    inbox: RefCell<Inbox>,
+    inbox: RefCell<PacketReceiveBuffers>,
     udp_port: Cell<Option<u16>>,
     last_tick: Cell<Option<Instant>>,
     timer: OnceCell<OwnedFd>,
@@ -74,7 +76,7 @@ pub static STACK_STATE: StackCell = StackCell {
 };
 
 /// Proof that the lock is held.
-pub struct Stack {
+pub struct LockedStack {
     _guard: MutexGuard<'static, ()>,
 }
 
@@ -91,7 +93,7 @@ impl StackCell {
 impl StackState {
     fn new() -> Self {
         Self {
-            setup: Cell::new(Setup {
+            setup: Cell::new(StackSettings {
                 raw: false,
                 udp_port: None,
             }),
@@ -114,7 +116,7 @@ impl StackState {
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Ok(local) = address::local_address(borrowed) {
             let setup = self.setup.get();
-            self.setup.set(Setup {
+            self.setup.set(StackSettings {
                 udp_port: Some(local.port()),
                 ..setup
             });
@@ -123,7 +125,7 @@ impl StackState {
     }
 }
 
-impl Stack {
+impl LockedStack {
     /// Takes the lock.
     pub fn lock() -> Self {
         let stack = Self {
@@ -142,7 +144,7 @@ impl Stack {
     }
 
     /// Starts the stack with `setup`, or does nothing if it is running.
-    pub fn start(&self, setup: Setup) -> io::Result<()> {
+    pub fn start(&self, setup: StackSettings) -> io::Result<()> {
         let inner = self.state();
         if inner.timer.get().is_some() {
             return Ok(());
@@ -179,7 +181,7 @@ impl Stack {
         self.check_sockets(setup)
     }
 
-    fn check_sockets(&self, setup: Setup) -> io::Result<()> {
+    fn check_sockets(&self, setup: StackSettings) -> io::Result<()> {
         let sockets = self.state().sockets.borrow();
         if setup.udp_port.is_some() && !sockets.iter().any(|socket| socket.is_udp) {
             let port = setup.udp_port.unwrap_or(0);
@@ -283,7 +285,7 @@ impl Stack {
 
     /// Appends the events of queue `own_queue`, wakes other endpoints with new events, and returns the associations with
     /// messages over the limit.
-    pub fn collect_events(&self, own_queue: u32, events: &mut Vec<Event>) -> Vec<AssocId> {
+    pub fn collect_events(&self, own_queue: u32, events: &mut Vec<TransportEvent>) -> Vec<AssocId> {
         let mut oversized = Vec::new();
         let mut queues = self.state().queues.borrow_mut();
         for (number, queue) in queues.iter_mut().enumerate() {
@@ -343,7 +345,7 @@ fn enlarge_buffers(socket: &StackSocket) {
 }
 
 /// Passes a packet to the stack, like `usrsctp_conninput`, but with IP addresses.
-fn process_packet(packet: &Packet<'_>) {
+fn process_packet(packet: &ReceivedPacket<'_>) {
     /// Length of the SCTP common header, without and with a chunk header.
     const HEADER_LEN: usize = 12;
     const LEAST_LEN: usize = HEADER_LEN + 4;

@@ -13,35 +13,35 @@ const SLOT_BITS: u32 = 3;
 const ACTIVE: c_int = 2;
 const PENDING: c_int = 4;
 
-type Function = unsafe extern "C" fn(*mut c_void);
+type TimerCallback = unsafe extern "C" fn(*mut c_void);
 
 /// `struct sctp_callout` (`sctp_callout.h`), embedded in the stack's associations. `build.rs` pins the library's
 /// version.
 #[repr(C)]
-pub struct Callout {
-    next: *mut Callout,
+pub struct SctpTimer {
+    next: *mut SctpTimer,
     /// The pointer that points to this timer: a slot, or the previous timer's `next`.
-    link: *mut *mut Callout,
+    link: *mut *mut SctpTimer,
     time: u32,
     argument: *mut c_void,
-    function: Option<Function>,
+    function: Option<TimerCallback>,
     flags: c_int,
 }
 
-struct Wheel {
+struct TimerWheel {
     now: u32,
-    slots: [*mut Callout; SLOTS],
+    slots: [*mut SctpTimer; SLOTS],
     /// Due timers that are being called.
-    due: *mut Callout,
+    due: *mut SctpTimer,
 }
 
-struct WheelCell(UnsafeCell<Wheel>);
+struct TimerWheelCell(UnsafeCell<TimerWheel>);
 // SAFETY: used only by functions that the stack calls, which happens under the stack's lock.
-unsafe impl Sync for WheelCell {}
+unsafe impl Sync for TimerWheelCell {}
 
-static WHEEL: WheelCell = WheelCell(UnsafeCell::new(Wheel::new()));
+static WHEEL: TimerWheelCell = TimerWheelCell(UnsafeCell::new(TimerWheel::new()));
 
-impl Wheel {
+impl TimerWheel {
     const fn new() -> Self {
         Self {
             now: 0,
@@ -55,10 +55,10 @@ impl Wheel {
 ///
 /// # Safety
 /// The timer is pending.
-unsafe fn unlink(timer: *mut Callout) {
+unsafe fn unlink(timer: *mut SctpTimer) {
     // SAFETY: a pending timer is in a list, whose members are alive: the stack stops timers before it frees them.
     unsafe {
-        let Callout { next, link, .. } = *timer;
+        let SctpTimer { next, link, .. } = *timer;
         *link = next;
         if let Some(next) = next.as_mut() {
             next.link = link;
@@ -70,7 +70,7 @@ unsafe fn unlink(timer: *mut Callout) {
 ///
 /// # Safety
 /// The timer is in no list; `head` does not move.
-unsafe fn link(timer: *mut Callout, head: *mut *mut Callout) {
+unsafe fn link(timer: *mut SctpTimer, head: *mut *mut SctpTimer) {
     // SAFETY: as in `unlink`.
     unsafe {
         let first = *head;
@@ -86,10 +86,10 @@ unsafe fn link(timer: *mut Callout, head: *mut *mut Callout) {
 /// # Safety
 /// `wheel` and `timer` are valid and not used meanwhile; the same holds for `stop` and `advance`.
 unsafe fn start(
-    wheel: *mut Wheel,
-    timer: *mut Callout,
+    wheel: *mut TimerWheel,
+    timer: *mut SctpTimer,
     ticks: u32,
-    function: Function,
+    function: TimerCallback,
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: guaranteed by the caller.
@@ -111,7 +111,7 @@ unsafe fn start(
 
 /// # Safety
 /// As in [`start`].
-unsafe fn stop(timer: *mut Callout) -> c_int {
+unsafe fn stop(timer: *mut SctpTimer) -> c_int {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let was_pending = (*timer).flags & PENDING != 0;
@@ -127,7 +127,7 @@ unsafe fn stop(timer: *mut Callout) -> c_int {
 ///
 /// # Safety
 /// As in [`start`], except that the called functions may start and stop timers.
-unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
+unsafe fn advance(wheel: *mut TimerWheel, ticks: u32) {
     // SAFETY: guaranteed by the caller. No reference to the wheel is held while a function is called, and each step
     // begins at the list's head, so timers may be removed meanwhile.
     unsafe {
@@ -162,9 +162,9 @@ unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
 /// Replaces the library's function of this name; the three functions below do the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sctp_os_timer_start(
-    timer: *mut Callout,
+    timer: *mut SctpTimer,
     ticks: u32,
-    function: Option<Function>,
+    function: Option<TimerCallback>,
     argument: *mut c_void,
 ) -> c_int {
     match function {
@@ -177,7 +177,7 @@ unsafe extern "C" fn sctp_os_timer_start(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sctp_os_timer_stop(timer: *mut Callout) -> c_int {
+unsafe extern "C" fn sctp_os_timer_stop(timer: *mut SctpTimer) -> c_int {
     // SAFETY: the stack passes a timer of its own, and our lock is held.
     unsafe { stop(timer) }
 }
@@ -202,8 +202,8 @@ mod tests {
 
     /// A timer that records its call, and starts again if requested.
     struct RecordingTimer {
-        callout: Callout,
-        wheel: *mut Wheel,
+        callout: SctpTimer,
+        wheel: *mut TimerWheel,
         call_times: Vec<u32>,
         restart_ticks: Option<u32>,
     }
@@ -228,9 +228,9 @@ mod tests {
         }
     }
 
-    fn recording_timer(wheel: *mut Wheel) -> RecordingTimer {
+    fn recording_timer(wheel: *mut TimerWheel) -> RecordingTimer {
         RecordingTimer {
-            callout: Callout {
+            callout: SctpTimer {
                 next: std::ptr::null_mut(),
                 link: std::ptr::null_mut(),
                 time: 0,
@@ -246,16 +246,16 @@ mod tests {
 
     #[test]
     fn callout_layout_matches_library() {
-        assert_eq!(size_of::<Callout>(), 0x30);
-        assert_eq!(std::mem::offset_of!(Callout, time), 0x10);
-        assert_eq!(std::mem::offset_of!(Callout, function), 0x20);
-        assert_eq!(std::mem::offset_of!(Callout, flags), 0x28);
+        assert_eq!(size_of::<SctpTimer>(), 0x30);
+        assert_eq!(std::mem::offset_of!(SctpTimer, time), 0x10);
+        assert_eq!(std::mem::offset_of!(SctpTimer, function), 0x20);
+        assert_eq!(std::mem::offset_of!(SctpTimer, flags), 0x28);
     }
 
     #[test]
     fn timer_may_restart_itself() {
-        let mut wheel = Box::new(Wheel::new());
-        let wheel: *mut Wheel = &raw mut *wheel;
+        let mut wheel = Box::new(TimerWheel::new());
+        let wheel: *mut TimerWheel = &raw mut *wheel;
         let mut timer = Box::new(recording_timer(wheel));
         let timer: *mut RecordingTimer = &raw mut *timer;
         // SAFETY: both live to the end of the test.
@@ -296,9 +296,9 @@ mod tests {
             first: u32,
             steps in proptest::collection::vec(step(), 0..200),
         ) {
-            let mut wheel = Box::new(Wheel::new());
+            let mut wheel = Box::new(TimerWheel::new());
             wheel.now = first;
-            let wheel: *mut Wheel = &raw mut *wheel;
+            let wheel: *mut TimerWheel = &raw mut *wheel;
             let mut timers: Vec<Box<RecordingTimer>> = (0..12).map(|_| Box::new(recording_timer(wheel))).collect();
             let mut model: BTreeMap<usize, u32> = BTreeMap::new();
             let mut elapsed = 0u32;

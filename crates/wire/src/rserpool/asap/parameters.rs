@@ -1,8 +1,8 @@
 //! Parameters that only ASAP has.
 
+use crate::rserpool::decoder::{DecodeErrorKind, Reader};
+use crate::rserpool::encoder::Writer;
 use crate::rserpool::parameter::{self, Parameter};
-use crate::rserpool::read::{ErrorKind, Reader};
-use crate::rserpool::write::Writer;
 use bytes::Bytes;
 
 /// rsplib's private parameter of a handle resolution.
@@ -11,7 +11,7 @@ pub(super) struct ItemCount(pub(super) u32);
 impl Parameter for ItemCount {
     const KINDS: &'static [u16] = &[parameter::ITEM_COUNT];
 
-    fn read(value: &mut Reader<'_>) -> Result<ItemCount, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<ItemCount, DecodeErrorKind> {
         let items = value.u32()?;
         value.expect_end()?;
         Ok(ItemCount(items))
@@ -28,7 +28,7 @@ pub(super) struct LoadFigures(pub(super) u32, pub(super) Option<u32>);
 impl Parameter for LoadFigures {
     const KINDS: &'static [u16] = &[parameter::LOAD_FIGURES];
 
-    fn read(value: &mut Reader<'_>) -> Result<LoadFigures, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<LoadFigures, DecodeErrorKind> {
         let in_flight = value.u32()?;
         match value.remaining().as_ref() {
             [] => Ok(LoadFigures(in_flight, None)),
@@ -54,7 +54,7 @@ pub(super) struct Cookie(pub(super) Bytes);
 impl Parameter for Cookie {
     const KINDS: &'static [u16] = &[parameter::COOKIE];
 
-    fn read(value: &mut Reader<'_>) -> Result<Cookie, ErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<Cookie, DecodeErrorKind> {
         Ok(Cookie(value.remaining()))
     }
 

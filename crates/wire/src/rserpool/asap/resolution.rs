@@ -2,9 +2,9 @@
 
 use super::HANDLE_RESOLUTION_RESPONSE;
 use crate::rserpool::element::{EncodedElement, PoolElement};
-use crate::rserpool::id::PoolHandle;
+use crate::rserpool::encoder::{EncodeError, Writer};
+use crate::rserpool::identifiers::PoolHandle;
 use crate::rserpool::policy::Policy;
-use crate::rserpool::write::{EncodeError, Writer};
 use bytes::BytesMut;
 
 /// Encoder of a positive answer to a handle resolution, which appends element by element.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
+use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
 use holdfast_sim::Time;
-use holdfast_sim::server::Server;
+use holdfast_sim::server_capacity::SharedCapacityServer;
 
 use super::clock::{VirtualClock, raise_priority};
 
@@ -35,16 +35,16 @@ pub(super) struct ElementPlan {
 /// A running element.
 pub(super) struct RunningElement {
     element: Arc<Element>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedElementState>,
 }
 
-struct Shared {
+struct SharedElementState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    server: Server<u64>,
+    server: SharedCapacityServer<u64>,
     is_stopped: bool,
 }
 
@@ -54,7 +54,7 @@ impl RunningElement {
     /// # Errors
     /// There is no daemon, or no registrar accepts the element.
     pub(super) fn start(plan: &ElementPlan, clock: VirtualClock) -> Result<RunningElement> {
-        let service = Service::Sessions {
+        let service = ElementService::Sessions {
             addresses: Vec::new(),
             port: 0,
         };
@@ -75,14 +75,14 @@ impl RunningElement {
         }
         let element = Arc::new(element);
         let state = State {
-            server: Server::new(plan.capacity),
+            server: SharedCapacityServer::new(plan.capacity),
             is_stopped: false,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedElementState {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let worker = Worker {
+        let worker = ElementWorker {
             element: element.clone(),
             shared: shared.clone(),
             plan: plan.clone(),
@@ -102,7 +102,7 @@ impl RunningElement {
     }
 }
 
-impl Shared {
+impl SharedElementState {
     fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut state);
@@ -112,14 +112,14 @@ impl Shared {
 }
 
 #[derive(Clone)]
-struct Worker {
+struct ElementWorker {
     element: Arc<Element>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedElementState>,
     plan: ElementPlan,
     clock: VirtualClock,
 }
 
-impl Worker {
+impl ElementWorker {
     /// Receives requests: a size, as the eight bytes of a number.
     fn run_receiver(&self) {
         raise_priority();

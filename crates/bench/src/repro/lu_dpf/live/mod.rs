@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use holdfast_api::control::PolicyDetail;
 use holdfast_sim::Time;
-use holdfast_sim::pools::{Action, Config, Requests};
+use holdfast_sim::pools::{PoolAction, PoolRunConfig, RequestGenerator};
 
 use super::DPF;
-use crate::repro::{Outcome, Settings};
+use crate::repro::{ExperimentOutcome, ExperimentSettings};
 use clock::VirtualClock;
 use element::RunningElement;
-use regions::{HostRole, Regions};
+use regions::{HostRole, RegionsLab};
 use user::CompletedRequest;
 
 /// Runs by default.
 const RUNS: u32 = 6;
 /// Time between the registration of the elements and the first request, in which the measured distances settle.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// Round trips until the pool daemon reports a session's association.
 const SETUP_ROUND_TRIPS: u32 = 2;
 /// Handles of the pools; true if distance counts.
@@ -36,14 +36,14 @@ const POOLS: [(&str, bool); 2] = [("lu-dpf", true), ("lu", false)];
 /// Parameters of the experiment.
 pub(super) struct LiveExperiment {
     /// Returns the simulation to be run live, by DPF and seed.
-    pub(super) config: fn(f64, u64) -> Config,
+    pub(super) config: fn(f64, u64) -> PoolRunConfig,
     /// Names of the simulation's windows, and the paper's values: seconds with LU-DPF and LU, improvement in per cent.
     pub(super) phases: Vec<(&'static str, [f64; 3])>,
 }
 
 impl LiveExperiment {
     /// Returns the simulation with the differences of a live run.
-    fn config(&self, dpf: f64, seed: u64) -> Config {
+    fn config(&self, dpf: f64, seed: u64) -> PoolRunConfig {
         let mut config = (self.config)(dpf, seed);
         config.setup_round_trips = SETUP_ROUND_TRIPS;
         config.requests = Some(seed);
@@ -55,7 +55,10 @@ impl LiveExperiment {
 ///
 /// # Errors
 /// The machine lacks a requirement, or a run failed.
-pub(super) fn run(settings: &Settings, experiment: &LiveExperiment) -> Result<Outcome> {
+pub(super) fn run(
+    settings: &ExperimentSettings,
+    experiment: &LiveExperiment,
+) -> Result<ExperimentOutcome> {
     ensure!(
         (1.0..=20.0).contains(&settings.lapse),
         "--lapse must be 1 to 20"
@@ -63,17 +66,17 @@ pub(super) fn run(settings: &Settings, experiment: &LiveExperiment) -> Result<Ou
     let mut runs = Vec::new();
     for seed in 1..=u64::from(settings.repeats_or(RUNS)) {
         let done = run_once(&experiment.config(DPF, seed), settings.lapse, seed)?;
-        let means = report::means(&experiment.config(DPF, seed).windows, &done);
+        let means = report::window_means(&experiment.config(DPF, seed).windows, &done);
         report::print_progress(experiment, seed, &means, &done);
         runs.push(means);
     }
-    Ok(report::outcome(settings, experiment, &runs))
+    Ok(report::build_outcome(settings, experiment, &runs))
 }
 
 /// Performs one run; returns every completed request.
-fn run_once(config: &Config, lapse: f64, seed: u64) -> Result<Vec<CompletedRequest>> {
-    let regions = Regions::up(config, lapse)?;
-    let clock = VirtualClock::new(Instant::now() + SETTLE, lapse);
+fn run_once(config: &PoolRunConfig, lapse: f64, seed: u64) -> Result<Vec<CompletedRequest>> {
+    let regions = RegionsLab::up(config, lapse)?;
+    let clock = VirtualClock::new(Instant::now() + SETTLE_TIME, lapse);
     let mut players = Participants {
         regions: &regions,
         config,
@@ -106,8 +109,8 @@ fn run_once(config: &Config, lapse: f64, seed: u64) -> Result<Vec<CompletedReque
 
 /// Elements and users of a run.
 struct Participants<'a> {
-    regions: &'a Regions,
-    config: &'a Config,
+    regions: &'a RegionsLab,
+    config: &'a PoolRunConfig,
     clock: VirtualClock,
     lapse: f64,
     /// Elements by zone and place in it: one element for each pool.
@@ -125,7 +128,9 @@ impl Participants<'_> {
     /// Starts the elements of one host: "On each of the PE hosts, two PE instances have been started: one registering
     /// into the LU pool, the other one registering into the LU-DPF pool" (section 7.2).
     fn start(&mut self, zone: u16, element: u32) -> Result<()> {
-        let socket = self.regions.socket(zone.into(), HostRole::Elements)?;
+        let socket = self
+            .regions
+            .pool_daemon_socket(zone.into(), HostRole::Elements)?;
         let start = |(handle, counts_distance): (&str, bool)| {
             let policy = PolicyDetail {
                 name: if counts_distance { "LU-DPF" } else { "LU" }.to_owned(),
@@ -155,7 +160,7 @@ impl Participants<'_> {
     ) -> Result<Vec<JoinHandle<Result<()>>>> {
         let mut users = Vec::new();
         for (zone, players) in self.config.zones.iter().enumerate() {
-            let socket = self.regions.socket(zone, HostRole::Users)?;
+            let socket = self.regions.pool_daemon_socket(zone, HostRole::Users)?;
             for (number, pool) in
                 (0..players.users).flat_map(|n| (0..POOLS.len()).map(move |p| (n, p)))
             {
@@ -163,7 +168,12 @@ impl Participants<'_> {
                     socket: socket.clone(),
                     handle: POOLS[pool].0.to_owned(),
                     pool,
-                    requests: Requests::new(self.config.workload, seed, zone as u16, number),
+                    requests: RequestGenerator::new(
+                        self.config.workload,
+                        seed,
+                        zone as u16,
+                        number,
+                    ),
                     end: self.config.runtime,
                 };
                 let (clock, done) = (self.clock, done.clone());
@@ -179,8 +189,8 @@ impl Participants<'_> {
         for (at, action) in plan {
             std::thread::sleep(self.clock.wall_time_until(at));
             match action {
-                Action::Start { zone, element } => self.start(zone, element)?,
-                Action::Stop { zone, element } => {
+                PoolAction::Start { zone, element } => self.start(zone, element)?,
+                PoolAction::Stop { zone, element } => {
                     let both = self.elements.remove(&(zone, element));
                     both.iter().flatten().for_each(RunningElement::stop);
                 }

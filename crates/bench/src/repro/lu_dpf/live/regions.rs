@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::{LinkEntry, Spec, Topology};
-use holdfast_sim::net::Link;
-use holdfast_sim::pools::Config;
+use holdfast_lab::{LabSpec, LinkEntry, Topology};
+use holdfast_sim::pools::PoolRunConfig;
+use holdfast_sim::zone_network::LinkProperties;
 
 use crate::cluster::find_program;
 use crate::cluster::priority::priority_prefix;
-use crate::pools::{PoolLab, command_words, system_program};
+use crate::pool_lab::{PoolLab, command_words, find_system_program};
 
 /// Longest wait for any expected event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(super) enum HostRole {
 }
 
 /// Regions with their daemons.
-pub(super) struct Regions {
+pub(super) struct RegionsLab {
     lab: PoolLab,
 }
 
@@ -37,20 +37,20 @@ fn host_name(region: usize, role: HostRole) -> String {
     format!("n{}", region * HOSTS_PER_REGION + role as usize)
 }
 
-impl Regions {
+impl RegionsLab {
     /// Starts the lab with all daemons. The delays and DistanceStep are the simulation's, divided by the time-lapse.
     ///
     /// # Errors
     /// The machine lacks a requirement, or the registrars do not find each other.
-    pub(super) fn up(config: &Config, lapse: f64) -> Result<Regions> {
+    pub(super) fn up(config: &PoolRunConfig, lapse: f64) -> Result<RegionsLab> {
         let count = config.zones.len();
         let topology = topology(&config.links, lapse);
-        let spec = Spec::new(&format!("regions-{}", std::process::id()))
+        let spec = LabSpec::new(&format!("regions-{}", std::process::id()))
             .nodes((count * HOSTS_PER_REGION) as u16)
             .clients(0)
             .topology(topology)
             .program(find_program("holdfast")?);
-        let mut regions = Regions {
+        let mut regions = RegionsLab {
             lab: PoolLab::from_spec(&spec)?,
         };
         let step = f64::from(config.registrar.distance_step) / lapse;
@@ -70,7 +70,7 @@ impl Regions {
         for (region, role) in
             (0..count).flat_map(|r| [(r, HostRole::Elements), (r, HostRole::Users)])
         {
-            let socket = regions.socket(region, role)?;
+            let socket = regions.pool_daemon_socket(region, role)?;
             let socket_exists = || socket.exists().then_some(());
             regions
                 .lab
@@ -83,7 +83,7 @@ impl Regions {
     ///
     /// # Errors
     /// There is no such host.
-    pub(super) fn socket(&self, region: usize, role: HostRole) -> Result<PathBuf> {
+    pub(super) fn pool_daemon_socket(&self, region: usize, role: HostRole) -> Result<PathBuf> {
         self.lab.run_path(&host_name(region, role), "pool-app.sock")
     }
 
@@ -101,7 +101,7 @@ impl Regions {
         let of = |region| -> Result<Vec<u32>> {
             let client = self
                 .lab
-                .control(&host_name(region, HostRole::Registrar), "registrar")?;
+                .control_client(&host_name(region, HostRole::Registrar), "registrar")?;
             let pool = client.run(|client| client.pool(handle))?;
             let distances = pool.elements.iter().filter_map(|e| e.policy.distance_ms);
             let mut distances: Vec<u32> = distances.collect();
@@ -150,7 +150,7 @@ impl Regions {
     /// Starts a daemon with priority over the machine's other work.
     fn run_daemon(&mut self, host: &str, name: &str, own: Vec<String>) -> Result<()> {
         let [first, others @ ..] = priority_prefix(true);
-        let program = system_program(first, "util-linux")?;
+        let program = find_system_program(first, "util-linux")?;
         let mut all: Vec<String> = others.map(str::to_owned).into();
         all.push(find_program("holdfastd")?.display().to_string());
         all.extend(own);
@@ -161,7 +161,7 @@ impl Regions {
         for region in 0..count {
             let name = host_name(region, HostRole::Registrar);
             let has_all_peers = || {
-                let client = self.lab.control(&name, "registrar").ok()?;
+                let client = self.lab.control_client(&name, "registrar").ok()?;
                 let peers = client.run(|client| client.peers()).ok()?;
                 let active = peers.peers.iter().filter(|peer| peer.active).count();
                 (active == count - 1).then_some(())
@@ -174,7 +174,7 @@ impl Regions {
 }
 
 /// Returns the links from each host to each other, with the delays between the simulation's zones.
-fn topology(links: &[Vec<Link>], lapse: f64) -> Topology {
+fn topology(links: &[Vec<LinkProperties>], lapse: f64) -> Topology {
     let roles = [HostRole::Registrar, HostRole::Elements, HostRole::Users];
     let hosts =
         || (0..links.len()).flat_map(move |zone| roles.map(|role| (zone, host_name(zone, role))));

@@ -1,12 +1,12 @@
 //! Results of the runs, beside the paper and the simulation.
 
-use holdfast_sim::pools::{Window, run as simulate};
+use holdfast_sim::pools::{MeasurementWindow, run as simulate};
 use holdfast_sim::{Time, seeds};
 
 use super::{LiveExperiment, POOLS, SETUP_ROUND_TRIPS};
 use crate::repro::lu_dpf::live::user::CompletedRequest;
 use crate::repro::lu_dpf::{DPF, check, clearly_above};
-use crate::repro::{Check, Estimate, Outcome, Row, Settings};
+use crate::repro::{Estimate, ExperimentOutcome, ExperimentSettings, ResultRow, StatementCheck};
 
 /// Simulations of each live run's network.
 const SIMULATIONS_PER_RUN: u64 = 4;
@@ -25,7 +25,7 @@ pub(super) struct RunMeans {
 }
 
 /// Returns the means of requests that ended within each window.
-pub(super) fn means(windows: &[(Time, Time)], done: &[CompletedRequest]) -> RunMeans {
+pub(super) fn window_means(windows: &[(Time, Time)], done: &[CompletedRequest]) -> RunMeans {
     let mean = |(from, to): (Time, Time), pool| {
         let within = done
             .iter()
@@ -101,10 +101,10 @@ fn simulate_means(experiment: &LiveExperiment, hosts_s: &[f64]) -> Vec<RunMeans>
         config.delivery = Time::from_secs_f64(*hosts_s);
         simulate(&config, seed << 32 | chance).windows
     };
-    let windows: Vec<Vec<Window>> = seeds::run_all(&jobs, of, |_| ());
+    let windows: Vec<Vec<MeasurementWindow>> = seeds::run_all(&jobs, of, |_| ());
     let each = SIMULATIONS_PER_RUN as usize;
     let runs = windows.chunks(2 * each);
-    let pool = |of: &[Vec<Window>]| {
+    let pool = |of: &[Vec<MeasurementWindow>]| {
         let phases = 0..experiment.phases.len();
         let of_phase = |phase| mean(of.iter().map(|windows| &windows[phase]), |w| w.handling_s);
         let handling: Vec<f64> = phases.map(of_phase).collect();
@@ -123,7 +123,10 @@ fn simulate_means(experiment: &LiveExperiment, hosts_s: &[f64]) -> Vec<RunMeans>
 }
 
 /// Returns the mean per request, in seconds.
-fn mean<'a>(windows: impl Iterator<Item = &'a Window>, of: fn(&Window) -> f64) -> f64 {
+fn mean<'a>(
+    windows: impl Iterator<Item = &'a MeasurementWindow>,
+    of: fn(&MeasurementWindow) -> f64,
+) -> f64 {
     let (count, sum) = windows.fold((0.0, 0.0), |(count, sum), window| {
         (count + window.requests as f64, sum + of(window))
     });
@@ -142,17 +145,17 @@ fn host_times_s(live: &[RunMeans], simulated: &[RunMeans]) -> Vec<f64> {
 }
 
 /// Returns the table and the bars.
-pub(super) fn outcome(
-    settings: &Settings,
+pub(super) fn build_outcome(
+    settings: &ExperimentSettings,
     experiment: &LiveExperiment,
     runs: &[RunMeans],
-) -> Outcome {
+) -> ExperimentOutcome {
     let ideal = simulate_means(experiment, &vec![0.0; runs.len()]);
     let hosts_s = host_times_s(runs, &ideal);
     let busy = simulate_means(experiment, &hosts_s);
-    let mut outcome = Outcome {
+    let mut outcome = ExperimentOutcome {
         notes: notes(settings, runs.len(), &hosts_s),
-        ..Outcome::default()
+        ..ExperimentOutcome::default()
     };
     for (place, (name, paper)) in experiment.phases.iter().enumerate() {
         let of = |all: &[RunMeans], value: ValueOfPools| {
@@ -171,7 +174,7 @@ pub(super) fn outcome(
                 let point = format!("{name}: {what}{how}");
                 outcome
                     .rows
-                    .push(Row::new(point, Some(paper), of(all, value), unit));
+                    .push(ResultRow::new(point, Some(paper), of(all, value), unit));
             }
         }
         let [near, plain, gain] = VALUES.map(|(_, value, _)| of(runs, value));
@@ -215,7 +218,12 @@ const VALUES: [(&str, ValueOfPools, &str); 3] = [
     ),
 ];
 
-fn check_difference(statement: String, live: Estimate, simulated: Estimate, unit: &str) -> Check {
+fn check_difference(
+    statement: String,
+    live: Estimate,
+    simulated: Estimate,
+    unit: &str,
+) -> StatementCheck {
     let apart = 100.0 * (live.mean / simulated.mean - 1.0);
     check(
         statement,
@@ -227,7 +235,7 @@ fn check_difference(statement: String, live: Estimate, simulated: Estimate, unit
     )
 }
 
-fn notes(settings: &Settings, runs: usize, hosts_s: &[f64]) -> Vec<String> {
+fn notes(settings: &ExperimentSettings, runs: usize, hosts_s: &[f64]) -> Vec<String> {
     let lapse = settings.lapse;
     vec![
         format!(

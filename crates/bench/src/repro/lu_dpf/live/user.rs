@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use anyhow::{Result, bail};
 use holdfast_api::pool::{PoolSession, SessionEvent, SessionOptions};
 use holdfast_sim::Time;
-use holdfast_sim::pools::Requests;
+use holdfast_sim::pools::RequestGenerator;
 
 use super::clock::{VirtualClock, raise_priority};
 use super::element::{ACCEPTED, COMPLETED};
@@ -19,7 +19,7 @@ pub(super) struct UserPlan {
     pub(super) handle: String,
     /// Index of the pool.
     pub(super) pool: usize,
-    pub(super) requests: Requests,
+    pub(super) requests: RequestGenerator,
     /// End of the requests.
     pub(super) end: Time,
 }

@@ -1,12 +1,12 @@
 //! The open files of an image, made once, at numbers where they are in the way of no other descriptor.
 
 use super::{ProvidedFiles, verify};
+use crate::process::file_rights::{FileOpener, FileRights};
 use crate::process::files::error::{FilesError, Refusal, StepContext};
 use crate::process::files::image::changes::PreviousValues;
-use crate::process::files::image::{FileId, Image, Kind, ObjectId};
+use crate::process::files::image::{FileId, FilesImage, ObjectId, OpenFileKind};
 use crate::process::files::kinds::{self, epoll, unix::StagingDirectory};
 use crate::process::files::syscalls;
-use crate::process::rights::{FileOpener, FileRights};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -19,12 +19,12 @@ const CALLER_FDS_MAX: u32 = 4096;
 /// Highest limit of descriptors that is requested: the kernel's table grows to the highest number in use.
 const NOFILE_LIMIT_MAX: u64 = 1 << 18;
 
-/// The open files of an image. The stock uses the calling process's descriptor numbers: the caller's own descriptors
-/// must be at [`FdStore::caller_fd_floor`] or above while a stock exists.
+/// The open files of an image. The store uses the calling process's descriptor numbers: the caller's own descriptors
+/// must be at [`FdStore::caller_fd_floor`] or above while a store exists.
 #[derive(Debug)]
 pub struct FdStore {
     /// Image of the files made so far.
-    pub(in crate::process::files) image: Image,
+    pub(in crate::process::files) image: FilesImage,
     /// Pipes and contents, kept open until they are filled.
     pub(in crate::process::files) object_fds: BTreeMap<ObjectId, OwnedFd>,
     /// Ends of new pipes and files of new contents that no open file has taken yet, by access mode.
@@ -54,7 +54,7 @@ impl FdStore {
     /// # Errors
     /// [`FilesError::Refused`] names a resource that is missing or differs here; [`FilesError::Kernel`]. The donor is
     /// not affected.
-    pub fn prepare(image: Image, provided: ProvidedFiles) -> Result<Self, FilesError> {
+    pub fn prepare(image: FilesImage, provided: ProvidedFiles) -> Result<Self, FilesError> {
         Self::prepare_with_rights(image, provided, FileRights::Root)
     }
 
@@ -63,7 +63,7 @@ impl FdStore {
     /// # Errors
     /// Same as [`Self::prepare`]; [`Refusal::NotAllowed`] for a file that the tree may not open.
     pub fn prepare_with_rights(
-        image: Image,
+        image: FilesImage,
         provided: ProvidedFiles,
         rights: FileRights,
     ) -> Result<Self, FilesError> {
@@ -86,7 +86,7 @@ impl FdStore {
         };
         stock.reserve_numbers()?;
         let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
-        stock.make(&ids, provided)?;
+        stock.make_files(&ids, provided)?;
         epoll::update_sets(&mut stock, &PreviousValues::default(), &ids)?;
         stock.opener.end_deputies();
         Ok(stock)
@@ -102,7 +102,7 @@ impl FdStore {
         Ok(limit - CALLER_FDS_MAX.min(limit / 4))
     }
 
-    /// Raises `RLIMIT_NOFILE` as far as allowed, so that a stock has enough numbers. To be called before
+    /// Raises `RLIMIT_NOFILE` as far as allowed, so that a store has enough numbers. To be called before
     /// [`Self::move_caller_fd_up`].
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl FdStore {
 
     /// Returns the image of the files made so far.
     #[must_use]
-    pub fn image(&self) -> &Image {
+    pub fn image(&self) -> &FilesImage {
         &self.image
     }
 
@@ -148,7 +148,7 @@ impl FdStore {
             .image
             .files
             .values()
-            .filter(|file| matches!(file.kind, Kind::Unix(_)));
+            .filter(|file| matches!(file.kind, OpenFileKind::Unix(_)));
         let extra_numbers = unassigned + objects + unix_sockets.count();
         let needed =
             u64::from(self.private_floor) + extra_numbers as u64 + u64::from(FREE_NUMBERS_MARGIN);
@@ -159,7 +159,7 @@ impl FdStore {
     }
 
     /// Makes these files, in place of their former versions.
-    pub(super) fn make(
+    pub(super) fn make_files(
         &mut self,
         ids: &BTreeSet<FileId>,
         provided: ProvidedFiles,
@@ -172,8 +172,9 @@ impl FdStore {
         self.insert_sockets(provided.sockets)?;
         self.set_modes(&sockets)?;
         // A slave is opened once its master is made.
-        let is_slave =
-            |image: &Image, id: &FileId| matches!(image.files[id].kind, Kind::TerminalSlave { .. });
+        let is_slave = |image: &FilesImage, id: &FileId| {
+            matches!(image.files[id].kind, OpenFileKind::TerminalSlave { .. })
+        };
         for slaves in [false, true] {
             for id in ids {
                 if is_slave(&self.image, id) == slaves && !self.files.contains_key(id) {
@@ -196,7 +197,7 @@ impl FdStore {
         Ok(())
     }
 
-    /// Puts sockets into the stock. The sockets may be at each other's numbers.
+    /// Puts sockets into the store. The sockets may be at each other's numbers.
     fn insert_sockets(
         &mut self,
         mut provided: BTreeMap<FileId, OwnedFd>,
@@ -223,7 +224,7 @@ impl FdStore {
         Ok(())
     }
 
-    /// Puts an open file into the stock, at a number that the file has in the tree, and that no other file of the stock
+    /// Puts an open file into the store, at a number that the file has in the tree, and that no other file of the store
     /// has.
     pub(in crate::process::files) fn insert(
         &mut self,
@@ -240,7 +241,7 @@ impl FdStore {
                 if fd.as_raw_fd() as u32 == *home {
                     fd
                 } else {
-                    // SAFETY: the number is the stock's, and was just given to this file.
+                    // SAFETY: the number is the store's, and was just given to this file.
                     unsafe { OwnedFd::from_raw_fd(*home as RawFd) }
                 }
             }
@@ -342,7 +343,7 @@ fn move_fd_above(fd: OwnedFd, floor: u32) -> Result<OwnedFd, FilesError> {
 }
 
 /// Assigns a number to each file that has a number in some table which no other file was assigned.
-fn assign_numbers(image: &Image) -> HashMap<FileId, u32> {
+fn assign_numbers(image: &FilesImage) -> HashMap<FileId, u32> {
     let mut taken_numbers = BTreeSet::new();
     let mut homes = HashMap::new();
     for table in image.tables.values() {

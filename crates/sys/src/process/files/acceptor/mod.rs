@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 pub struct ProvidedFiles {
     /// TCP and UDP sockets, at any descriptor numbers.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::mapped_memory`]),
+    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::NamelessContent::mapped_memory`]),
     /// open for reading and writing.
     pub memory: BTreeMap<(u64, u64), OwnedFd>,
 }

@@ -1,7 +1,7 @@
-//! Descriptors of a tree's processes by number, for processes that do not share the stock's table.
+//! Descriptors of a tree's processes by number, for processes that do not share the store's table.
 
 use super::fd_store::FdStore;
-use crate::process::files::image::{FileId, Kind};
+use crate::process::files::image::{FileId, OpenFileKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A descriptor of a table.
@@ -11,7 +11,7 @@ pub struct TableSlot {
     pub number: u32,
     /// Close-on-exec flag (`FD_CLOEXEC`).
     pub close_on_exec: bool,
-    /// Number of the open file in the stock.
+    /// Number of the open file in the store.
     pub store_fd: u32,
     /// Open file, and number of times that it was made: equal only for the same file.
     pub identity: (FileId, u32),
@@ -37,7 +37,7 @@ impl FdStore {
     pub fn table_slots(&self, table: u32) -> Vec<TableSlot> {
         let slots = self.image.tables.get(&table).map(|table| &table.slots);
         let slots = slots.into_iter().flatten();
-        let place = |(number, slot): (&u32, &crate::process::files::image::Slot)| {
+        let place = |(number, slot): (&u32, &crate::process::files::image::DescriptorSlot)| {
             let fd = self.files.get(&slot.file)?;
             let version = self.versions.get(&slot.file).copied().unwrap_or(0);
             Some(TableSlot {
@@ -58,12 +58,12 @@ impl FdStore {
             return watches_found;
         };
         let mut files = self.image.files.values();
-        if !files.any(|file| matches!(file.kind, Kind::Signal { .. })) {
+        if !files.any(|file| matches!(file.kind, OpenFileKind::Signal { .. })) {
             return watches_found;
         }
-        let is_signals = |file| matches!(self.kind(file), Some(Kind::Signal { .. }));
+        let is_signals = |file| matches!(self.kind(file), Some(OpenFileKind::Signal { .. }));
         for (set, slot) in slots {
-            let Some(Kind::Epoll { watches }) = self.kind(slot.file) else {
+            let Some(OpenFileKind::Epoll { watches }) = self.kind(slot.file) else {
                 continue;
             };
             let is_in_store = |fd, file| slots.get(&fd).is_some_and(|slot| slot.file == file);
@@ -86,7 +86,7 @@ impl FdStore {
         self.get(id).ok()
     }
 
-    fn kind(&self, id: FileId) -> Option<&Kind> {
+    fn kind(&self, id: FileId) -> Option<&OpenFileKind> {
         self.image.files.get(&id).map(|file| &file.kind)
     }
 }

@@ -2,14 +2,14 @@
 
 use super::fd_store::FdStore;
 use crate::process::files::error::{FilesError, StepContext};
-use crate::process::files::image::{FileId, Image, Lock, LockHolder, ObjectId};
+use crate::process::files::image::{FileId, FileLock, FilesImage, LockHolder, ObjectId};
 use crate::process::files::kinds::locks;
 use crate::process::files::syscalls;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// A step that turns a copy of the stock's table, which the process must have, into the process's own table.
+/// A step that turns a copy of the store's table, which the process must have, into the process's own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableStep {
     /// Duplicates a descriptor (`dup3`), or sets its flag (`F_SETFD`) if both numbers are equal.
@@ -50,8 +50,8 @@ impl TableStep {
 }
 
 impl FdStore {
-    /// Returns the steps that turn a copy of the stock's table into the table `table` of the tree: every number below
-    /// [`FdStore::caller_fd_floor`] is then as at the donor, or closed. Processes that share the stock's table while it is
+    /// Returns the steps that turn a copy of the store's table into the table `table` of the tree: every number below
+    /// [`FdStore::caller_fd_floor`] is then as at the donor, or closed. Processes that share the store's table while it is
     /// filled (`CLONE_FILES`) get a table of their own first (`unshare(2)`).
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl FdStore {
     ///
     /// # Errors
     /// Same as [`Self::table_steps`]; [`FilesError::Kernel`], after which the table is unusable.
-    pub fn install_table(mut self, table: u32) -> Result<Image, FilesError> {
+    pub fn install_table(mut self, table: u32) -> Result<FilesImage, FilesError> {
         let steps = self.table_steps(table)?;
         self.forget();
         steps.into_iter().try_for_each(TableStep::run)?;
@@ -120,11 +120,11 @@ impl FdStore {
     }
 }
 
-impl Image {
+impl FilesImage {
     /// Returns the locks that a process with this table must take, by descriptor. A lock of an open file that is in
     /// several tables belongs to the first table.
     #[must_use]
-    pub fn locks(&self, table: u32) -> Vec<(u32, Lock)> {
+    pub fn locks(&self, table: u32) -> Vec<(u32, FileLock)> {
         let mut locks_by_fd = Vec::new();
         for (id, file) in self.files.iter().filter(|(_, file)| !file.locks.is_empty()) {
             let slot_in = |table: u32| {

@@ -1,12 +1,12 @@
-//! Update of the stock to later files snapshots, and in the freeze to the final state of the tree.
+//! Update of the store to later files snapshots, and in the freeze to the final state of the tree.
 
 use super::fd_store::FdStore;
 use super::{ProvidedFiles, verify};
 use crate::process::files::error::{FilesError, Refusal, StepContext};
-use crate::process::files::image::changes::{Changes, PreviousValues};
-use crate::process::files::image::{FileId, Kind, OpenFile, UnixLink};
+use crate::process::files::image::changes::{FilesImageChanges, PreviousValues};
+use crate::process::files::image::{FileId, OpenFile, OpenFileKind, UnixLink};
 use crate::process::files::kinds::{
-    anon_inode, content, epoll, inotify, named_file, pipe, terminal, unix,
+    anon_inode, epoll, inotify, named_file, nameless_content, pipe, terminal, unix,
 };
 use crate::process::files::syscalls;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -14,14 +14,14 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl FdStore {
-    /// Brings the stock to its final state. The processes of the tree must exist, because pidfds and owners of signals
+    /// Brings the store to its final state. The processes of the tree must exist, because pidfds and owners of signals
     /// refer to them.
     ///
     /// # Errors
     /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still resume.
     pub fn apply_final(
         &mut self,
-        changes: Changes,
+        changes: FilesImageChanges,
         provided: ProvidedFiles,
     ) -> Result<(), FilesError> {
         let former = self.apply_changes(changes, provided, true)?;
@@ -41,13 +41,13 @@ impl FdStore {
         Ok(())
     }
 
-    /// Updates the stock to a later files snapshot of the running tree.
+    /// Updates the store to a later files snapshot of the running tree.
     ///
     /// # Errors
-    /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is unusable then.
+    /// Same as [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The store is unusable then.
     pub fn apply_snapshot(
         &mut self,
-        changes: Changes,
+        changes: FilesImageChanges,
         provided: ProvidedFiles,
     ) -> Result<(), FilesError> {
         let former = self.apply_changes(changes, provided, false)?;
@@ -65,7 +65,7 @@ impl FdStore {
             if let (Some(keeper), Some(before), Some(now)) =
                 (self.object_fds.get(id), before, current)
             {
-                content::update(keeper, before, now)?;
+                nameless_content::update(keeper, before, now)?;
             }
         }
         Ok(())
@@ -75,7 +75,7 @@ impl FdStore {
     /// is stopped.
     fn apply_changes(
         &mut self,
-        changes: Changes,
+        changes: FilesImageChanges,
         provided: ProvidedFiles,
         is_final: bool,
     ) -> Result<PreviousValues, FilesError> {
@@ -98,7 +98,7 @@ impl FdStore {
         for id in &remade {
             self.files.remove(id);
         }
-        self.make(&remade, provided)?;
+        self.make_files(&remade, provided)?;
         if is_final {
             self.open_pidfds()?;
         }
@@ -115,8 +115,7 @@ impl FdStore {
             };
             if old.mapped_memory != value.mapped_memory {
                 self.object_fds.remove(id);
-                let of_it =
-                    |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
+                let of_it = |kind: &OpenFileKind| matches!(kind, OpenFileKind::Content { content, .. } if content == id);
                 let files = self.image.files.iter();
                 remade.extend(
                     files
@@ -143,7 +142,7 @@ impl FdStore {
             .files
             .iter()
             .filter_map(|(id, file)| match file.kind {
-                Kind::Pidfd { pid } if !self.contains(*id) => Some((*id, pid, file.flags)),
+                OpenFileKind::Pidfd { pid } if !self.contains(*id) => Some((*id, pid, file.flags)),
                 _ => None,
             });
         for (id, pid, flags) in wanted.collect::<Vec<_>>() {
@@ -159,7 +158,7 @@ impl FdStore {
     fn fill(&mut self, former: &PreviousValues) -> Result<(), FilesError> {
         for (id, value) in &self.image.contents {
             if let Some(keeper) = self.object_fds.get(id) {
-                content::finish(keeper, former.content(*id, value), value)?;
+                nameless_content::finish(keeper, former.content(*id, value), value)?;
             }
         }
         for (id, value) in &self.image.pipes {
@@ -178,19 +177,21 @@ impl FdStore {
         before: Option<&OpenFile>,
     ) -> Result<(), FilesError> {
         match &file.kind {
-            Kind::Regular { offset, .. } | Kind::Content { offset, .. } if *offset > 0 => {
+            OpenFileKind::Regular { offset, .. } | OpenFileKind::Content { offset, .. }
+                if *offset > 0 =>
+            {
                 named_file::seek(fd, *offset)?;
             }
-            Kind::Directory { offset, .. } if *offset > 0 => {
+            OpenFileKind::Directory { offset, .. } if *offset > 0 => {
                 named_file::seek_in_directory(fd, *offset)?;
             }
-            Kind::Event { count, .. } => anon_inode::set_count(fd, *count)?,
-            Kind::Timer(timer) => anon_inode::arm(fd, timer)?,
-            Kind::TerminalMaster { terminal } => {
+            OpenFileKind::Event { count, .. } => anon_inode::set_count(fd, *count)?,
+            OpenFileKind::Timer(timer) => anon_inode::arm(fd, timer)?,
+            OpenFileKind::TerminalMaster { terminal } => {
                 terminal::finish(fd, &self.image.terminals[terminal])?;
             }
-            Kind::Unix(socket) => unix::apply_options_and_shutdown(fd.as_fd(), socket)?,
-            Kind::Inotify { .. } => inotify::discard_events(fd)?,
+            OpenFileKind::Unix(socket) => unix::apply_options_and_shutdown(fd.as_fd(), socket)?,
+            OpenFileKind::Inotify { .. } => inotify::discard_events(fd)?,
             _ => {}
         }
         set_flags(fd, file, before)
@@ -226,13 +227,21 @@ fn can_reuse(old: &OpenFile, new: &OpenFile) -> bool {
         return false;
     }
     match (&old.kind, &new.kind) {
-        (Kind::Regular { path: old, .. }, Kind::Regular { path: new, .. })
-        | (Kind::Directory { path: old, .. }, Kind::Directory { path: new, .. }) => old == new,
-        (Kind::Content { content: old, .. }, Kind::Content { content: new, .. }) => old == new,
-        (Kind::Epoll { .. }, Kind::Epoll { .. }) => true,
-        (Kind::Event { semaphore: old, .. }, Kind::Event { semaphore: new, .. }) => old == new,
-        (Kind::Timer(old), Kind::Timer(new)) => old.clock == new.clock,
-        (Kind::Unix(old), Kind::Unix(new)) => {
+        (OpenFileKind::Regular { path: old, .. }, OpenFileKind::Regular { path: new, .. })
+        | (OpenFileKind::Directory { path: old, .. }, OpenFileKind::Directory { path: new, .. }) => {
+            old == new
+        }
+        (
+            OpenFileKind::Content { content: old, .. },
+            OpenFileKind::Content { content: new, .. },
+        ) => old == new,
+        (OpenFileKind::Epoll { .. }, OpenFileKind::Epoll { .. }) => true,
+        (
+            OpenFileKind::Event { semaphore: old, .. },
+            OpenFileKind::Event { semaphore: new, .. },
+        ) => old == new,
+        (OpenFileKind::Timer(old), OpenFileKind::Timer(new)) => old.clock == new.clock,
+        (OpenFileKind::Unix(old), OpenFileKind::Unix(new)) => {
             let ended = matches!(
                 (&old.link, &new.link),
                 (UnixLink::Peer(_), UnixLink::PeerClosed)

@@ -2,14 +2,15 @@
 //! runs. Most descriptors are unchanged connections, which then cost only the comparison of two listings.
 
 use super::{FilesSnapshot, inet_sockets};
+use crate::process::files::descriptor_survey::{
+    DescriptorSurvey, FdSource, ScannedDescriptor, ScannedTable, SurveyedOpenFiles, file_key,
+    live_inner_pid,
+};
+use crate::process::files::epoll_digest::EpollDigest;
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::fdinfo_cache::FdInfoCache;
-use crate::process::files::image::{FileId, Kind, Slot, Watch};
+use crate::process::files::image::{DescriptorSlot, EpollWatch, FileId, OpenFileKind};
 use crate::process::files::listings::{self, DetailReader, ListedDescriptor, Listing};
-use crate::process::files::survey::{
-    FdSource, FileClasses, ScannedDescriptor, ScannedTable, Survey, file_key, live_inner_pid,
-};
-use crate::process::files::watch_digest::WatchDigest;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -17,18 +18,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FreezePrediction {
     expected: Arc<BTreeSet<FileId>>,
-    processes: Vec<Process>,
-    tables: Vec<Table>,
+    processes: Vec<PredictedProcess>,
+    tables: Vec<PredictedTable>,
     open_files: GroupedFiles,
     reads: RequiredReads,
 }
 
 /// Open files of a tree: its descriptors, the same grouped by open file, and the numbers of the open files.
-pub type GroupedFiles = (Survey, FileClasses, Vec<FileId>);
+pub type GroupedFiles = (DescriptorSurvey, SurveyedOpenFiles, Vec<FileId>);
 
 /// A process with descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
+struct PredictedProcess {
     pid: i32,
     inner_pid: i32,
     table: u64,
@@ -36,7 +37,7 @@ struct Process {
 
 /// A descriptor table.
 #[derive(Debug)]
-struct Table {
+struct PredictedTable {
     number: u32,
     /// Index of the listing to compare, which is the listing of the table's first process.
     listing: usize,
@@ -50,14 +51,14 @@ struct PredictedSlot {
     class_index: usize,
     has_extra_lines: bool,
     /// Digest of an epoll set in the files snapshot.
-    watch_digest: Option<WatchDigest>,
+    epoll_digest: Option<EpollDigest>,
 }
 
 impl PredictedSlot {
     /// Returns true if the lines of `fdinfo` for the file's kind are unchanged.
     fn has_same_extra_lines(&self, now: &ListedDescriptor) -> bool {
         let has_snapshot_watches =
-            self.watch_digest.is_some() && self.watch_digest == now.watch_digest;
+            self.epoll_digest.is_some() && self.epoll_digest == now.epoll_digest;
         !now.has_extra_lines || has_snapshot_watches
     }
 }
@@ -80,7 +81,10 @@ impl FreezePrediction {
         listings: Vec<Listing>,
         expected: &Arc<BTreeSet<FileId>>,
     ) -> Option<Self> {
-        let processes: Option<Vec<_>> = listings.iter().map(Process::from_listing).collect();
+        let processes: Option<Vec<_>> = listings
+            .iter()
+            .map(PredictedProcess::from_listing)
+            .collect();
         let processes = processes.filter(|processes| are_processes_of(processes, pids))?;
         let mut firsts: Vec<(usize, Vec<bool>)> = Vec::new();
         for (at, listing) in listings.iter().enumerate() {
@@ -93,13 +97,13 @@ impl FreezePrediction {
             }
         }
         let survey = listings::survey_from_listings(pids, listings, &snapshot.fdinfo_cache).ok()?;
-        let classes = FileClasses::new(&survey);
+        let classes = SurveyedOpenFiles::new(&survey);
         let ids = matching_ids(snapshot, &survey, &classes)?;
         let watches = expected_digests(snapshot, &survey, &classes, &ids);
         let firsts = firsts.into_iter();
         let tables = firsts
             .map(|(at, more)| {
-                Table::new(
+                PredictedTable::new(
                     (&survey, &classes, &watches),
                     (at, processes[at].pid),
                     &more,
@@ -123,7 +127,7 @@ impl FreezePrediction {
     /// Updates the prediction from a listing made since the tree was stopped. Returns false, and the prediction is
     /// unusable, if anything differs except positions, flags, and the lines of `fdinfo` for a file's kind.
     pub fn update(&mut self, listings: &[Listing], kept: &FdInfoCache) -> bool {
-        let current = listings.iter().map(Process::from_listing);
+        let current = listings.iter().map(PredictedProcess::from_listing);
         if !current.eq(self.processes.iter().map(|process| Some(*process))) {
             return false;
         }
@@ -158,7 +162,7 @@ impl FreezePrediction {
     }
 }
 
-impl Process {
+impl PredictedProcess {
     /// Returns the process, or `None` if it has more than one descriptor table.
     fn from_listing(listing: &Listing) -> Option<Self> {
         let table = listing.table.filter(|_| !listing.thread_tables)?;
@@ -170,7 +174,7 @@ impl Process {
     }
 }
 
-fn are_processes_of(processes: &[Process], pids: &[i32]) -> bool {
+fn are_processes_of(processes: &[PredictedProcess], pids: &[i32]) -> bool {
     processes
         .iter()
         .map(|process| process.pid)
@@ -180,8 +184,8 @@ fn are_processes_of(processes: &[Process], pids: &[i32]) -> bool {
 /// Returns the files snapshot's numbers of all open files; `None` if the files snapshot's descriptors differ from these in any way.
 fn matching_ids(
     snapshot: &FilesSnapshot,
-    survey: &Survey,
-    classes: &FileClasses,
+    survey: &DescriptorSurvey,
+    classes: &SurveyedOpenFiles,
 ) -> Option<Vec<FileId>> {
     let mut ids: Vec<Option<FileId>> = vec![None; classes.list.len()];
     let mut seen_pids = HashSet::new();
@@ -193,7 +197,7 @@ fn matching_ids(
         }
         for descriptor in &seen.descriptors {
             let (before, file) = snapshot.numbers.files.get(&(*number, descriptor.number))?;
-            let slot = Slot {
+            let slot = DescriptorSlot {
                 file: *file,
                 close_on_exec: descriptor.info.close_on_exec,
             };
@@ -219,12 +223,12 @@ fn matching_ids(
 /// process has open.
 fn expected_digests(
     snapshot: &FilesSnapshot,
-    survey: &Survey,
-    classes: &FileClasses,
+    survey: &DescriptorSurvey,
+    classes: &SurveyedOpenFiles,
     ids: &[FileId],
-) -> Vec<Option<WatchDigest>> {
+) -> Vec<Option<EpollDigest>> {
     let watches_of = |id: &FileId| match &snapshot.image.files.get(id)?.kind {
-        Kind::Epoll { watches } => Some(watches),
+        OpenFileKind::Epoll { watches } => Some(watches),
         _ => None,
     };
     if ids.iter().all(|id| watches_of(id).is_none()) {
@@ -241,20 +245,24 @@ fn expected_digests(
             );
         }
     }
-    let entry = |watch: &Watch| {
+    let entry = |watch: &EpollWatch| {
         let file = files.get(&watch.file)?;
         Some((*file, watch.fd, watch.events, watch.data))
     };
     let watches = |id| {
         let entries: Option<Vec<_>> = watches_of(id)?.iter().map(entry).collect();
-        entries.map(WatchDigest::from_entries)
+        entries.map(EpollDigest::from_entries)
     };
     ids.iter().map(watches).collect()
 }
 
-impl Table {
+impl PredictedTable {
     fn new(
-        (survey, pool, watches): (&Survey, &FileClasses, &[Option<WatchDigest>]),
+        (survey, pool, watches): (
+            &DescriptorSurvey,
+            &SurveyedOpenFiles,
+            &[Option<EpollDigest>],
+        ),
         (listing, pid): (usize, i32),
         extra_lines: &[bool],
     ) -> Option<Self> {
@@ -270,7 +278,7 @@ impl Table {
                 Some(PredictedSlot {
                     class_index: class,
                     has_extra_lines: *has_more,
-                    watch_digest: watches[class],
+                    epoll_digest: watches[class],
                 })
             });
         Some(Self {
@@ -312,7 +320,11 @@ impl Table {
 
     fn update(
         &self,
-        (seen, pool, required_reads): (&mut ScannedTable, &mut FileClasses, &mut RequiredReads),
+        (seen, pool, required_reads): (
+            &mut ScannedTable,
+            &mut SurveyedOpenFiles,
+            &mut RequiredReads,
+        ),
         (listed, changed): (&[ListedDescriptor], &[usize]),
         fdinfo_cache: &FdInfoCache,
     ) -> Option<()> {
@@ -353,8 +365,8 @@ fn copy_shared_fields(info: &mut FdInfo, now: &FdInfo) {
 impl RequiredReads {
     fn new(
         snapshot: &FilesSnapshot,
-        classes: &FileClasses,
-        (ids, watches): (&[FileId], &[Option<WatchDigest>]),
+        classes: &SurveyedOpenFiles,
+        (ids, watches): (&[FileId], &[Option<EpollDigest>]),
         expected: &BTreeSet<FileId>,
     ) -> Self {
         let known = ids.iter().zip(watches);

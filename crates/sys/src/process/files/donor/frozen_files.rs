@@ -1,15 +1,15 @@
 //! Reading the descriptors of a stopped tree.
 
 use super::freeze_prediction::FreezePrediction;
-use super::saver::{SaveFailure, Saver, TreeState};
+use super::open_file_saver::{OpenFileSaver, SaveFailure, TreeRunState};
 use super::signal_owner::descriptors_max;
-use super::{Copier, FilesSnapshot, ProcessFd, inet_sockets};
-use crate::process::files::error::{BlockReason, Blocker, FilesError, StepContext};
+use super::{DescriptorCopier, FilesSnapshot, ProcessFd, inet_sockets};
+use crate::process::files::descriptor_survey::{DescriptorSurvey, survey_descriptors};
+use crate::process::files::error::{BlockReason, DescriptorBlocker, FilesError, StepContext};
 use crate::process::files::image::FileId;
-use crate::process::files::image::changes::Changes;
+use crate::process::files::image::changes::FilesImageChanges;
 use crate::process::files::listings::{self, Listing};
-use crate::process::files::survey::{Survey, survey};
-use crate::process::sockets::SocketStatic;
+use crate::process::sockets::SocketStaticState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FrozenFiles {
     /// Changes since the files snapshot.
-    pub changes: Changes,
+    pub changes: FilesImageChanges,
     /// TCP and UDP sockets of the files snapshot that the tree no longer has.
     pub closed_sockets: BTreeSet<FileId>,
     /// Copies of the tree's TCP and UDP sockets; with [`FilesSnapshot::save_frozen_from_listings`], the sockets in `skip_copy` are not
@@ -27,7 +27,7 @@ pub struct FrozenFiles {
     /// Descriptors from which all sockets can be copied, except sockets in flight.
     pub socket_fds: SocketFds,
     /// Fixed properties of the copied sockets for which the files snapshot has no valid ones.
-    pub statics: BTreeMap<FileId, Arc<SocketStatic>>,
+    pub statics: BTreeMap<FileId, Arc<SocketStaticState>>,
 }
 
 /// Descriptors of the TCP and UDP sockets of a stopped tree.
@@ -76,7 +76,7 @@ impl FilesSnapshot {
     /// # Errors
     /// Same as [`Self::save`]; some blockers are temporary, so that another attempt may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<FrozenFiles, FilesError> {
-        self.finish(pids, survey(pids)?, Arc::default())
+        self.finish(pids, survey_descriptors(pids)?, Arc::default())
     }
 
     /// Same as [`Self::save_frozen`], from a listing of all `pids` that was made since they were stopped. Sockets of
@@ -115,7 +115,7 @@ impl FilesSnapshot {
         let copies = std::mem::take(&mut frozen.sockets);
         let mut found =
             inet_sockets::InetSockets::from_copies(copies, std::mem::take(&mut frozen.statics));
-        let mut copier = Copier::default();
+        let mut copier = DescriptorCopier::default();
         for &id in missing {
             let process_fd = frozen.socket_fds.get(self, id);
             let Some(process_fd) = process_fd.filter(|_| !found.copies.contains_key(&id)) else {
@@ -139,10 +139,11 @@ impl FilesSnapshot {
     fn finish(
         &self,
         pids: &[i32],
-        survey: Survey,
+        survey: DescriptorSurvey,
         skip_copy: Arc<BTreeSet<FileId>>,
     ) -> Result<FrozenFiles, FilesError> {
-        let mut saver = Saver::new(pids, survey, &self.limits, Some(self), TreeState::Frozen);
+        let mut saver =
+            OpenFileSaver::new(pids, survey, &self.limits, Some(self), TreeRunState::Frozen);
         saver.inet_sockets.skip_copy = skip_copy;
         let (image, _, inet) = saver.run()?;
         let snapshot_ids = self.sockets.keys();
@@ -170,8 +171,8 @@ impl FilesSnapshot {
         skip_copy: &Arc<BTreeSet<FileId>>,
     ) -> Result<FrozenFiles, FilesError> {
         let open = prepared.take_open_files();
-        let (stage, others) = (TreeState::Frozen, open.2.len());
-        let mut saver = Saver::with_ids(pids, open, &self.limits, Some(self), stage);
+        let (stage, others) = (TreeRunState::Frozen, open.2.len());
+        let mut saver = OpenFileSaver::with_ids(pids, open, &self.limits, Some(self), stage);
         saver.inet_sockets.skip_copy = Arc::clone(skip_copy);
         saver.save(prepared.required_reads(), others)?;
         let mut limits = BTreeMap::new();
@@ -192,9 +193,9 @@ impl FilesSnapshot {
     }
 }
 
-fn blocker((pid, fd): ProcessFd, reason: BlockReason) -> Blocker {
+fn blocker((pid, fd): ProcessFd, reason: BlockReason) -> DescriptorBlocker {
     let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
-    Blocker {
+    DescriptorBlocker {
         pid,
         fd: Some(fd),
         path: link.to_string_lossy().into_owned(),

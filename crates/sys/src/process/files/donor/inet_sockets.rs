@@ -1,11 +1,11 @@
 //! TCP and UDP sockets found while a tree is read.
 
 use super::ProcessFd;
-use super::saver::SaveResult;
+use super::open_file_saver::SaveResult;
 use crate::process::files::error::BlockReason;
 use crate::process::files::fdinfo::FdInfo;
-use crate::process::files::image::{FileId, Kind, OpenFile};
-use crate::process::sockets::{SocketError, SocketReader, SocketStatic};
+use crate::process::files::image::{FileId, OpenFile, OpenFileKind};
+use crate::process::sockets::{SocketError, SocketReader, SocketStaticState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct InetSockets {
     /// Copies of the sockets, if the tree is stopped.
     pub copies: BTreeMap<FileId, OwnedFd>,
     /// Fixed properties of the sockets; in the freeze, only of sockets for which the files snapshot has no valid ones.
-    pub socket_statics: BTreeMap<FileId, Arc<SocketStatic>>,
+    pub socket_statics: BTreeMap<FileId, Arc<SocketStaticState>>,
     /// Descriptors from which the sockets can be copied.
     pub socket_fds: BTreeMap<FileId, ProcessFd>,
     /// Sockets that the caller reads without a descriptor: no copies are made.
@@ -28,7 +28,7 @@ impl InetSockets {
     /// Continues from sockets found earlier.
     pub fn from_copies(
         copies: BTreeMap<FileId, OwnedFd>,
-        socket_statics: BTreeMap<FileId, Arc<SocketStatic>>,
+        socket_statics: BTreeMap<FileId, Arc<SocketStaticState>>,
     ) -> Self {
         Self {
             copies,
@@ -42,7 +42,7 @@ impl InetSockets {
         &mut self,
         id: FileId,
         copy: OwnedFd,
-        previous: Option<&SocketStatic>,
+        previous: Option<&SocketStaticState>,
     ) -> SaveResult<()> {
         if !previous.is_some_and(|known| known.still_describes(copy.as_fd())) {
             self.read_static(id, copy.as_fd())?;
@@ -59,7 +59,7 @@ impl InetSockets {
         Ok(())
     }
 
-    fn read_with_reader(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStatic, SocketError> {
+    fn read_with_reader(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStaticState, SocketError> {
         match &mut self.reader {
             Some(reader) => reader.read(fd),
             none => none.insert(SocketReader::new()?).read(fd),
@@ -79,7 +79,7 @@ pub fn saved_if_unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<Op
 /// Returns true if a file is the same TCP or UDP socket as before, its flags aside: the inode number of a socket is not
 /// reused while the socket exists.
 pub fn is_unchanged(info: &FdInfo, before: &OpenFile) -> bool {
-    let Kind::Inet { inode, .. } = before.kind else {
+    let OpenFileKind::Inet { inode, .. } = before.kind else {
         return false;
     };
     let quiet = before.owner.is_none() && !info.has_signal_receiver();

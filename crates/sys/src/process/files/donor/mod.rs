@@ -1,36 +1,36 @@
 //! Reading the descriptors of a running tree.
 
-mod copier;
+mod descriptor_copier;
 mod freeze_prediction;
 mod frozen_files;
 mod inet_sockets;
+mod open_file_saver;
 mod outside_holders;
-mod saver;
 mod signal_owner;
 mod source_file;
 
-pub use copier::Copier;
+pub use descriptor_copier::DescriptorCopier;
 pub use frozen_files::{FrozenFiles, SocketFds};
+pub use open_file_saver::{OpenFileSaver, SaveResult};
 pub use outside_holders::OutsideHolders;
-pub use saver::{SaveResult, Saver};
 pub use signal_owner::has_owner;
 pub use source_file::SourceFile;
 
-use super::error::{Blocker, FilesError};
+use super::descriptor_survey::{FileKey, survey_descriptors};
+use super::error::{DescriptorBlocker, FilesError};
 use super::fdinfo_cache::FdInfoCache;
-use super::image::{FileId, Image, ObjectId};
+use super::image::{FileId, FilesImage, ObjectId};
 use super::listings::Listing;
-use super::survey::{FileKey, survey};
-use crate::process::sockets::SocketStatic;
+use crate::process::sockets::SocketStaticState;
 use freeze_prediction::FreezePrediction;
-use saver::{PartialSave, TreeState};
+use open_file_saver::{PartialSave, TreeRunState};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Limits of saving.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct SaveLimits {
     /// Largest file without a name, or memory file, that is moved by value.
     pub content_bytes_max: u64,
     /// Most directory entries that are searched for another name of a file.
@@ -42,7 +42,7 @@ pub struct Limits {
     pub hash_files: bool,
 }
 
-impl Default for Limits {
+impl Default for SaveLimits {
     fn default() -> Self {
         Self {
             content_bytes_max: 256 << 20,
@@ -57,12 +57,12 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct FilesSnapshot {
     /// Image that is sent to the acceptor before the freeze.
-    pub image: Image,
+    pub image: FilesImage,
     /// Fixed properties of the tree's TCP and UDP sockets.
-    pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
-    /// Descriptors from which the sockets can be copied ([`Copier::copy`]), except sockets in flight.
+    pub sockets: BTreeMap<FileId, Arc<SocketStaticState>>,
+    /// Descriptors from which the sockets can be copied ([`DescriptorCopier::copy`]), except sockets in flight.
     pub socket_fds: BTreeMap<FileId, ProcessFd>,
-    limits: Limits,
+    limits: SaveLimits,
     numbers: AssignedNumbers,
     fdinfo_cache: FdInfoCache,
     /// Preparation for the freeze, taken by the first freeze.
@@ -97,10 +97,10 @@ impl FilesSnapshot {
     /// Same as [`Self::save`].
     pub fn take(
         pids: impl Fn() -> Vec<i32>,
-        limits: &Limits,
+        limits: &SaveLimits,
         previous: Option<&Self>,
     ) -> Result<Self, FilesError> {
-        let mut lasting_blockers: Option<Vec<Blocker>> = None;
+        let mut lasting_blockers: Option<Vec<DescriptorBlocker>> = None;
         let mut failures = 0;
         for attempt in 1..=SNAPSHOT_ATTEMPTS {
             let (snapshot, blockers, failed) = match Self::take_once(&pids(), limits, previous) {
@@ -134,10 +134,16 @@ impl FilesSnapshot {
 
     fn take_once(
         pids: &[i32],
-        limits: &Limits,
+        limits: &SaveLimits,
         previous: Option<&Self>,
-    ) -> Result<(Self, Vec<Blocker>, Option<FilesError>), FilesError> {
-        let saver = Saver::new(pids, survey(pids)?, limits, previous, TreeState::Running);
+    ) -> Result<(Self, Vec<DescriptorBlocker>, Option<FilesError>), FilesError> {
+        let saver = OpenFileSaver::new(
+            pids,
+            survey_descriptors(pids)?,
+            limits,
+            previous,
+            TreeRunState::Running,
+        );
         let PartialSave {
             image,
             numbers: known,
@@ -169,7 +175,7 @@ impl FilesSnapshot {
     ///
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
-    pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
+    pub fn save(pids: &[i32], limits: &SaveLimits) -> Result<Self, FilesError> {
         let (snapshot, blockers, failed) = Self::take_once(pids, limits, None)?;
         if !blockers.is_empty() {
             return Err(FilesError::Blocked(blockers));

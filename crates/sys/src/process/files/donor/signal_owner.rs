@@ -1,17 +1,17 @@
 //! State of an open file that `/proc` and `fcntl` report.
 
-use super::saver::{SaveResult, Saver};
+use super::open_file_saver::{OpenFileSaver, SaveResult};
 use super::source_file::SourceFile;
+use crate::process::files::descriptor_survey::live_inner_pid;
 use crate::process::files::error::{BlockReason, FilesError, StepContext};
-use crate::process::files::image::Owner;
-use crate::process::files::survey::live_inner_pid;
+use crate::process::files::image::SignalOwner;
 use crate::process::files::syscalls;
 use crate::process::procfs::Status;
 use std::fs;
 use std::os::fd::BorrowedFd;
 
 /// Returns the receiver of signals about an open file. An owner that has ended counts as none.
-pub fn owner(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Option<Owner>> {
+pub fn owner(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<Option<SignalOwner>> {
     if source.info.flags & libc::O_PATH as u32 != 0 {
         return Ok(None);
     }
@@ -27,7 +27,7 @@ pub fn owner(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Option<Owner>
     if inner.is_none() && live_inner_pid(pid).is_some() {
         return Err(BlockReason::OwnerOutside(pid).into());
     }
-    Ok(inner.map(|pid| Owner { kind, pid, signal }))
+    Ok(inner.map(|pid| SignalOwner { kind, pid, signal }))
 }
 
 /// True if a process, or the process of a thread, belongs to the tree.

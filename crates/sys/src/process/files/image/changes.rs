@@ -1,18 +1,21 @@
 //! Differences between two images of the same tree: all that must be sent during the freeze.
 
-use super::limits::{self, Malformed};
-use super::{Content, FileId, Image, ObjectId, OpenFile, Pipe, Slot, Table, Terminal};
+use super::limits::{self, InvalidImage};
+use super::{
+    DescriptorSlot, DescriptorTable, FileId, FilesImage, NamelessContent, ObjectId, OpenFile, Pipe,
+    PseudoTerminal,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 
 /// Changes that turn one image into a later one of the same tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changes {
+pub struct FilesImageChanges {
     tables: MapChanges<u32, TableChanges>,
     files: MapChanges<FileId, OpenFile>,
     pipes: MapChanges<ObjectId, Pipe>,
-    terminals: MapChanges<ObjectId, Terminal>,
+    terminals: MapChanges<ObjectId, PseudoTerminal>,
     contents: MapChanges<ObjectId, ContentChanges>,
 }
 
@@ -34,22 +37,22 @@ impl<K: Ord, T> Default for MapChanges<K, T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TableChanges {
     pids: BTreeSet<i32>,
-    slots: MapChanges<u32, Slot>,
+    slots: MapChanges<u32, DescriptorSlot>,
     descriptors_max: (u64, u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ContentChanges {
     /// The content without its chunks.
-    without_chunks: Content,
-    chunks: MapChanges<u64, super::Bytes>,
+    without_chunks: NamelessContent,
+    chunks: MapChanges<u64, super::ByteString>,
 }
 
-impl Image {
+impl FilesImage {
     /// Returns the changes from `before` to this image.
     #[must_use]
-    pub fn changes_since(&self, before: &Self) -> Changes {
-        let empty_table = Table::default();
+    pub fn changes_since(&self, before: &Self) -> FilesImageChanges {
+        let empty_table = DescriptorTable::default();
         let mut tables = map_changes(&before.tables, &self.tables, |_, _| None);
         tables.set = changed_entries(&before.tables, &self.tables)
             .map(|(id, now)| {
@@ -63,7 +66,7 @@ impl Image {
                 (*id, changes)
             })
             .collect();
-        Changes {
+        FilesImageChanges {
             tables,
             files: map_changes(&before.files, &self.files, |_, now| Some(now.clone())),
             ..self.object_changes(before)
@@ -77,7 +80,7 @@ impl Image {
         self,
         before: &Self,
         limits: &BTreeMap<u32, (u64, u64)>,
-    ) -> Changes {
+    ) -> FilesImageChanges {
         let objects = self.object_changes(before);
         let tables = before.tables.iter().filter_map(|(id, table)| {
             let descriptors_max = *limits.get(id)?;
@@ -90,7 +93,7 @@ impl Image {
         });
         let files = self.files.into_iter();
         let files = files.filter(|(id, now)| before.files.get(id) != Some(now));
-        Changes {
+        FilesImageChanges {
             tables: MapChanges {
                 set: tables.collect(),
                 removed: BTreeSet::new(),
@@ -104,28 +107,28 @@ impl Image {
     }
 
     /// Returns the changes of objects that open files share.
-    fn object_changes(&self, before: &Self) -> Changes {
+    fn object_changes(&self, before: &Self) -> FilesImageChanges {
         let mut contents = map_changes(&before.contents, &self.contents, |_, _| None);
         contents.set = changed_entries(&before.contents, &self.contents)
             .map(|(id, now)| (*id, content_changes(before.contents.get(id), now)))
             .collect();
-        Changes {
+        FilesImageChanges {
             contents,
             pipes: map_changes(&before.pipes, &self.pipes, |_, now| Some(now.clone())),
             terminals: map_changes(&before.terminals, &self.terminals, |_, now| {
                 Some(now.clone())
             }),
-            ..Changes::default()
+            ..FilesImageChanges::default()
         }
     }
 
     /// Applies `changes` to this image. Unchanged parts cost nothing.
     ///
     /// # Errors
-    /// [`Malformed`] if the result contradicts itself or exceeds the limits; the image is unusable then.
-    pub fn apply(&mut self, changes: Changes) -> Result<PreviousValues, Malformed> {
+    /// [`InvalidImage`] if the result contradicts itself or exceeds the limits; the image is unusable then.
+    pub fn apply(&mut self, changes: FilesImageChanges) -> Result<PreviousValues, InvalidImage> {
         let affects_known_files_only = changes.affect_files_only(self);
-        let Changes {
+        let FilesImageChanges {
             tables,
             files,
             pipes,
@@ -151,7 +154,7 @@ impl Image {
                 .as_ref()
                 .map_or_else(BTreeMap::new, |old| old.chunks.clone());
             change.chunks.apply(&mut chunks);
-            let content = Content {
+            let content = NamelessContent {
                 chunks,
                 ..change.without_chunks
             };
@@ -177,7 +180,7 @@ impl Image {
 
 /// Parts of an image that can be judged one by one: all of them, or the changed ones.
 #[derive(Debug)]
-pub(in crate::process) struct CheckedParts<'a> {
+pub(in crate::process) struct FilesImageParts<'a> {
     /// `RLIMIT_NOFILE` of tables, soft and hard.
     pub limits: Vec<(u64, u64)>,
     /// Open files.
@@ -185,14 +188,14 @@ pub(in crate::process) struct CheckedParts<'a> {
     /// Pipes and FIFOs.
     pub pipes: Vec<&'a Pipe>,
     /// Terminals.
-    pub terminals: Vec<&'a Terminal>,
+    pub terminals: Vec<&'a PseudoTerminal>,
     /// Contents; in changes, without their chunks.
-    pub contents: Vec<&'a Content>,
+    pub contents: Vec<&'a NamelessContent>,
 }
 
-impl Image {
+impl FilesImage {
     /// Returns all parts.
-    pub(in crate::process) fn parts(&self) -> CheckedParts<'_> {
+    pub(in crate::process) fn parts(&self) -> FilesImageParts<'_> {
         let Self {
             tables,
             files,
@@ -202,15 +205,15 @@ impl Image {
         } = self;
         // Slots and PIDs refer to open files and processes of the tree only, so that nothing in them needs to be
         // judged.
-        let limit = |table: &Table| {
-            let Table {
+        let limit = |table: &DescriptorTable| {
+            let DescriptorTable {
                 pids: _,
                 slots: _,
                 descriptors_max,
             } = table;
             *descriptors_max
         };
-        CheckedParts {
+        FilesImageParts {
             limits: tables.values().map(limit).collect(),
             files: files.values().collect(),
             pipes: pipes.values().collect(),
@@ -220,9 +223,9 @@ impl Image {
     }
 }
 
-impl Changes {
+impl FilesImageChanges {
     /// Returns all parts that are new or changed.
-    pub(in crate::process) fn parts(&self) -> CheckedParts<'_> {
+    pub(in crate::process) fn parts(&self) -> FilesImageParts<'_> {
         let Self {
             tables,
             files,
@@ -238,7 +241,7 @@ impl Changes {
             } = table;
             *descriptors_max
         };
-        CheckedParts {
+        FilesImageParts {
             limits: tables.set.values().map(limit).collect(),
             files: files.set.values().collect(),
             pipes: pipes.set.values().collect(),
@@ -249,7 +252,7 @@ impl Changes {
 }
 
 impl ContentChanges {
-    fn content(&self) -> &Content {
+    fn content(&self) -> &NamelessContent {
         // Chunks are the tree's own bytes.
         let Self {
             without_chunks: head,
@@ -259,13 +262,13 @@ impl ContentChanges {
     }
 }
 
-/// Former values of the entries that [`Image::apply`] has changed; `None` for a new entry.
+/// Former values of the entries that [`FilesImage::apply`] has changed; `None` for a new entry.
 #[derive(Debug, Default)]
 pub struct PreviousValues {
     /// Open files.
     pub files: BTreeMap<FileId, Option<OpenFile>>,
     /// Contents.
-    pub contents: BTreeMap<ObjectId, Option<Content>>,
+    pub contents: BTreeMap<ObjectId, Option<NamelessContent>>,
 }
 
 impl PreviousValues {
@@ -275,23 +278,27 @@ impl PreviousValues {
     }
 
     /// Returns the former state of a content with the present state `now`.
-    pub fn content<'a>(&'a self, id: ObjectId, current: &'a Content) -> Option<&'a Content> {
+    pub fn content<'a>(
+        &'a self,
+        id: ObjectId,
+        current: &'a NamelessContent,
+    ) -> Option<&'a NamelessContent> {
         self.contents.get(&id).map_or(Some(current), Option::as_ref)
     }
 }
 
-impl Changes {
-    /// Decodes changes that another node sent; [`Image::apply`] checks the result.
+impl FilesImageChanges {
+    /// Decodes changes that another node sent; [`FilesImage::apply`] checks the result.
     ///
     /// # Errors
-    /// [`Malformed`] if the bytes do not encode changes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// [`InvalidImage`] if the bytes do not encode changes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, InvalidImage> {
         Ok(postcard::from_bytes(bytes)?)
     }
 
     /// Returns true if only open files change that the image has, and each keeps its kind: all references to them stay
     /// valid.
-    fn affect_files_only(&self, image: &Image) -> bool {
+    fn affect_files_only(&self, image: &FilesImage) -> bool {
         let same_kind = |(id, new): (&FileId, &OpenFile)| {
             let old = image.files.get(id);
             old.is_some_and(|old| discriminant(&old.kind) == discriminant(&new.kind))
@@ -356,11 +363,14 @@ fn map_changes<K: Ord + Copy, T: PartialEq, C>(
     }
 }
 
-fn content_changes(previous: Option<&Content>, current: &Content) -> ContentChanges {
+fn content_changes(
+    previous: Option<&NamelessContent>,
+    current: &NamelessContent,
+) -> ContentChanges {
     let empty = BTreeMap::new();
     let old = previous.map_or(&empty, |content| &content.chunks);
     ContentChanges {
-        without_chunks: Content {
+        without_chunks: NamelessContent {
             form: current.form.clone(),
             access: current.access,
             times_ns: current.times_ns,

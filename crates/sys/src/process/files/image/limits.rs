@@ -1,7 +1,9 @@
 //! Limits and consistency checks of an image. Images are sent by other nodes: nothing in them is trusted before these
 //! checks.
 
-use super::{ContentForm, FileId, Image, Kind, LockHolder, OpenFile, UnixLink, UnixName};
+use super::{
+    ContentForm, FileId, FilesImage, LockHolder, OpenFile, OpenFileKind, UnixLink, UnixName,
+};
 use crate::socket_filter::{INSTRUCTIONS_MAX, SocketFilter};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -27,7 +29,7 @@ const UNIX_NAME_BYTES_MAX: usize = 108;
 
 /// Error: an image is invalid.
 #[derive(Debug, Error)]
-pub enum Malformed {
+pub enum InvalidImage {
     /// The bytes do not encode an image.
     #[error("the descriptor image cannot be decoded: {0}")]
     Encoding(#[from] postcard::Error),
@@ -39,8 +41,8 @@ pub enum Malformed {
 /// Checks that all references are valid, and that nothing exceeds its limit.
 ///
 /// # Errors
-/// [`Malformed::Inconsistent`] names the violated constraint.
-pub fn check(image: &Image) -> Result<(), Malformed> {
+/// [`InvalidImage::Inconsistent`] names the violated constraint.
+pub fn check(image: &FilesImage) -> Result<(), InvalidImage> {
     require(image.files.len() <= FILES_MAX, "too many open files")?;
     for table in image.tables.values() {
         for (fd, slot) in &table.slots {
@@ -77,14 +79,14 @@ pub fn check(image: &Image) -> Result<(), Malformed> {
 /// # Errors
 /// Same as [`check`].
 pub(super) fn check_files<'a>(
-    image: &Image,
+    image: &FilesImage,
     changed: impl Iterator<Item = &'a FileId>,
-) -> Result<(), Malformed> {
+) -> Result<(), InvalidImage> {
     let mut changed = changed.filter_map(|id| image.files.get(id));
     changed.try_for_each(|file| check_file(image, file))
 }
 
-fn check_contents(image: &Image) -> Result<(), Malformed> {
+fn check_contents(image: &FilesImage) -> Result<(), InvalidImage> {
     let mut total = 0u64;
     for content in image.contents.values() {
         total = total.saturating_add(content.size);
@@ -118,7 +120,7 @@ fn check_contents(image: &Image) -> Result<(), Malformed> {
     )
 }
 
-fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
+fn check_file(image: &FilesImage, file: &OpenFile) -> Result<(), InvalidImage> {
     for lock in &file.locks {
         if let LockHolder::Table(table) = lock.holder {
             require_entry(&image.tables, table)?;
@@ -129,50 +131,54 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
         )?;
     }
     match &file.kind {
-        Kind::Regular { path, offset, .. } | Kind::Directory { path, offset } => {
+        OpenFileKind::Regular { path, offset, .. } | OpenFileKind::Directory { path, offset } => {
             require(*offset <= i64::MAX as u64, "a file offset is negative")?;
             check_path(path.as_bytes())
         }
-        Kind::Path { path } | Kind::Device { path, .. } => check_path(path.as_bytes()),
-        Kind::Content { content, offset } => {
+        OpenFileKind::Path { path } | OpenFileKind::Device { path, .. } => {
+            check_path(path.as_bytes())
+        }
+        OpenFileKind::Content { content, offset } => {
             require(*offset <= i64::MAX as u64, "a file offset is negative")?;
             require_entry(&image.contents, *content)
         }
-        Kind::Pipe { pipe } => require_entry(&image.pipes, *pipe),
-        Kind::TerminalMaster { terminal } | Kind::TerminalSlave { terminal } => {
+        OpenFileKind::Pipe { pipe } => require_entry(&image.pipes, *pipe),
+        OpenFileKind::TerminalMaster { terminal } | OpenFileKind::TerminalSlave { terminal } => {
             require_entry(&image.terminals, *terminal)
         }
-        Kind::Epoll { watches } => watches.iter().try_for_each(|watch| {
+        OpenFileKind::Epoll { watches } => watches.iter().try_for_each(|watch| {
             require(
                 watch.fd < DESCRIPTOR_NUMBERS_MAX,
                 "a watched descriptor number is too high",
             )?;
             require_entry(&image.files, watch.file)
         }),
-        Kind::Inotify { watches } => watches.iter().try_for_each(|(id, watch)| {
+        OpenFileKind::Inotify { watches } => watches.iter().try_for_each(|(id, watch)| {
             require(
                 (1..=WATCH_DESCRIPTOR_MAX).contains(id),
                 "a watch descriptor is out of range",
             )?;
             check_path(watch.path.as_bytes())
         }),
-        Kind::Unix(socket) => check_unix(image, socket),
-        Kind::Event { count, .. } => {
+        OpenFileKind::Unix(socket) => check_unix(image, socket),
+        OpenFileKind::Event { count, .. } => {
             require(*count != u64::MAX, "an eventfd's counter is out of range")
         }
-        Kind::Timer(timer) => require(
+        OpenFileKind::Timer(timer) => require(
             timer.value_ns <= i64::MAX as u64 && timer.interval_ns <= i64::MAX as u64,
             "a timer's time is out of range",
         ),
-        Kind::Netlink(socket) => check_filter(&socket.filter),
-        Kind::Signal { .. } | Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
+        OpenFileKind::Netlink(socket) => check_filter(&socket.filter),
+        OpenFileKind::Signal { .. } | OpenFileKind::Inet { .. } | OpenFileKind::Pidfd { .. } => {
+            Ok(())
+        }
     }
 }
 
-fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed> {
+fn check_unix(image: &FilesImage, socket: &super::UnixSocket) -> Result<(), InvalidImage> {
     let is_unix = |file: FileId| match image.files.get(&file).map(|file| &file.kind) {
-        Some(Kind::Unix(_)) => Ok(()),
-        _ => Err(Malformed::Inconsistent(
+        Some(OpenFileKind::Unix(_)) => Ok(()),
+        _ => Err(InvalidImage::Inconsistent(
             "a socket's peer is not a Unix socket",
         )),
     };
@@ -220,33 +226,33 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
     Ok(())
 }
 
-fn check_filter(filter: &SocketFilter) -> Result<(), Malformed> {
+fn check_filter(filter: &SocketFilter) -> Result<(), InvalidImage> {
     require(
         filter.program.len() <= INSTRUCTIONS_MAX,
         "a filter is too long",
     )
 }
 
-fn check_path(path: &[u8]) -> Result<(), Malformed> {
+fn check_path(path: &[u8]) -> Result<(), InvalidImage> {
     require(path.starts_with(b"/"), "a path is not absolute")?;
     check_text_path(path)
 }
 
-fn check_text_path(path: &[u8]) -> Result<(), Malformed> {
+fn check_text_path(path: &[u8]) -> Result<(), InvalidImage> {
     require(
         path.len() < PATH_BYTES_MAX && !path.contains(&0),
         "a path is too long or contains a NUL byte",
     )
 }
 
-fn require_entry<T>(map: &BTreeMap<u32, T>, id: u32) -> Result<(), Malformed> {
+fn require_entry<T>(map: &BTreeMap<u32, T>, id: u32) -> Result<(), InvalidImage> {
     require(map.contains_key(&id), "a reference to a missing object")
 }
 
-fn require(holds: bool, what: &'static str) -> Result<(), Malformed> {
+fn require(holds: bool, what: &'static str) -> Result<(), InvalidImage> {
     if holds {
         Ok(())
     } else {
-        Err(Malformed::Inconsistent(what))
+        Err(InvalidImage::Inconsistent(what))
     }
 }

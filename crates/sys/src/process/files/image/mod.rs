@@ -7,7 +7,8 @@ mod path;
 mod sockets;
 
 pub use objects::{
-    Bytes, Content, ContentForm, FileFingerprint, InotifyWatch, Pipe, Terminal, Timer, Watch,
+    ByteString, ContentForm, EpollWatch, FileFingerprint, InotifyWatch, NamelessContent, Pipe,
+    PseudoTerminal, TimerFdState,
 };
 pub use path::FilePath;
 pub use sockets::{NetlinkSocket, SocketOption, UnixLink, UnixMessage, UnixName, UnixSocket};
@@ -15,41 +16,41 @@ pub use sockets::{NetlinkSocket, SocketOption, UnixLink, UnixMessage, UnixName, 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of an open file (in POSIX: open file description) in an [`Image`].
+/// Number of an open file (in POSIX: open file description) in an [`FilesImage`].
 pub type FileId = u32;
 /// Number of an object that several open files share: a pipe, a terminal, content without a name.
 pub type ObjectId = u32;
 
 /// The descriptors of a process tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Image {
+pub struct FilesImage {
     /// Descriptor tables; processes that share a table (`CLONE_FILES`) have one entry.
-    pub tables: BTreeMap<u32, Table>,
+    pub tables: BTreeMap<u32, DescriptorTable>,
     /// Open files, including files in flight between sockets.
     pub files: BTreeMap<FileId, OpenFile>,
     /// Pipes and FIFOs.
     pub pipes: BTreeMap<ObjectId, Pipe>,
     /// Pairs of pseudo-terminals, by their number in `/dev/pts`.
-    pub terminals: BTreeMap<ObjectId, Terminal>,
+    pub terminals: BTreeMap<ObjectId, PseudoTerminal>,
     /// Memory files and files without a name.
-    pub contents: BTreeMap<ObjectId, Content>,
+    pub contents: BTreeMap<ObjectId, NamelessContent>,
 }
 
-impl Image {
+impl FilesImage {
     /// Removes entries with dangling references: in a running tree, files may be closed while the tree is read.
     pub(super) fn drop_dangling(&mut self) {
         loop {
             let file_ids: BTreeSet<FileId> = self.files.keys().copied().collect();
-            let is_unix_alive = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+            let is_unix_alive = |file: &OpenFile| matches!(file.kind, OpenFileKind::Unix(_));
             let unix: BTreeSet<FileId> = (self.files.iter())
                 .filter_map(|(id, file)| is_unix_alive(file).then_some(*id))
                 .collect();
             self.files.retain(|_, file| match &mut file.kind {
-                Kind::Epoll { watches } => {
+                OpenFileKind::Epoll { watches } => {
                     watches.retain(|watch| file_ids.contains(&watch.file));
                     true
                 }
-                Kind::Unix(socket) => {
+                OpenFileKind::Unix(socket) => {
                     for message in &mut socket.queue {
                         message.files.retain(|file| file_ids.contains(file));
                     }
@@ -83,18 +84,18 @@ impl Image {
 
 /// A descriptor table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Table {
+pub struct DescriptorTable {
     /// Processes that have the table, by their PIDs in the innermost PID namespace.
     pub pids: BTreeSet<i32>,
     /// Descriptors by number.
-    pub slots: BTreeMap<u32, Slot>,
+    pub slots: BTreeMap<u32, DescriptorSlot>,
     /// `RLIMIT_NOFILE` of the table's first process, soft and hard.
     pub descriptors_max: (u64, u64),
 }
 
 /// A descriptor of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slot {
+pub struct DescriptorSlot {
     /// Open file that the descriptor refers to.
     pub file: FileId,
     /// Close-on-exec flag (`FD_CLOEXEC`).
@@ -107,16 +108,16 @@ pub struct OpenFile {
     /// Access mode and status flags (`F_GETFL`).
     pub flags: u32,
     /// Receiver of the file's signals (`O_ASYNC`).
-    pub owner: Option<Owner>,
+    pub owner: Option<SignalOwner>,
     /// Locks taken through this open file.
-    pub locks: Vec<Lock>,
+    pub locks: Vec<FileLock>,
     /// Kind of file, with the state of that kind.
-    pub kind: Kind,
+    pub kind: OpenFileKind,
 }
 
 /// Receiver of the signals of an open file (`F_SETOWN_EX`, `F_SETSIG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
+pub struct SignalOwner {
     /// Kind of receiver: `F_OWNER_TID`, `F_OWNER_PID` or `F_OWNER_PGRP`.
     pub kind: i32,
     /// ID of the thread, process or group, as the tree sees it.
@@ -127,7 +128,7 @@ pub struct Owner {
 
 /// A lock on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lock {
+pub struct FileLock {
     /// Owner of the lock.
     pub holder: LockHolder,
     /// True for an exclusive lock.
@@ -151,7 +152,7 @@ pub enum LockHolder {
 
 /// Kind of an open file, with the state of that kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum OpenFileKind {
     /// A file with a name.
     Regular {
         /// Absolute path.
@@ -206,7 +207,7 @@ pub enum Kind {
     /// An epoll set.
     Epoll {
         /// Watched files in the kernel's order.
-        watches: Vec<Watch>,
+        watches: Vec<EpollWatch>,
     },
     /// An eventfd.
     Event {
@@ -216,7 +217,7 @@ pub enum Kind {
         semaphore: bool,
     },
     /// A timerfd.
-    Timer(Timer),
+    Timer(TimerFdState),
     /// A signalfd.
     Signal {
         /// Signal mask: bit N - 1 for signal N.
@@ -249,19 +250,19 @@ pub enum Kind {
     },
 }
 
-impl Image {
+impl FilesImage {
     /// Returns the lowest number such that no descriptor of the tree has it or a higher one.
     #[must_use]
     pub fn descriptor_ceiling(&self) -> u32 {
-        let last = |table: &Table| table.slots.keys().next_back().map_or(0, |fd| fd + 1);
+        let last = |table: &DescriptorTable| table.slots.keys().next_back().map_or(0, |fd| fd + 1);
         self.tables.values().map(last).max().unwrap_or(0)
     }
 
     /// Decodes an image that another node sent.
     ///
     /// # Errors
-    /// [`limits::Malformed`] for bytes that do not encode an image, contradict themselves or exceed the limits.
-    pub fn decode(bytes: &[u8]) -> Result<Self, limits::Malformed> {
+    /// [`limits::InvalidImage`] for bytes that do not encode an image, contradict themselves or exceed the limits.
+    pub fn decode(bytes: &[u8]) -> Result<Self, limits::InvalidImage> {
         let image: Self = postcard::from_bytes(bytes)?;
         limits::check(&image)?;
         Ok(image)

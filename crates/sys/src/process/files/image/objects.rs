@@ -29,7 +29,7 @@ pub struct Pipe {
     /// Capacity (`F_GETPIPE_SZ`), bytes; 0 in a files snapshot of a running tree.
     pub capacity: u32,
     /// Unread data; in packet mode (`O_DIRECT`), one chunk for each packet.
-    pub chunks: Vec<Bytes>,
+    pub chunks: Vec<ByteString>,
     /// True in packet mode.
     pub packet_mode: bool,
     /// Owner, group and permissions; of a FIFO, its file's.
@@ -38,9 +38,9 @@ pub struct Pipe {
 
 /// A pseudo-terminal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terminal {
+pub struct PseudoTerminal {
     /// Modes of the terminal: a `struct termios2` in the kernel's layout.
-    pub modes: Bytes,
+    pub modes: ByteString,
     /// Rows, columns, and width and height in pixels.
     pub window: [u16; 4],
     /// True if the slave cannot be opened (`TIOCSPTLCK`).
@@ -57,7 +57,7 @@ pub struct Terminal {
 
 /// Content without a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Content {
+pub struct NamelessContent {
     /// Kind of file that has the content.
     pub form: ContentForm,
     /// Owner, group and permissions.
@@ -70,7 +70,7 @@ pub struct Content {
     /// here.
     pub mapped_memory: Option<(u64, u64)>,
     /// Data between holes, by offset; no chunk extends across a multiple of [`super::limits::CHUNK_BYTES_MAX`].
-    pub chunks: BTreeMap<u64, Bytes>,
+    pub chunks: BTreeMap<u64, ByteString>,
 }
 
 /// Kind of file that has content without a name.
@@ -111,7 +111,7 @@ impl ContentForm {
 
 /// An entry of an epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Watch {
+pub struct EpollWatch {
     /// Descriptor number by which the file was added; the descriptor may have been closed since.
     pub fd: u32,
     /// The open file that is watched.
@@ -124,7 +124,7 @@ pub struct Watch {
 
 /// A timerfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Timer {
+pub struct TimerFdState {
     /// Clock: `CLOCK_REALTIME`, `CLOCK_MONOTONIC`, `CLOCK_BOOTTIME` or an alarm clock.
     pub clock: i32,
     /// Flags with which the timer was set: `TFD_TIMER_ABSTIME`, `TFD_TIMER_CANCEL_ON_SET`.
@@ -149,9 +149,9 @@ pub struct InotifyWatch {
 
 /// Byte string; a decoded one is never longer than the message.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes(#[serde(with = "serde_bytes")] pub Vec<u8>);
+pub struct ByteString(#[serde(with = "serde_bytes")] pub Vec<u8>);
 
-impl std::fmt::Debug for Bytes {
+impl std::fmt::Debug for ByteString {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }

@@ -1,6 +1,6 @@
 //! Unix and netlink sockets.
 
-use super::{Bytes, FileId};
+use super::{ByteString, FileId};
 use crate::socket_filter::SocketFilter;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ pub struct SocketOption {
     /// Option name, such as `SO_PASSCRED`.
     pub name: i32,
     /// Value in the kernel's layout.
-    pub value: Bytes,
+    pub value: ByteString,
 }
 
 /// A Unix socket.
@@ -59,7 +59,7 @@ pub enum UnixName {
     /// The socket is not bound.
     None,
     /// A name in the abstract namespace.
-    Abstract(Bytes),
+    Abstract(ByteString),
     /// A file in the file system.
     Path {
         /// Name as passed to `bind`, possibly relative.
@@ -93,11 +93,11 @@ pub enum UnixLink {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixMessage {
     /// Bytes of the stream, or one datagram.
-    pub bytes: Bytes,
+    pub bytes: ByteString,
     /// Descriptors in flight with the message.
     pub files: Vec<FileId>,
     /// PID, user and group of the sender, if the kernel keeps them.
     pub credentials: Option<(i32, u32, u32)>,
     /// Name of the sender of a datagram.
-    pub sender_name: Bytes,
+    pub sender_name: ByteString,
 }

@@ -1,13 +1,13 @@
 //! Files without a path that the kernel creates: counters, timers, signals, and kinds that cannot move.
 
 use super::{epoll, inotify};
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::file_rights::FileOpener;
+use crate::process::files::descriptor_survey::read_own_fdinfo;
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, StepContext};
 use crate::process::files::fdinfo::FdInfo;
-use crate::process::files::image::{Kind, Timer};
-use crate::process::files::survey::read_own_fdinfo;
+use crate::process::files::image::{OpenFileKind, TimerFdState};
 use crate::process::files::syscalls;
-use crate::process::rights::FileOpener;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -26,7 +26,7 @@ const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 const CLOCK_REALTIME_ALARM: i32 = 8;
 
 /// Saves a file without a path, or returns the reason why it cannot move.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let name = source.link.trim_start_matches("anon_inode:");
     let kind = match name {
         "[eventfd]" => save_eventfd(source),
@@ -45,18 +45,18 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
     Ok(kind.ok_or(BlockReason::Unknown)?)
 }
 
-fn save_eventfd(source: &SourceFile) -> Option<Kind> {
+fn save_eventfd(source: &SourceFile) -> Option<OpenFileKind> {
     let count = u64::from_str_radix(source.info.value("eventfd-count")?, 16).ok()?;
     let semaphore = source.info.value("eventfd-semaphore")? == "1";
-    Some(Kind::Event { count, semaphore })
+    Some(OpenFileKind::Event { count, semaphore })
 }
 
-fn save_signalfd(source: &SourceFile) -> Option<Kind> {
+fn save_signalfd(source: &SourceFile) -> Option<OpenFileKind> {
     let mask = u64::from_str_radix(source.info.value("sigmask")?, 16).ok()?;
-    Some(Kind::Signal { mask })
+    Some(OpenFileKind::Signal { mask })
 }
 
-fn save_pidfd(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+fn save_pidfd(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let pid = source.info.number("Pid").ok_or(BlockReason::PidfdOutside)?;
     // The kernel shows -1 once the process has been waited for.
     if pid == -1 {
@@ -66,10 +66,13 @@ fn save_pidfd(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
         return Err(BlockReason::PidfdOfThread.into());
     }
     let pid = saver.inner_pid(pid).ok_or(BlockReason::PidfdOutside)?;
-    Ok(Kind::Pidfd { pid })
+    Ok(OpenFileKind::Pidfd { pid })
 }
 
-fn save_timerfd(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Option<Kind>> {
+fn save_timerfd(
+    saver: &OpenFileSaver<'_>,
+    source: &SourceFile,
+) -> SaveResult<Option<OpenFileKind>> {
     let Some(mut timer) = read_timer(&source.info) else {
         return Ok(None);
     };
@@ -83,12 +86,12 @@ fn save_timerfd(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Option<Kin
     if is_time_of_day(&timer) && timer.value_ns > 0 {
         timer.value_ns = timer.value_ns.saturating_add(time_of_day_ns());
     }
-    Ok(Some(Kind::Timer(timer)))
+    Ok(Some(OpenFileKind::Timer(timer)))
 }
 
-fn read_timer(info: &FdInfo) -> Option<Timer> {
+fn read_timer(info: &FdInfo) -> Option<TimerFdState> {
     let time = |(seconds, rest): (u64, u64)| seconds.checked_mul(NS_PER_SECOND)?.checked_add(rest);
-    Some(Timer {
+    Some(TimerFdState {
         clock: info.number("clockid")?,
         set_flags: u32::from_str_radix(info.value("settime flags")?, 8).ok()?,
         value_ns: time(info.number_pair("it_value")?)?,
@@ -99,7 +102,7 @@ fn read_timer(info: &FdInfo) -> Option<Timer> {
 
 /// Returns true if the timer is set to an absolute time of day, which means the same on every host. Other clocks count
 /// from a host's boot.
-fn is_time_of_day(timer: &Timer) -> bool {
+fn is_time_of_day(timer: &TimerFdState) -> bool {
     let clocks = [libc::CLOCK_REALTIME, CLOCK_REALTIME_ALARM];
     timer.set_flags & TFD_TIMER_ABSTIME != 0 && clocks.contains(&timer.clock)
 }
@@ -110,9 +113,13 @@ fn time_of_day_ns() -> u64 {
 }
 
 /// Creates a file of this kind, without its state.
-pub fn make(opener: &mut FileOpener, kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
+pub fn make(
+    opener: &mut FileOpener,
+    kind: &OpenFileKind,
+    flags: u32,
+) -> Result<OwnedFd, FilesError> {
     let fd = match kind {
-        Kind::Event { semaphore, .. } => {
+        OpenFileKind::Event { semaphore, .. } => {
             let mode = EventfdFlags::CLOEXEC;
             let semaphore = if *semaphore {
                 EventfdFlags::SEMAPHORE
@@ -121,12 +128,12 @@ pub fn make(opener: &mut FileOpener, kind: &Kind, flags: u32) -> Result<OwnedFd,
             };
             eventfd(0, mode | semaphore).with_step("eventfd")?
         }
-        Kind::Timer(timer) => {
+        OpenFileKind::Timer(timer) => {
             let clock = timer_clock(timer.clock)?;
             timerfd_create(clock, TimerfdFlags::CLOEXEC).with_step("timerfd_create")?
         }
-        Kind::Signal { mask } => syscalls::signalfd(*mask).with_step("signalfd")?,
-        Kind::Inotify { watches } => {
+        OpenFileKind::Signal { mask } => syscalls::signalfd(*mask).with_step("signalfd")?,
+        OpenFileKind::Inotify { watches } => {
             let flags = rustix::fs::inotify::CreateFlags::CLOEXEC;
             let fd = rustix::fs::inotify::init(flags).with_step("inotify_init")?;
             inotify::add_watches(opener, &fd, watches)?;
@@ -165,7 +172,7 @@ pub fn set_count(fd: &OwnedFd, count: u64) -> Result<(), FilesError> {
 }
 
 /// Arms a timer.
-pub fn arm(fd: &OwnedFd, timer: &Timer) -> Result<(), FilesError> {
+pub fn arm(fd: &OwnedFd, timer: &TimerFdState) -> Result<(), FilesError> {
     let time = |ns: u64| Timespec {
         tv_sec: (ns / NS_PER_SECOND) as i64,
         tv_nsec: (ns % NS_PER_SECOND) as _,

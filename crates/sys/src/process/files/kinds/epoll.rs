@@ -1,11 +1,11 @@
 //! Epoll sets.
 
 use crate::process::files::acceptor::FdStore;
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError};
 use crate::process::files::fdinfo::EpollLine;
 use crate::process::files::image::changes::PreviousValues;
-use crate::process::files::image::{FileId, Kind, OpenFile, Watch};
+use crate::process::files::image::{EpollWatch, FileId, OpenFile, OpenFileKind};
 use crate::process::files::syscalls;
 use crate::sockopt::check;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -18,7 +18,7 @@ const MODE_BITS: u32 = 0xf000_0000;
 
 /// Saves a set. A watched file is searched by descriptor number first, because most numbers still refer to the same
 /// file.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let mut occurrences: HashMap<u32, u32> = HashMap::new();
     let mut watches = Vec::new();
     for line in source.info.epoll() {
@@ -32,18 +32,18 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
             }
             continue;
         };
-        watches.push(Watch {
+        watches.push(EpollWatch {
             fd: line.fd,
             file: saver.file_id(watched),
             events: line.events,
             data: line.data,
         });
     }
-    Ok(Kind::Epoll { watches })
+    Ok(OpenFileKind::Epoll { watches })
 }
 
 fn find_watched(
-    saver: &Saver<'_>,
+    saver: &OpenFileSaver<'_>,
     source: &SourceFile,
     line: &EpollLine,
     nth: u32,
@@ -78,7 +78,7 @@ pub fn update_sets(
     remade: &BTreeSet<FileId>,
 ) -> Result<(), FilesError> {
     let watches = |file: &OpenFile| match &file.kind {
-        Kind::Epoll { watches } => Some(watches.clone()),
+        OpenFileKind::Epoll { watches } => Some(watches.clone()),
         _ => None,
     };
     let may_differ = |id: &FileId| !remade.is_empty() || former.files.contains_key(id);
@@ -100,25 +100,25 @@ pub fn update_sets(
 fn update_set(
     stock: &mut FdStore,
     set: FileId,
-    old: &[Watch],
-    new: &[Watch],
+    old: &[EpollWatch],
+    new: &[EpollWatch],
 ) -> Result<(), FilesError> {
     // A set without changes has the right order of entries too.
     if old == new {
         return Ok(());
     }
-    let old_watches: HashSet<Watch> = old.iter().copied().collect();
+    let old_watches: HashSet<EpollWatch> = old.iter().copied().collect();
     // A one-shot entry is brought to its fired state while the set is otherwise empty.
     let empty_first = new
         .iter()
         .any(|watch| has_fired(watch) && !old_watches.contains(watch));
-    let new_watches: HashSet<Watch> = new.iter().copied().collect();
+    let new_watches: HashSet<EpollWatch> = new.iter().copied().collect();
     for watch in old {
         if stock.contains(watch.file) && (empty_first || !new_watches.contains(watch)) {
             control(stock, set, watch, libc::EPOLL_CTL_DEL)?;
         }
     }
-    let mut ordered: Vec<&Watch> = new.iter().collect();
+    let mut ordered: Vec<&EpollWatch> = new.iter().collect();
     ordered.sort_by_key(|watch| !has_fired(watch));
     for watch in ordered {
         if stock.contains(watch.file) && (empty_first || !old_watches.contains(watch)) {
@@ -129,7 +129,7 @@ fn update_set(
 }
 
 /// Returns true if a one-shot entry has fired, and waits to be armed again by the program.
-fn has_fired(watch: &Watch) -> bool {
+fn has_fired(watch: &EpollWatch) -> bool {
     watch.events & EPOLLONESHOT != 0 && watch.events & !MODE_BITS == 0
 }
 
@@ -138,7 +138,7 @@ fn has_fired(watch: &Watch) -> bool {
 fn control(
     stock: &mut FdStore,
     set: FileId,
-    watch: &Watch,
+    watch: &EpollWatch,
     operation: i32,
 ) -> Result<(), FilesError> {
     let set = stock.raw_fd(set)?;
@@ -153,7 +153,7 @@ fn control(
 /// Adds an entry that has fired. Such an entry has no events, not even errors, and only firing creates this state: the
 /// entry is armed for all events, and the event is consumed, if the file has any to report. Otherwise the entry stays
 /// armed for errors, which the kernel adds to every entry.
-fn add_fired(set: RawFd, fd: RawFd, watch: &Watch) -> io::Result<()> {
+fn add_fired(set: RawFd, fd: RawFd, watch: &EpollWatch) -> io::Result<()> {
     let all = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP) as u32;
     epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, watch.events | all, watch.data)?;
     let mut found = libc::epoll_event { events: 0, u64: 0 };

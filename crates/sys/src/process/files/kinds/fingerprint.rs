@@ -1,9 +1,9 @@
 //! Stamps, by which a file is recognised on another host.
 
+use crate::process::file_rights::FileOpener;
 use crate::process::files::error::{FilesError, Refusal, StepContext};
 use crate::process::files::image::{FileFingerprint, FilePath};
 use crate::process::files::kinds::named_file::open_with_rights;
-use crate::process::rights::FileOpener;
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fstatvfs, statx};
 use sha2::{Digest, Sha256};
 use std::fs::File;

@@ -1,13 +1,13 @@
 //! inotify instances.
 
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::file_rights::FileOpener;
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, Refusal, StepContext};
 use crate::process::files::fdinfo::InotifyLine;
 use crate::process::files::image::limits::WATCH_DESCRIPTOR_MAX;
-use crate::process::files::image::{FilePath, InotifyWatch, Kind};
+use crate::process::files::image::{FilePath, InotifyWatch, OpenFileKind};
 use crate::process::files::kinds::named_file::or_refusal;
 use crate::process::files::syscalls;
-use crate::process::rights::FileOpener;
 use rustix::fs::inotify::{WatchFlags, add_watch, remove_watch};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::ioctl_fionread;
@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 const REQUESTABLE_BITS: u32 = 0x0fff | 1 << 26 | 1 << 31;
 
 /// Saves an instance; the watched files are found by the file handles that the kernel shows.
-pub fn save(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+pub fn save(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let unread = ioctl_fionread(&source.copy).with_step("FIONREAD")? > 0;
     if saver.frozen && unread {
         return Err(BlockReason::InotifyUnread.into());
@@ -47,7 +47,7 @@ pub fn save(saver: &Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
         let mask = line.mask & REQUESTABLE_BITS;
         watches.insert(line.id, InotifyWatch { path, mask });
     }
-    Ok(Kind::Inotify { watches })
+    Ok(OpenFileKind::Inotify { watches })
 }
 
 /// Opens the mount point of the file system with this device number.

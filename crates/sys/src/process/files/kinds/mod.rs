@@ -1,25 +1,25 @@
 //! Kinds of open files: how each is saved at the donor, and made at the acceptor.
 
 pub mod anon_inode;
-pub mod content;
 pub mod epoll;
 pub mod fingerprint;
 pub mod inotify;
 pub mod locks;
 pub mod named_file;
+pub mod nameless_content;
 pub mod pipe;
 pub mod socket;
 pub mod terminal;
 pub mod unix;
 
 use super::acceptor::FdStore;
-use super::donor::{SaveResult, Saver, SourceFile};
+use super::donor::{OpenFileSaver, SaveResult, SourceFile};
 use super::error::{BlockReason, FilesError, StepContext};
-use super::image::{FileId, Kind, OpenFile};
+use super::image::{FileId, OpenFile, OpenFileKind};
 use rustix::fs::{FileType, Stat, fstat};
 
 /// Saves an open file of any kind.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let stat = fstat(&source.copy).with_step("fstat")?;
     if source.info.flags & libc::O_PATH as u32 != 0 {
         return named_file::save_path(source, &stat);
@@ -38,10 +38,14 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
     }
 }
 
-fn save_regular(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+fn save_regular(
+    saver: &mut OpenFileSaver<'_>,
+    source: &SourceFile,
+    stat: &Stat,
+) -> SaveResult<OpenFileKind> {
     let identity = (stat.st_dev, stat.st_ino);
     if stat.st_nlink == 0 || saver.limits.mapped_memory.contains(&identity) {
-        return content::save(saver, source, stat);
+        return nameless_content::save(saver, source, stat);
     }
     if !source.link.starts_with('/') {
         return Err(BlockReason::Namespace.into());
@@ -52,7 +56,7 @@ fn save_regular(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> Save
 /// Makes an open file as far as possible before the tree is stopped.
 pub fn make(stock: &mut FdStore, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
     match &file.kind {
-        Kind::Regular {
+        OpenFileKind::Regular {
             path,
             fingerprint: stamp,
             ..
@@ -63,34 +67,38 @@ pub fn make(stock: &mut FdStore, id: FileId, file: &OpenFile) -> Result<(), File
             }
             stock.insert(id, fd)
         }
-        Kind::Directory { path, .. } | Kind::Path { path } => {
+        OpenFileKind::Directory { path, .. } | OpenFileKind::Path { path } => {
             let fd = named_file::open_with_rights(&mut stock.opener, path, file.flags)?;
             stock.insert(id, fd)
         }
-        Kind::Device { path, device } => {
+        OpenFileKind::Device { path, device } => {
             let fd = named_file::open_device(&mut stock.opener, path, *device, file.flags)?;
             stock.insert(id, fd)
         }
-        Kind::Content { content, .. } => content::make(stock, id, *content, file.flags),
-        Kind::Pipe { pipe } => pipe::make(stock, id, *pipe, file.flags),
-        Kind::TerminalMaster { terminal } => {
+        OpenFileKind::Content { content, .. } => {
+            nameless_content::make(stock, id, *content, file.flags)
+        }
+        OpenFileKind::Pipe { pipe } => pipe::make(stock, id, *pipe, file.flags),
+        OpenFileKind::TerminalMaster { terminal } => {
             terminal::make_master(stock, id, *terminal, file.flags)
         }
-        Kind::TerminalSlave { terminal } => terminal::make_slave(stock, id, *terminal, file.flags),
-        Kind::Epoll { .. }
-        | Kind::Event { .. }
-        | Kind::Timer(_)
-        | Kind::Signal { .. }
-        | Kind::Inotify { .. } => {
+        OpenFileKind::TerminalSlave { terminal } => {
+            terminal::make_slave(stock, id, *terminal, file.flags)
+        }
+        OpenFileKind::Epoll { .. }
+        | OpenFileKind::Event { .. }
+        | OpenFileKind::Timer(_)
+        | OpenFileKind::Signal { .. }
+        | OpenFileKind::Inotify { .. } => {
             let fd = anon_inode::make(&mut stock.opener, &file.kind, file.flags)?;
             stock.insert(id, fd)
         }
-        Kind::Unix(_) => unix::make(stock, id),
-        Kind::Netlink(netlink) => {
+        OpenFileKind::Unix(_) => unix::make(stock, id),
+        OpenFileKind::Netlink(netlink) => {
             let fd = socket::make_netlink(netlink, file.flags)?;
             stock.insert(id, fd)
         }
         // TCP and UDP sockets are given by the caller, and pidfds are opened once the processes exist.
-        Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
+        OpenFileKind::Inet { .. } | OpenFileKind::Pidfd { .. } => Ok(()),
     }
 }

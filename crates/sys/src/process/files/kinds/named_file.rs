@@ -1,11 +1,11 @@
 //! Files, directories and devices with a path.
 
 use super::fingerprint;
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::file_rights::{FileOpener, is_refusal};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, Refusal, StepContext};
-use crate::process::files::image::{FilePath, Kind};
+use crate::process::files::image::{FilePath, OpenFileKind};
 use crate::process::procfs;
-use crate::process::rights::{FileOpener, is_refusal};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, fstat, fstatfs, open as open_file, stat};
 use std::ffi::OsStr;
 use std::fs;
@@ -32,7 +32,11 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 const MQUEUE_MAGIC: i64 = 0x1980_0202;
 
 /// Saves a regular file.
-pub fn save_regular(saver: &Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save_regular(
+    saver: &OpenFileSaver<'_>,
+    source: &SourceFile,
+    stat: &Stat,
+) -> SaveResult<OpenFileKind> {
     let magic = fstatfs(&source.copy).with_step("fstatfs")?.f_type;
     if magic == HUGETLBFS_MAGIC {
         return Err(BlockReason::HugePages.into());
@@ -47,7 +51,7 @@ pub fn save_regular(saver: &Saver<'_>, source: &SourceFile, stat: &Stat) -> Save
         current_path(source, stat, saver.limits.search_entries_max)?
     };
     let before = match source.previous.as_ref().map(|file| &file.kind) {
-        Some(Kind::Regular {
+        Some(OpenFileKind::Regular {
             fingerprint: stamp, ..
         }) => stamp.as_ref(),
         _ => None,
@@ -57,7 +61,7 @@ pub fn save_regular(saver: &Saver<'_>, source: &SourceFile, stat: &Stat) -> Save
     } else {
         Some(fingerprint::compute(&source.copy, before, saver.limits.hash_files).with_step(&path)?)
     };
-    Ok(Kind::Regular {
+    Ok(OpenFileKind::Regular {
         path,
         offset: source.info.offset,
         fingerprint: stamp,
@@ -65,20 +69,20 @@ pub fn save_regular(saver: &Saver<'_>, source: &SourceFile, stat: &Stat) -> Save
 }
 
 /// Saves a directory.
-pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
     // `F_NOTIFY` makes its caller the owner; nothing else sets an owner of a directory.
     if crate::process::files::donor::has_owner(source.fd())? {
         return Err(BlockReason::DirectoryNotify.into());
     }
     let offset = source.info.offset;
-    Ok(Kind::Directory { path, offset })
+    Ok(OpenFileKind::Directory { path, offset })
 }
 
 /// Saves a file opened with `O_PATH`.
-pub fn save_path(source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save_path(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
-    Ok(Kind::Path { path })
+    Ok(OpenFileKind::Path { path })
 }
 
 /// Returns the present path of a file: the path that the kernel shows, or another name nearby.

@@ -2,9 +2,11 @@
 
 use super::named_file;
 use crate::process::files::acceptor::FdStore;
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, StepContext};
-use crate::process::files::image::{Bytes, FileId, FilePath, Kind, ObjectId, OpenFile, Pipe};
+use crate::process::files::image::{
+    ByteString, FileId, FilePath, ObjectId, OpenFile, OpenFileKind, Pipe,
+};
 use crate::process::files::syscalls;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, open};
@@ -18,7 +20,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Saves an end of a pipe, and the pipe itself at the first encounter.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save(
+    saver: &mut OpenFileSaver<'_>,
+    source: &SourceFile,
+    stat: &Stat,
+) -> SaveResult<OpenFileKind> {
     let pipe = saver.object_id(&source.info);
     let path = fifo_path(source, stat)?;
     refuse_outside_holders(saver, source, path.is_some())?;
@@ -43,7 +49,7 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResu
         };
         saver.image.pipes.insert(pipe, value);
     }
-    Ok(Kind::Pipe { pipe })
+    Ok(OpenFileKind::Pipe { pipe })
 }
 
 fn fifo_path(source: &SourceFile, stat: &Stat) -> SaveResult<Option<FilePath>> {
@@ -60,7 +66,10 @@ fn fifo_path(source: &SourceFile, stat: &Stat) -> SaveResult<Option<FilePath>> {
 }
 
 /// Returns the flags of all ends in the tree.
-fn end_flags<'a>(saver: &'a Saver<'_>, source: &SourceFile) -> impl Iterator<Item = u32> + 'a {
+fn end_flags<'a>(
+    saver: &'a OpenFileSaver<'_>,
+    source: &SourceFile,
+) -> impl Iterator<Item = u32> + 'a {
     let same_pipe = saver.classes.with_same_key(&source.info).iter();
     same_pipe.map(|class| saver.classes.list[*class].info.flags)
 }
@@ -68,7 +77,7 @@ fn end_flags<'a>(saver: &'a Saver<'_>, source: &SourceFile) -> impl Iterator<Ite
 /// Refuses a pipe that a process outside the tree has open. Such a process is found among the host's processes, or
 /// concluded from an end that is open but missing in the tree, unless that end is in flight.
 fn refuse_outside_holders(
-    saver: &mut Saver<'_>,
+    saver: &mut OpenFileSaver<'_>,
     source: &SourceFile,
     fifo: bool,
 ) -> SaveResult<()> {
@@ -99,8 +108,8 @@ fn refuse_outside_holders(
 
 /// Returns the pipes with another end that is open, but not in the tree. While the tree runs, the files in flight
 /// between sockets are unknown.
-pub fn unpaired(saver: &Saver<'_>) -> Vec<(usize, String)> {
-    let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+pub fn unpaired(saver: &OpenFileSaver<'_>) -> Vec<(usize, String)> {
+    let is_unix = |file: &OpenFile| matches!(file.kind, OpenFileKind::Unix(_));
     if !saver.frozen && saver.image.files.values().any(is_unix) {
         return Vec::new();
     }
@@ -120,7 +129,7 @@ pub fn unpaired(saver: &Saver<'_>) -> Vec<(usize, String)> {
 }
 
 /// Reads the content of the pipe at this path. The content stays in the pipe: `tee` copies it into a temporary pipe.
-pub fn read_content(path: &str) -> std::io::Result<Vec<Bytes>> {
+pub fn read_content(path: &str) -> std::io::Result<Vec<ByteString>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let from = open(path, flags, Mode::empty())?;
     let waiting = ioctl_fionread(&from)? as usize;
@@ -139,7 +148,7 @@ pub fn read_content(path: &str) -> std::io::Result<Vec<Bytes>> {
             // A child that another thread is just starting may still have the other end.
             Ok(0) | Err(Errno::AGAIN) => break,
             // In packet mode, a read ends with the packet.
-            Ok(length) => chunks.push(Bytes(buffer[..length].to_vec())),
+            Ok(length) => chunks.push(ByteString(buffer[..length].to_vec())),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

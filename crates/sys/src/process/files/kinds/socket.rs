@@ -1,9 +1,9 @@
 //! Sockets: dispatch by address family, and netlink sockets.
 
 use super::unix;
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, StepContext};
-use crate::process::files::image::{Bytes, Kind, NetlinkSocket, SocketOption};
+use crate::process::files::image::{ByteString, NetlinkSocket, OpenFileKind, SocketOption};
 use crate::process::files::syscalls;
 use crate::socket_filter::{FilterError, SocketFilter};
 use crate::sockopt::{SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, numbers, set_bytes};
@@ -75,7 +75,11 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
 ];
 
 /// Saves a socket.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save(
+    saver: &mut OpenFileSaver<'_>,
+    source: &SourceFile,
+    stat: &Stat,
+) -> SaveResult<OpenFileKind> {
     let fd = source.fd();
     let family = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).with_step("SO_DOMAIN")?;
     let socket = get_int(fd, SOL_SOCKET, libc::SO_TYPE).with_step("SO_TYPE")?;
@@ -84,12 +88,14 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResu
         (libc::AF_UNIX, ..) => unix::save(saver, source, socket),
         (libc::AF_NETLINK, _, libc::NETLINK_ROUTE) => save_netlink(saver, source, socket),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP)
-        | (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Ok(Kind::Inet {
-            family,
-            socket,
-            protocol,
-            inode: stat.st_ino,
-        }),
+        | (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => {
+            Ok(OpenFileKind::Inet {
+                family,
+                socket,
+                protocol,
+                inode: stat.st_ino,
+            })
+        }
         (_, _, libc::IPPROTO_MPTCP) => Err(BlockReason::Mptcp.into()),
         (libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK, ..) => {
             Err(BlockReason::Protocol(protocol, family).into())
@@ -98,7 +104,11 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResu
     }
 }
 
-fn save_netlink(saver: &Saver<'_>, source: &SourceFile, socket: i32) -> SaveResult<Kind> {
+fn save_netlink(
+    saver: &OpenFileSaver<'_>,
+    source: &SourceFile,
+    socket: i32,
+) -> SaveResult<OpenFileKind> {
     let fd = source.fd();
     let peek_flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     if saver.frozen && recv(&source.copy, &mut [0u8; 1], peek_flags) != Err(Errno::AGAIN) {
@@ -118,7 +128,7 @@ fn save_netlink(saver: &Saver<'_>, source: &SourceFile, socket: i32) -> SaveResu
         .with_step("NETLINK_LIST_MEMBERSHIPS")?
         .min(memberships.len());
     let groups = (0..length * 8).filter(|bit| memberships[bit / 8] >> (bit % 8) & 1 == 1);
-    Ok(Kind::Netlink(NetlinkSocket {
+    Ok(OpenFileKind::Netlink(NetlinkSocket {
         socket,
         port: u32::from_ne_bytes([address[4], address[5], address[6], address[7]]),
         groups: groups.map(|bit| bit as u32 + 1).collect(),
@@ -142,7 +152,7 @@ pub fn read_socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, File
         found.push(SocketOption {
             level: SOL_SOCKET,
             name: set,
-            value: Bytes((doubled / 2).to_ne_bytes().to_vec()),
+            value: ByteString((doubled / 2).to_ne_bytes().to_vec()),
         });
     }
     found.extend(read_options(fd, &[(SOL_SOCKET, SO_BUF_LOCK)])?);
@@ -212,7 +222,7 @@ fn read_options(
             Ok(length) => found.push(SocketOption {
                 level,
                 name,
-                value: Bytes(value[..length.min(32)].to_vec()),
+                value: ByteString(value[..length.min(32)].to_vec()),
             }),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}

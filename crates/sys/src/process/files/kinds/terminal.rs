@@ -2,9 +2,9 @@
 
 use super::named_file;
 use crate::process::files::acceptor::FdStore;
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, FilesError, Refusal, StepContext};
-use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, Terminal};
+use crate::process::files::image::{ByteString, FileId, ObjectId, OpenFileKind, PseudoTerminal};
 use crate::process::files::syscalls;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD};
@@ -48,7 +48,11 @@ fn device_numbers(stat: &Stat) -> (u32, u32) {
 }
 
 /// Saves a character device.
-pub fn save_device(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> SaveResult<Kind> {
+pub fn save_device(
+    saver: &mut OpenFileSaver<'_>,
+    source: &SourceFile,
+    stat: &Stat,
+) -> SaveResult<OpenFileKind> {
     let device = device_numbers(stat);
     if device == PTMX_DEVICE {
         return save_master(saver, source);
@@ -62,10 +66,10 @@ pub fn save_device(saver: &mut Saver<'_>, source: &SourceFile, stat: &Stat) -> S
     }
     let path = source.path.clone();
     named_file::verify_device(&path, device).map_err(|_| BlockReason::Unreachable)?;
-    Ok(Kind::Device { path, device })
+    Ok(OpenFileKind::Device { path, device })
 }
 
-fn save_master(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
+fn save_master(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
     let fd = source.fd();
     let mut value = [0u8; 4];
     syscalls::ioctl(fd, TIOCGPTN, &mut value).with_step("TIOCGPTN")?;
@@ -93,8 +97,8 @@ fn save_master(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
         refuse_unread(source, &path)?;
     }
     let word = |at: usize| u16::from_ne_bytes([window[at], window[at + 1]]);
-    let value = Terminal {
-        modes: Bytes(modes.to_vec()),
+    let value = PseudoTerminal {
+        modes: ByteString(modes.to_vec()),
         window: [word(0), word(2), word(4), word(6)],
         locked,
         packet_mode: packets,
@@ -103,7 +107,7 @@ fn save_master(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<Kind> {
         access: (file.st_uid, file.st_gid, file.st_mode & 0o7777),
     };
     saver.image.terminals.insert(terminal, value);
-    Ok(Kind::TerminalMaster { terminal })
+    Ok(OpenFileKind::TerminalMaster { terminal })
 }
 
 /// Refuses a terminal with unread data, which cannot be copied without removing it.
@@ -136,7 +140,7 @@ fn flush_input(terminal: &OwnedFd) -> SaveResult<()> {
 }
 
 /// Returns the session that the terminal controls and its foreground group, if the session is one of the tree.
-fn controlled_session(saver: &Saver<'_>, source: &SourceFile) -> Option<(i32, i32)> {
+fn controlled_session(saver: &OpenFileSaver<'_>, source: &SourceFile) -> Option<(i32, i32)> {
     let inner = |pid: rustix::process::Pid| saver.inner_pid(pid.as_raw_nonzero().get());
     let session = inner(rustix::termios::tcgetsid(&source.copy).ok()?)?;
     let group = rustix::termios::tcgetpgrp(&source.copy)
@@ -145,7 +149,11 @@ fn controlled_session(saver: &Saver<'_>, source: &SourceFile) -> Option<(i32, i3
     Some((session, group.unwrap_or(session)))
 }
 
-fn save_slave(saver: &Saver<'_>, source: &SourceFile, terminal: ObjectId) -> SaveResult<Kind> {
+fn save_slave(
+    saver: &OpenFileSaver<'_>,
+    source: &SourceFile,
+    terminal: ObjectId,
+) -> SaveResult<OpenFileKind> {
     // The master of the terminal must move too.
     let is_master_in_tree = saver
         .classes
@@ -155,7 +163,7 @@ fn save_slave(saver: &Saver<'_>, source: &SourceFile, terminal: ObjectId) -> Sav
     if !is_master_in_tree || source.link != format!("/dev/pts/{terminal}") {
         return Err(BlockReason::TerminalOutside.into());
     }
-    Ok(Kind::TerminalSlave { terminal })
+    Ok(OpenFileKind::TerminalSlave { terminal })
 }
 
 /// Makes a terminal with its former number, and sets its owner and permissions.
@@ -226,7 +234,7 @@ pub fn open_slave(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
 
 /// Sets the state of a terminal through its master. The session leader itself takes the terminal as its controlling
 /// one.
-pub fn finish(master: &OwnedFd, terminal: &Terminal) -> Result<(), FilesError> {
+pub fn finish(master: &OwnedFd, terminal: &PseudoTerminal) -> Result<(), FilesError> {
     let fd = master.as_fd();
     let malformed = || std::io::Error::from(std::io::ErrorKind::InvalidData);
     let modes = terminal.modes.0.as_slice();

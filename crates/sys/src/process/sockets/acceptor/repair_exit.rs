@@ -5,17 +5,19 @@
 //! try to notify their peers for minutes, in vain, with their addresses in use: so they are put back into repair mode
 //! first.
 
-use super::{CreatedSocket, FileId, Phase, SocketError, SocketStatic, Sockets};
+use super::{
+    CreatedSocket, FileId, RestoredSockets, SocketError, SocketRestorePhase, SocketStaticState,
+};
 use crate::tcp_info::TcpState;
-use crate::tcp_repair::{TcpDynamic, map_on_threads};
+use crate::tcp_repair::{TcpDynamicState, map_on_threads};
 use std::mem;
 
 /// Returns true if a connection with this state lacks something until it is activated.
-pub(super) fn is_incomplete(state: &TcpDynamic) -> bool {
+pub(super) fn is_incomplete(state: &TcpDynamicState) -> bool {
     state.unsent > 0 || state.fin_unsent || state.state != TcpState::Established
 }
 
-impl Sockets {
+impl RestoredSockets {
     /// Takes connections with complete state out of repair mode, with `threads` threads. Packets of the connections
     /// must be held, with ingress and egress shut.
     ///
@@ -25,9 +27,10 @@ impl Sockets {
         let (mut in_repair, mut failed) = (Vec::new(), None);
         for (id, made) in mem::take(&mut self.created) {
             match (made.socket_static, made.phase) {
-                (fixed @ SocketStatic::Connection(_), Phase::Restored(socket, taken))
-                    if !is_incomplete(&taken.state) =>
-                {
+                (
+                    fixed @ SocketStaticState::Connection(_),
+                    SocketRestorePhase::Restored(socket, taken),
+                ) if !is_incomplete(&taken.state) => {
                     in_repair.push((id, fixed, socket, taken));
                 }
                 (fixed, phase) => drop(self.created.insert(
@@ -44,7 +47,7 @@ impl Sockets {
             (
                 id,
                 fixed,
-                outcome.map(|()| Phase::OutOfRepair(socket, taken)),
+                outcome.map(|()| SocketRestorePhase::OutOfRepair(socket, taken)),
             )
         });
         for (id, fixed, phase) in awake {
@@ -66,12 +69,14 @@ impl Sockets {
     pub(super) fn correct_clocks(&self, now_us: u64) -> Result<(), SocketError> {
         for (id, made) in &self.created {
             let (socket, taken, is_awake) = match &made.phase {
-                Phase::Restored(socket, taken) => (socket, taken, false),
-                Phase::OutOfRepair(socket, taken) => (socket, taken, true),
+                SocketRestorePhase::Restored(socket, taken) => (socket, taken, false),
+                SocketRestorePhase::OutOfRepair(socket, taken) => (socket, taken, true),
                 _ => continue,
             };
             let lag_us = taken.clock.and_then(|clock| clock.lag_us(now_us));
-            if let (SocketStatic::Connection(fixed), Some(lag_us)) = (&made.socket_static, lag_us) {
+            if let (SocketStaticState::Connection(fixed), Some(lag_us)) =
+                (&made.socket_static, lag_us)
+            {
                 let outcome = socket.sync_clock(fixed, &taken.state, lag_us, is_awake);
                 outcome.map_err(|error| SocketError::from(error).with_id(*id))?;
             }
@@ -80,7 +85,7 @@ impl Sockets {
     }
 }
 
-impl Sockets {
+impl RestoredSockets {
     /// Closes a socket without sending anything.
     pub(super) fn remove(&mut self, id: FileId) {
         if let Some(made) = self.created.remove(&id) {
@@ -89,7 +94,7 @@ impl Sockets {
     }
 }
 
-impl Drop for Sockets {
+impl Drop for RestoredSockets {
     fn drop(&mut self) {
         self.created.values().for_each(reenter_repair);
     }
@@ -97,7 +102,7 @@ impl Drop for Sockets {
 
 /// Puts a connection back into repair mode before it is closed. A connection for which this fails is closed as it is.
 fn reenter_repair(created: &CreatedSocket) {
-    if let Phase::OutOfRepair(socket, _) = &created.phase {
+    if let SocketRestorePhase::OutOfRepair(socket, _) = &created.phase {
         let _ = socket.enter_repair();
     }
 }

@@ -14,8 +14,8 @@ fn has_datagram(fd: RawFd) -> bool {
 
 #[test]
 fn read_drains_more_packets_than_one_batch() {
-    let stack = Stack::lock();
-    let setup = Setup {
+    let stack = LockedStack::lock();
+    let setup = StackSettings {
         raw: false,
         udp_port: Some(0),
     };

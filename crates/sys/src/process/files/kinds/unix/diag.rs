@@ -1,6 +1,6 @@
 //! The kernel's list of Unix sockets (`sock_diag(7)`, `linux/unix_diag.h`).
 
-use crate::netlink::{Message, Netlink, attributes};
+use crate::netlink::{Netlink, NetlinkRequest, attributes};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
@@ -72,7 +72,7 @@ fn query_kernel() -> io::Result<DiagSockets> {
     request[12..16].copy_from_slice(&SHOW_FLAGS.to_ne_bytes());
     request[16..24].copy_from_slice(&[0xff; 8]);
     let mut listed = DiagSockets::default();
-    let message = Message::new(SOCK_DIAG_BY_FAMILY, 0, &request);
+    let message = NetlinkRequest::new(SOCK_DIAG_BY_FAMILY, 0, &request);
     let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     netlink.request(message, libc::NLM_F_DUMP, |_, body| {
         if let Some((inode, entry)) = parse(body) {

@@ -4,13 +4,13 @@ mod address;
 mod diag;
 mod naming;
 mod peer_credentials;
-mod queue;
+mod receive_queue;
 mod restore;
 mod save;
-mod staging;
+mod staging_directory;
 
 pub use diag::DiagSockets;
-pub use queue::peek;
+pub use receive_queue::peek;
 pub use restore::{apply_options_and_shutdown, fill, make};
 pub use save::save;
-pub use staging::StagingDirectory;
+pub use staging_directory::StagingDirectory;

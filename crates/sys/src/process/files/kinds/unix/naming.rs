@@ -1,7 +1,7 @@
 //! Binding Unix sockets to their names, and reaching sockets with files that wait on stage.
 
 use super::address;
-use super::staging::{self, Hidden, StagingDirectory, bound_path};
+use super::staging_directory::{self, HiddenSocketFile, StagingDirectory, bound_path};
 use crate::process::files::acceptor::FdStore;
 use crate::process::files::error::{FilesError, Refusal, StepContext};
 use crate::process::files::image::{FileId, UnixName, UnixSocket};
@@ -89,13 +89,13 @@ pub fn with_socket_name<R: Send>(
     socket: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
-    with_bound_name(stock, &Hidden::Socket(id), socket, work)
+    with_bound_name(stock, &HiddenSocketFile::Socket(id), socket, work)
 }
 
 /// Same as [`with_socket_name`], for a socket that was bound with a hidden file if its own file was removed.
 pub fn with_bound_name<R: Send>(
     stock: &mut FdStore,
-    hidden: &Hidden,
+    hidden: &HiddenSocketFile,
     name: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
@@ -120,7 +120,7 @@ pub fn bind(
     stock: &mut FdStore,
     fd: BorrowedFd<'_>,
     socket: &UnixSocket,
-    hidden: &Hidden,
+    hidden: &HiddenSocketFile,
 ) -> Result<(), FilesError> {
     let name = raw_name(&socket.name);
     if name.is_empty() {
@@ -128,7 +128,7 @@ pub fn bind(
     }
     let file = final_path(&socket.name);
     let outcome = with_name(stock, &socket.name, &file, |_| match &socket.name {
-        UnixName::Path { name, .. } => staging::bind(fd, name, &file),
+        UnixName::Path { name, .. } => staging_directory::bind(fd, name, &file),
         _ => address::bind(fd, &name),
     });
     let directory = directory(&file);

@@ -2,14 +2,16 @@
 
 use super::naming::{bind, raw_name, with_bound_name, with_socket_name};
 use super::peer_credentials::{UserGroup, run_as};
-use super::staging::Hidden;
-use super::{address, queue};
+use super::staging_directory::HiddenSocketFile;
+use super::{address, receive_queue};
+use crate::process::file_rights::is_refusal;
 use crate::process::files::acceptor::FdStore;
 use crate::process::files::error::{FilesError, Refusal, StepContext};
-use crate::process::files::image::{FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket};
+use crate::process::files::image::{
+    FileId, OpenFileKind, UnixLink, UnixMessage, UnixName, UnixSocket,
+};
 use crate::process::files::kinds::socket::{allowed_options, new_socket, set_options};
 use crate::process::files::syscalls;
-use crate::process::rights::is_refusal;
 use crate::socket_filter::SocketFilter;
 use crate::sockopt::{check, set_int};
 use libc::SOL_SOCKET;
@@ -37,7 +39,7 @@ pub fn make(stock: &mut FdStore, id: FileId) -> Result<(), FilesError> {
         }
         _ => {
             let fd = create_unconnected(&socket)?;
-            bind(stock, fd.as_fd(), &socket, &Hidden::Socket(id))?;
+            bind(stock, fd.as_fd(), &socket, &HiddenSocketFile::Socket(id))?;
             if let UnixLink::Listening(backlog) = socket.link {
                 run_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).with_step("listen")?;
             }
@@ -68,7 +70,7 @@ fn connect_outside(stock: &mut FdStore, fd: BorrowedFd<'_>, path: &str) -> Resul
 
 fn unix_socket(stock: &FdStore, id: FileId) -> Result<UnixSocket, FilesError> {
     match stock.image.files.get(&id).map(|file| &file.kind) {
-        Some(Kind::Unix(socket)) => Ok((**socket).clone()),
+        Some(OpenFileKind::Unix(socket)) => Ok((**socket).clone()),
         _ => Err(Refusal::SocketMissing(id).into()),
     }
 }
@@ -78,7 +80,7 @@ fn is_mutual(stock: &FdStore, id: FileId, peer: FileId) -> bool {
     id != peer && peer_link.is_ok_and(|link| link == UnixLink::Peer(id))
 }
 
-/// Sets the status flags, then puts the socket into the stock.
+/// Sets the status flags, then puts the socket into the store.
 fn insert_with_flags(stock: &mut FdStore, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
     let flags = stock.image.files[&id].flags & !(libc::O_ASYNC as u32);
     syscalls::set_status(fd.as_fd(), flags).with_step("F_SETFL")?;
@@ -116,8 +118,13 @@ fn make_pair(
         connect_and_accept(stock, (id, socket), &peer_socket)?
     } else {
         let (fd, peer_fd) = create_pair(socket.socket, socket.peer)?;
-        bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
-        bind(stock, peer_fd.as_fd(), &peer_socket, &Hidden::Socket(peer))?;
+        bind(stock, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
+        bind(
+            stock,
+            peer_fd.as_fd(),
+            &peer_socket,
+            &HiddenSocketFile::Socket(peer),
+        )?;
         (fd, peer_fd)
     };
     let peer_fd = stock.move_above_tree(peer_fd)?;
@@ -141,7 +148,7 @@ fn make_with_closed_peer(
         return Ok((server, client));
     }
     let (fd, closed_peer) = create_pair(socket.socket, socket.peer)?;
-    bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
+    bind(stock, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
     Ok((fd, closed_peer))
 }
 
@@ -157,7 +164,7 @@ fn has_inherited_name(stock: &FdStore, socket: &UnixSocket) -> bool {
         UnixName::Path { .. } => {
             let name = raw_name(&socket.name);
             let same_name = stock.image.files.values().filter(|file| match &file.kind {
-                Kind::Unix(other) => raw_name(&other.name) == name,
+                OpenFileKind::Unix(other) => raw_name(&other.name) == name,
                 _ => false,
             });
             same_name.count() > 1
@@ -175,7 +182,7 @@ fn connect_and_accept(
         .files
         .iter()
         .find_map(|(id, file)| match &file.kind {
-            Kind::Unix(socket)
+            OpenFileKind::Unix(socket)
                 if matches!(socket.link, UnixLink::Listening(_))
                     && raw_name(&socket.name) == raw_name(&server.name) =>
             {
@@ -187,7 +194,11 @@ fn connect_and_accept(
         Some(id) => {
             make(stock, id)?;
             let listener = stock.get(id)?.try_clone_to_owned().with_step("dup")?;
-            (listener, unix_socket(stock, id)?.name, Hidden::Socket(id))
+            (
+                listener,
+                unix_socket(stock, id)?.name,
+                HiddenSocketFile::Socket(id),
+            )
         }
         None => {
             let mut server = server.clone();
@@ -196,13 +207,23 @@ fn connect_and_accept(
                 *file = None;
             }
             let listener = new_socket(libc::AF_UNIX, server.socket, 0).with_step("socket")?;
-            bind(stock, listener.as_fd(), &server, &Hidden::Temporary)?;
+            bind(
+                stock,
+                listener.as_fd(),
+                &server,
+                &HiddenSocketFile::Temporary,
+            )?;
             run_as(client.peer, || Ok(listen(&listener, 1)?)).with_step("listen")?;
-            (listener, server.name, Hidden::Temporary)
+            (listener, server.name, HiddenSocketFile::Temporary)
         }
     };
     let fd = create_unconnected(client)?;
-    bind(stock, fd.as_fd(), client, &Hidden::Socket(client_id))?;
+    bind(
+        stock,
+        fd.as_fd(),
+        client,
+        &HiddenSocketFile::Socket(client_id),
+    )?;
     with_bound_name(stock, &hidden, &name, |name| {
         run_as(server.peer, || address::connect(fd.as_fd(), name))
     })?;
@@ -218,7 +239,7 @@ pub fn fill(stock: &mut FdStore) -> Result<(), FilesError> {
         .files
         .iter()
         .filter_map(|(id, file)| match &file.kind {
-            Kind::Unix(socket) => Some((*id, (**socket).clone())),
+            OpenFileKind::Unix(socket) => Some((*id, (**socket).clone())),
             _ => None,
         });
     let sockets: Vec<(FileId, UnixSocket)> = sockets.collect();
@@ -269,7 +290,7 @@ fn deliver(
         _ => stock.closed_peers.get(&id).map(AsRawFd::as_raw_fd),
     };
     if let Some(sender) = connected {
-        // SAFETY: the stock keeps the descriptor open until this function has returned.
+        // SAFETY: the store keeps the descriptor open until this function has returned.
         let sender = unsafe { BorrowedFd::borrow_raw(sender) };
         set_int(sender, SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
             .with_step("SO_SNDBUFFORCE")?;
@@ -295,7 +316,9 @@ fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, 
         .files
         .iter()
         .find_map(|(id, file)| match &file.kind {
-            Kind::Unix(socket) if !from.is_empty() && raw_name(&socket.name) == from => Some(*id),
+            OpenFileKind::Unix(socket) if !from.is_empty() && raw_name(&socket.name) == from => {
+                Some(*id)
+            }
             _ => None,
         });
     if let Some(id) = of_tree {
@@ -304,7 +327,7 @@ fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, 
     let fd = new_socket(libc::AF_UNIX, kind, 0).with_step("socket")?;
     let name = match from.first() {
         None => return Ok(fd),
-        Some(0) => UnixName::Abstract(crate::process::files::image::Bytes(from.to_vec())),
+        Some(0) => UnixName::Abstract(crate::process::files::image::ByteString(from.to_vec())),
         Some(_) => UnixName::Path {
             name: String::from_utf8_lossy(from).into_owned(),
             file: None,
@@ -322,7 +345,7 @@ fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, 
         filter: SocketFilter::default(),
         queue: Vec::new(),
     };
-    bind(stock, fd.as_fd(), &socket, &Hidden::Temporary)?;
+    bind(stock, fd.as_fd(), &socket, &HiddenSocketFile::Temporary)?;
     Ok(fd)
 }
 
@@ -338,11 +361,11 @@ fn send(
     if let Some((pid @ 0, ..)) = &mut credentials {
         *pid = own_pid;
     }
-    let sent = match queue::send(sender, bytes, fds, credentials, to) {
+    let sent = match receive_queue::send(sender, bytes, fds, credentials, to) {
         // The sender has ended, or is outside the tree.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
             let credentials = credentials.map(|(_, user, group)| (own_pid, user, group));
-            queue::send(sender, bytes, fds, credentials, to)
+            receive_queue::send(sender, bytes, fds, credentials, to)
         }
         sent => sent,
     };

@@ -1,12 +1,12 @@
 //! Saving a Unix socket at the donor.
 
 use super::diag::{DiagEntry, list_sockets};
-use super::queue::{PeekedMessage, peek};
+use super::receive_queue::{PeekedMessage, peek};
 use super::{address, peer_credentials};
-use crate::process::files::donor::{SaveResult, Saver, SourceFile};
+use crate::process::files::donor::{OpenFileSaver, SaveResult, SourceFile};
 use crate::process::files::error::{BlockReason, StepContext};
 use crate::process::files::image::{
-    Bytes, FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket,
+    ByteString, FileId, OpenFileKind, UnixLink, UnixMessage, UnixName, UnixSocket,
 };
 use crate::process::files::kinds::socket::{read_filter, read_socket_options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,7 +21,11 @@ use std::path::Path;
 const SIOCOUTQ: u64 = 0x5411;
 
 /// Saves a socket.
-pub fn save(saver: &mut Saver<'_>, source: &SourceFile, socket: i32) -> SaveResult<Kind> {
+pub fn save(
+    saver: &mut OpenFileSaver<'_>,
+    source: &SourceFile,
+    socket: i32,
+) -> SaveResult<OpenFileKind> {
     if let Some(pid) = saver.outside_holders.holder_of_link(&source.link) {
         return Err(BlockReason::OtherEndOutside(Some(pid)).into());
     }
@@ -38,7 +42,7 @@ pub fn save(saver: &mut Saver<'_>, source: &SourceFile, socket: i32) -> SaveResu
     };
     let found = read_socket_options(source.fd())?;
     let stat = rustix::fs::fstat(&source.copy).with_step("fstat")?;
-    Ok(Kind::Unix(Box::new(UnixSocket {
+    Ok(OpenFileKind::Unix(Box::new(UnixSocket {
         socket,
         name,
         link,
@@ -59,9 +63,9 @@ fn has_out_of_band_data(source: &SourceFile) -> SaveResult<bool> {
 }
 
 /// Returns the socket's entry in the kernel's list, which is read anew if the socket is younger than the list.
-fn diag_entry(saver: &mut Saver<'_>, source: &SourceFile) -> SaveResult<DiagEntry> {
+fn diag_entry(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<DiagEntry> {
     let inode = source.info.inode as u32;
-    let find_entry = |saver: &Saver<'_>| {
+    let find_entry = |saver: &OpenFileSaver<'_>| {
         let sockets = &saver.unix.as_ref()?.sockets;
         sockets.get(&inode).cloned()
     };
@@ -75,7 +79,7 @@ fn read_name(source: &SourceFile) -> SaveResult<UnixName> {
     let raw = address::bound_name(source.fd()).with_step("getsockname")?;
     match raw.first() {
         None => return Ok(UnixName::None),
-        Some(0) => return Ok(UnixName::Abstract(Bytes(raw))),
+        Some(0) => return Ok(UnixName::Abstract(ByteString(raw))),
         Some(_) => {}
     }
     let name = String::from_utf8(raw).map_err(|_| BlockReason::NotUtf8)?;
@@ -114,7 +118,7 @@ fn find_bound_file(source: &SourceFile) -> SaveResult<Option<(String, Stat)>> {
 }
 
 fn read_link(
-    saver: &Saver<'_>,
+    saver: &OpenFileSaver<'_>,
     source: &SourceFile,
     socket: i32,
     entry: &DiagEntry,
@@ -146,12 +150,12 @@ fn read_link(
     }
 }
 
-fn outside_peer_reason(saver: &Saver<'_>, peer: u32) -> BlockReason {
+fn outside_peer_reason(saver: &OpenFileSaver<'_>, peer: u32) -> BlockReason {
     let link = format!("socket:[{peer}]");
     BlockReason::OtherEndOutside(saver.outside_holders.holder_of_link(&link))
 }
 
-fn listening_link(saver: &Saver<'_>, entry: &DiagEntry) -> SaveResult<UnixLink> {
+fn listening_link(saver: &OpenFileSaver<'_>, entry: &DiagEntry) -> SaveResult<UnixLink> {
     let outside_client = |waiting: &u32| find_in_tree(saver, *waiting).is_none();
     if saver.frozen && entry.pending_accept.iter().any(outside_client) {
         return Err(BlockReason::Unaccepted.into());
@@ -159,7 +163,7 @@ fn listening_link(saver: &Saver<'_>, entry: &DiagEntry) -> SaveResult<UnixLink> 
     Ok(UnixLink::Listening(entry.backlog))
 }
 
-fn find_in_tree(saver: &Saver<'_>, inode: u32) -> Option<FileId> {
+fn find_in_tree(saver: &OpenFileSaver<'_>, inode: u32) -> Option<FileId> {
     let same_inode = saver.classes.with_inode(inode.into());
     // Files on other mounts may have the same inode number; only Unix sockets have the line `scm_fds`.
     let class = same_inode
@@ -170,7 +174,7 @@ fn find_in_tree(saver: &Saver<'_>, inode: u32) -> Option<FileId> {
 
 /// Returns the link of a datagram socket that is connected to a file, such as the system log's: the path means the same
 /// on every host.
-fn service_link(saver: &Saver<'_>, source: &SourceFile, peer: u32) -> SaveResult<UnixLink> {
+fn service_link(saver: &OpenFileSaver<'_>, source: &SourceFile, peer: u32) -> SaveResult<UnixLink> {
     let (mut address, _) = address::to_sockaddr(&[]).with_step("getpeername")?;
     let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     let fd = std::os::fd::AsRawFd::as_raw_fd(&source.copy);
@@ -186,7 +190,7 @@ fn service_link(saver: &Saver<'_>, source: &SourceFile, peer: u32) -> SaveResult
 }
 
 fn read_queue(
-    saver: &mut Saver<'_>,
+    saver: &mut OpenFileSaver<'_>,
     source: &SourceFile,
     socket: i32,
 ) -> SaveResult<Vec<UnixMessage>> {
@@ -206,16 +210,16 @@ fn read_queue(
     Ok(queue)
 }
 
-fn to_message(saver: &mut Saver<'_>, message: PeekedMessage) -> SaveResult<UnixMessage> {
+fn to_message(saver: &mut OpenFileSaver<'_>, message: PeekedMessage) -> SaveResult<UnixMessage> {
     let mut files = Vec::new();
     for fd in message.fds {
         files.push(saver.add_in_flight(fd)?);
     }
     let inside = |(pid, user, group)| (saver.inner_pid(pid).unwrap_or(0), user, group);
     Ok(UnixMessage {
-        bytes: Bytes(message.bytes),
+        bytes: ByteString(message.bytes),
         files,
         credentials: message.credentials.map(inside),
-        sender_name: Bytes(message.sender_name),
+        sender_name: ByteString(message.sender_name),
     })
 }

@@ -1,0 +1,306 @@
+//! Handoff operations of the control API: requested flows and their outcomes.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use holdfast_api::Drain;
+use holdfast_api::control::{
+    FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
+};
+use holdfast_proto::handoff::{BatchPhaseTimes, KeepReason, Outcome};
+use holdfast_wire::Flow;
+use holdfast_wire::frame::BatchId;
+
+use super::flow_text;
+use crate::dataplane::monotonic_ns;
+
+/// Number of finished handoffs that are remembered.
+const FINISHED_MAX: usize = 64;
+
+/// Batches of one handoff that may be requested from programs without an outcome: one in its freeze and one in
+/// preparation. No program serves a connection after its request, so more batches would lengthen the outage.
+const REQUESTED_BATCHES_MAX: usize = 2;
+
+/// Connections of one handoff that may be requested at once if send queues drain first, because draining takes longer
+/// than a batch.
+const DRAINING_FLOWS_MAX: usize = 192;
+
+/// Time limit for a server program to reach a safe point after a request.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A handoff of one or more flows.
+struct HandoffOperation {
+    status: HandoffStatus,
+    index: HashMap<Flow, usize>,
+    /// Flows not yet requested from their programs.
+    unrequested: VecDeque<Flow>,
+    outstanding: usize,
+    drain: Drain,
+}
+
+impl HandoffOperation {
+    fn result(&mut self, flow: &Flow) -> Option<&mut FlowResult> {
+        self.status.results.get_mut(*self.index.get(flow)?)
+    }
+}
+
+/// All handoffs of this daemon; finished ones up to a limit.
+#[derive(Default)]
+pub struct HandoffOperations {
+    operations: BTreeMap<u64, HandoffOperation>,
+    last_id: u64,
+    by_flow: HashMap<Flow, u64>,
+    by_batch: HashMap<BatchId, Vec<(u64, usize)>>,
+    /// Requested flows without an answer, with the time of the request.
+    unanswered: HashMap<Flow, Duration>,
+    /// Flows whose programs missed the deadline, with the destination. A late answer moves nothing.
+    timed_out: HashMap<Flow, String>,
+}
+
+impl HandoffOperations {
+    /// Begins a handoff. [`HandoffOperations::next_requests`] selects the flows to request.
+    pub fn begin(&mut self, flows: Vec<Flow>, to: String, drain: Drain, by_operator: bool) -> u64 {
+        self.last_id += 1;
+        let id = self.last_id;
+        let index = flows
+            .iter()
+            .enumerate()
+            .map(|(index, flow)| (*flow, index))
+            .collect();
+        for flow in &flows {
+            self.by_flow.insert(*flow, id);
+        }
+        let summary = HandoffSummary {
+            id,
+            to,
+            requested_by_operator: by_operator,
+            state: HandoffState::Running,
+            total: flows.len() as u64,
+            moved: 0,
+            kept: 0,
+            started_at_ns: monotonic_ns(),
+            finished_at_ns: None,
+        };
+        let results = flows.iter().map(pending_result).collect();
+        let status = HandoffStatus { summary, results };
+        let (unrequested, outstanding) = if by_operator {
+            (flows.into(), 0)
+        } else {
+            (VecDeque::new(), flows.len())
+        };
+        self.operations.insert(
+            id,
+            HandoffOperation {
+                status,
+                index,
+                unrequested,
+                outstanding,
+                drain,
+            },
+        );
+        self.remove_old();
+        id
+    }
+
+    /// Returns true if a running handoff names this flow.
+    pub fn has_flow(&self, flow: &Flow) -> bool {
+        self.by_flow.contains_key(flow)
+    }
+
+    /// Returns the flows to request next from their programs, with the acceptor's name, for a given batch size.
+    pub fn next_requests(&mut self, id: u64, batch_size: usize) -> (Vec<Flow>, String, Drain) {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return (Vec::new(), String::new(), Drain::default());
+        };
+        let limit = match operation.drain {
+            Drain::None => REQUESTED_BATCHES_MAX * batch_size,
+            Drain::First { .. } => DRAINING_FLOWS_MAX,
+        };
+        let room = limit
+            .saturating_sub(operation.outstanding)
+            .min(operation.unrequested.len());
+        // Few free places would make small batches, so the next request waits until there are enough for a full one.
+        if room < operation.unrequested.len().min(batch_size) {
+            return (Vec::new(), String::new(), Drain::default());
+        }
+        operation.outstanding += room;
+        let flows = operation.unrequested.drain(..room).collect();
+        (flows, operation.status.summary.to.clone(), operation.drain)
+    }
+
+    /// Records that a flow is requested from its program.
+    pub fn on_request(&mut self, flow: &Flow, now: Duration) {
+        self.timed_out.remove(flow);
+        self.unanswered.insert(*flow, now);
+    }
+
+    /// Records that a flow's program hands it off, or has ended. Returns true if the answer is too late, because the
+    /// operator was notified that the flow stays.
+    pub fn on_answer(&mut self, flow: &Flow, to: &str) -> bool {
+        self.unanswered.remove(flow);
+        self.timed_out
+            .remove(flow)
+            .is_some_and(|lapsed| lapsed == to)
+    }
+
+    /// Takes the flows that were requested more than [`ANSWER_TIMEOUT`] ago.
+    pub fn take_overdue(&mut self, now: Duration) -> Vec<Flow> {
+        let unanswered = self.unanswered.iter();
+        let overdue = unanswered.filter(|(_, since)| now.saturating_sub(**since) >= ANSWER_TIMEOUT);
+        let overdue: Vec<Flow> = overdue.map(|(flow, _)| *flow).collect();
+        for flow in &overdue {
+            self.unanswered.remove(flow);
+            let id = self.by_flow.get(flow);
+            if let Some(operation) = id.and_then(|id| self.operations.get(id)) {
+                let to = operation.status.summary.to.clone();
+                self.timed_out.insert(*flow, to);
+            }
+        }
+        overdue
+    }
+
+    /// Forgets a flow that its program has closed. Returns true if a request was unanswered.
+    pub fn forget_flow(&mut self, flow: &Flow) -> bool {
+        self.timed_out.remove(flow);
+        self.unanswered.remove(flow).is_some()
+    }
+
+    /// Records the time of a flow's freeze and the bytes in its send queue.
+    pub fn on_frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
+        if let Some(result) = self.result(flow) {
+            result.frozen_at_ns = Some(at_ns);
+            result.send_queue_bytes = send_queue_bytes;
+        }
+    }
+
+    fn result(&mut self, flow: &Flow) -> Option<&mut FlowResult> {
+        self.operations
+            .get_mut(self.by_flow.get(flow)?)?
+            .result(flow)
+    }
+
+    /// Records the end of a flow's handoff. Returns the id of the operation.
+    pub fn on_flow_end(
+        &mut self,
+        batch: Option<BatchId>,
+        flow: &Flow,
+        outcome: &Outcome,
+    ) -> Option<u64> {
+        self.unanswered.remove(flow);
+        let id = self.by_flow.remove(flow)?;
+        let operation = self.operations.get_mut(&id)?;
+        let index = *operation.index.get(flow)?;
+        let result = operation.status.results.get_mut(index)?;
+        result.outcome = match outcome {
+            Outcome::Moved { .. } => FlowOutcome::Moved,
+            Outcome::Kept { reason } => FlowOutcome::Kept {
+                reason: reason.to_string(),
+            },
+            Outcome::Closed => FlowOutcome::Kept {
+                reason: "the flow was closed meanwhile".into(),
+            },
+        };
+        let summary = &mut operation.status.summary;
+        match result.outcome {
+            FlowOutcome::Moved => summary.moved += 1,
+            _ => summary.kept += 1,
+        }
+        operation.outstanding = operation.outstanding.saturating_sub(1);
+        if summary.moved + summary.kept == summary.total {
+            summary.state = HandoffState::Finished;
+            summary.finished_at_ns = Some(monotonic_ns());
+        }
+        if let Some(batch) = batch {
+            self.by_batch.entry(batch).or_default().push((id, index));
+        }
+        Some(id)
+    }
+
+    /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
+    pub fn on_refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
+        let reason = KeepReason::Unmovable(why.to_owned());
+        let id = self.on_flow_end(None, flow, &Outcome::Kept { reason })?;
+        if let Some(result) = self
+            .operations
+            .get_mut(&id)
+            .and_then(|operation| operation.result(flow))
+        {
+            result.outcome = FlowOutcome::Kept {
+                reason: why.to_owned(),
+            };
+        }
+        Some(id)
+    }
+
+    /// Records a finished batch. Its phases apply to each of its flows.
+    pub fn on_batch_end(&mut self, batch: BatchId, bytes: usize, phases: &BatchPhaseTimes) {
+        let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+        let members = self.by_batch.remove(&batch).unwrap_or_default();
+        let share = bytes as u64 / members.len().max(1) as u64;
+        for (id, index) in members {
+            let Some(operation) = self.operations.get_mut(&id) else {
+                continue;
+            };
+            let Some(result) = operation.status.results.get_mut(index) else {
+                continue;
+            };
+            result.freeze_us = Some(us(phases.freeze()));
+            result.phases_us = PhasesUs {
+                prepare: us(phases.prepare),
+                divert: us(phases.divert),
+                extract: us(phases.extract),
+                transfer: us(phases.transfer),
+                restore: us(phases.restore),
+                commit: us(phases.commit),
+            };
+            result.bytes_transferred = share;
+            result.drained = !phases.drain.is_zero();
+            let freeze_ns = u64::try_from(phases.freeze().as_nanos()).unwrap_or(u64::MAX);
+            result.active_at_ns = result.frozen_at_ns.map(|at| at.saturating_add(freeze_ns));
+        }
+    }
+
+    /// Returns the status of one handoff.
+    pub fn get(&self, id: u64) -> Option<&HandoffStatus> {
+        self.operations.get(&id).map(|operation| &operation.status)
+    }
+
+    /// Returns all remembered handoffs, the oldest first.
+    pub fn summaries(&self) -> Vec<HandoffSummary> {
+        self.operations
+            .values()
+            .map(|operation| operation.status.summary.clone())
+            .collect()
+    }
+
+    fn remove_old(&mut self) {
+        while self.operations.len() > FINISHED_MAX {
+            let finished = |operation: &HandoffOperation| {
+                operation.status.summary.state == HandoffState::Finished
+            };
+            let Some(id) = self
+                .operations
+                .iter()
+                .find(|(_, o)| finished(o))
+                .map(|(id, _)| *id)
+            else {
+                return;
+            };
+            self.operations.remove(&id);
+        }
+    }
+}
+
+fn pending_result(flow: &Flow) -> FlowResult {
+    FlowResult {
+        flow: flow_text(flow),
+        outcome: FlowOutcome::Pending,
+        freeze_us: None,
+        phases_us: PhasesUs::default(),
+        bytes_transferred: 0,
+        send_queue_bytes: 0,
+        drained: false,
+        frozen_at_ns: None,
+        active_at_ns: None,
+    }
+}

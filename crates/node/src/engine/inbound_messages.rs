@@ -1,0 +1,414 @@
+//! Messages from server programs and peers.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use holdfast_api::Drain;
+use holdfast_api::FlowText;
+use holdfast_api::app::{
+    APPLICATION_STATE_BYTES_MAX, DatagramPiece, FromDaemon, HandOffItem, ToDaemon, join_pieces,
+};
+use holdfast_proto::handoff::{DrainPolicy as MachineDrain, Request};
+use holdfast_wire::Flow;
+use serde_bytes::ByteBuf;
+
+use super::donor::Donation;
+use super::handoff_operations::ANSWER_TIMEOUT;
+use super::{Engine, flow_from_text, flow_text, wire_protocol};
+use crate::app_server::{AppEvent, NO_DESCRIPTOR, SessionId};
+use crate::peer_channel::PeerEvent;
+
+impl Engine {
+    pub(super) fn handle_peer_event(&mut self, event: PeerEvent) {
+        let now = self.now();
+        match event {
+            PeerEvent::Up { peer, boot } => {
+                tracing::info!(%peer, boot, "a peer connected");
+                self.machine.handle_peer_connected(now, peer);
+                self.migrations.machine().handle_peer_connected(now, peer);
+            }
+            PeerEvent::Frame { from, frame } if Self::is_migration_frame(&frame) => {
+                self.migrations.handle_frame(now, from, frame);
+            }
+            PeerEvent::Frame { from, frame } => {
+                if let Some(frame) = self.on_query_answer(from, frame) {
+                    self.machine.handle_frame(now, from, frame);
+                }
+            }
+            PeerEvent::Lost { peer, reason: why } => {
+                tracing::warn!(%peer, %why, "lost the connection to a peer");
+                self.machine.handle_peer_lost(now, peer);
+                self.migrations.handle_peer_lost(now, peer);
+            }
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self) {
+        let now = self.now();
+        self.machine.handle_timeout(now);
+        self.migrations.machine().handle_timeout(now);
+        if self.drain_poll_at.is_some_and(|at| at <= now) {
+            self.poll_drains();
+        }
+        if self
+            .deferred_options
+            .next_wake()
+            .is_some_and(|at| at <= now)
+        {
+            self.deferred_options.poll(now);
+        }
+        if self.answers_deadline().is_some_and(|at| at <= now) {
+            self.poll_prepares();
+            self.poll_collects();
+        }
+    }
+
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        let machine = self.machine.poll_timeout();
+        let programs = self.answers_deadline();
+        let next = [
+            machine,
+            self.migrations.next_wake(),
+            self.drain_poll_at,
+            self.deferred_options.next_wake(),
+            programs,
+        ]
+        .into_iter()
+        .flatten()
+        .min();
+        next.map(|at| self.started + at)
+    }
+
+    /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
+    fn answers_deadline(&self) -> Option<Duration> {
+        let preparing = self
+            .pending_prepares
+            .iter()
+            .map(|preparing| preparing.deadline);
+        let collecting = self
+            .pending_collects
+            .iter()
+            .map(|collecting| collecting.deadline);
+        preparing.chain(collecting).min()
+    }
+
+    pub(super) fn handle_app_event(&mut self, event: AppEvent) {
+        match event {
+            AppEvent::Opened { session, name, pid } => {
+                tracing::info!(?session, name, pid, "a server program opened a session");
+                self.programs.add(session, name, pid);
+            }
+            AppEvent::Message {
+                session,
+                message,
+                descriptors,
+            } => self.handle_program_message(session, message, descriptors),
+            AppEvent::Closed { session } => self.on_program_end(session),
+        }
+    }
+
+    fn on_program_end(&mut self, session: SessionId) {
+        let flows = self.programs.remove(session);
+        tracing::info!(
+            ?session,
+            flows = flows.len(),
+            "a server program's session ended"
+        );
+        for flow in flows {
+            self.cancel_handoff_request(&flow, "the flow's server program has ended");
+        }
+        // Unread datagrams of a shared socket are lost with the program.
+        let donations = self.donations.values_mut();
+        for donation in donations.filter(|donation| donation.session == session) {
+            donation.unread_datagrams.get_or_insert_default();
+        }
+        self.poll_prepares();
+        self.poll_collects();
+    }
+
+    fn handle_program_message(
+        &mut self,
+        session: SessionId,
+        message: ToDaemon,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        match message {
+            ToDaemon::Open { .. } => {}
+            ToDaemon::Serve {
+                service,
+                pool,
+                protocol,
+                addresses,
+            } => {
+                self.programs.add_service(
+                    session,
+                    service,
+                    (pool, wire_protocol(protocol)),
+                    addresses,
+                );
+            }
+            ToDaemon::Withdraw { service } => self.programs.remove_service(session, service),
+            ToDaemon::Accepted { flows, .. } => {
+                for flow in flows.iter().filter_map(flow_from_text) {
+                    self.programs.set_owner(session, flow);
+                    self.on_in_use(&flow);
+                }
+            }
+            ToDaemon::Closed { flows } => {
+                for flow in flows.iter().filter_map(flow_from_text) {
+                    self.programs.clear_owner(&flow);
+                    self.cancel_handoff_request(&flow, "the flow was closed meanwhile");
+                }
+            }
+            ToDaemon::HandOff {
+                to, drain, items, ..
+            } => self.hand_off(session, &to, drain, items, descriptors),
+            ToDaemon::Declined { flows, reason } => self.on_program_declined(&flows, &reason),
+            ToDaemon::Collected { flow, unread, last } => {
+                self.on_program_collected(&flow, unread, last)
+            }
+            ToDaemon::Received { ids } => self.on_program_received(&ids),
+            ToDaemon::Refused { ids, reason } => self.on_program_refused(&ids, &reason),
+            ToDaemon::Reclaim { items } => {
+                let mut descriptors = descriptors.into_iter();
+                for item in items {
+                    let socket = if item.descriptor {
+                        descriptors.next()
+                    } else {
+                        None
+                    };
+                    self.reclaim(session, item, socket);
+                }
+            }
+        }
+    }
+
+    fn hand_off(
+        &mut self,
+        session: SessionId,
+        to: &str,
+        drain: Drain,
+        items: Vec<HandOffItem>,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let mut descriptors = descriptors.into_iter();
+        let mut flows = Vec::with_capacity(items.len());
+        for item in items {
+            let socket = if item.descriptor {
+                descriptors.next()
+            } else {
+                None
+            };
+            let Some(flow) = flow_from_text(&item.flow) else {
+                continue;
+            };
+            if let Some(why) = self.handoff_obstacle(session, &flow, to, &item.application_state) {
+                self.send_kept(session, &[flow], why);
+                continue;
+            }
+            if item.descriptor && socket.is_none() {
+                if let Some(operation) = self.operations.on_refused(&flow, NO_DESCRIPTOR) {
+                    self.request_next_flows(operation);
+                }
+                self.send_kept(session, &[flow], NO_DESCRIPTOR);
+                continue;
+            }
+            let donation = Donation::new(session, socket, item.application_state);
+            self.donations.insert(flow, donation);
+            flows.push(flow);
+        }
+        let program_initiated: Vec<Flow> = flows
+            .iter()
+            .filter(|flow| !self.operations.has_flow(flow))
+            .copied()
+            .collect();
+        if !program_initiated.is_empty() {
+            self.operations
+                .begin(program_initiated, to.to_owned(), drain, false);
+        }
+        self.request_handoff(session, flows, to, drain);
+    }
+
+    /// Returns the reason why a program's handoff of a flow must not begin, if any.
+    pub(super) fn handoff_obstacle(
+        &mut self,
+        session: SessionId,
+        flow: &Flow,
+        to: &str,
+        state: &[u8],
+    ) -> Option<&'static str> {
+        if self.donations.contains_key(flow) {
+            return Some("the flow is moving already");
+        }
+        if self.programs.owner(flow).is_some_and(|has| has != session) {
+            return Some("another server program has the flow");
+        }
+        if self.operations.on_answer(flow, to) {
+            return Some("the server program answered too late; request the handoff again");
+        }
+        if state.len() > APPLICATION_STATE_BYTES_MAX {
+            let why = "the flow has more than 48 KiB of application state";
+            if let Some(operation) = self.operations.on_refused(flow, why) {
+                self.request_next_flows(operation);
+            }
+            return Some(why);
+        }
+        None
+    }
+
+    /// Ends the pending request for a flow whose program will not answer.
+    pub(super) fn cancel_handoff_request(&mut self, flow: &Flow, why: &str) {
+        if self.operations.forget_flow(flow)
+            && let Some(operation) = self.operations.on_refused(flow, why)
+        {
+            self.request_next_flows(operation);
+        }
+    }
+
+    /// Gives up on requests that programs have not answered in time.
+    pub(super) fn give_up_unanswered(&mut self) {
+        let now = self.now();
+        for flow in self.operations.take_overdue(now) {
+            let why = format!(
+                "the flow's server program did not reach a safe point within {} s",
+                ANSWER_TIMEOUT.as_secs()
+            );
+            if let Some(operation) = self.operations.on_refused(&flow, &why) {
+                self.request_next_flows(operation);
+            }
+        }
+    }
+
+    pub(super) fn request_handoff(
+        &mut self,
+        session: SessionId,
+        flows: Vec<Flow>,
+        to: &str,
+        drain: Drain,
+    ) {
+        if flows.is_empty() {
+            return;
+        }
+        let Some(id) = self.config.id_of(to) else {
+            let why = format!(
+                "there is no node {to} in this group; `holdfast status` shows those there are"
+            );
+            return self.refuse_handoff(session, &flows, &why);
+        };
+        let drain = match drain {
+            Drain::None => MachineDrain::No,
+            Drain::First { max_wait_ms } => {
+                MachineDrain::Within(Duration::from_millis(u64::from(max_wait_ms)))
+            }
+        };
+        let now = self.now();
+        let request = Request {
+            flows: flows.clone(),
+            to: id,
+            drain,
+        };
+        if let Err(error) = self.machine.handle_request(now, request) {
+            self.refuse_handoff(session, &flows, &error.to_string());
+        }
+    }
+
+    /// Refuses a handoff that the machine did not begin.
+    fn refuse_handoff(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+        for flow in flows {
+            self.donations.remove(flow);
+            self.operations.on_refused(flow, why);
+        }
+        self.send_kept(session, flows, why);
+    }
+
+    pub(super) fn send_kept(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+        let flows = flows.iter().map(flow_text).collect();
+        self.send_to_program(
+            session,
+            &FromDaemon::Kept {
+                flows,
+                reason: why.to_owned(),
+            },
+            Vec::new(),
+        );
+    }
+
+    fn on_program_declined(&mut self, flows: &[FlowText], reason: &str) {
+        for flow in flows.iter().filter_map(flow_from_text) {
+            let why = format!("the flow's server program declined: {reason}");
+            if let Some(operation) = self.operations.on_refused(&flow, &why) {
+                self.request_next_flows(operation);
+            }
+        }
+    }
+
+    fn on_program_collected(&mut self, flow: &FlowText, unread: Vec<DatagramPiece>, last: bool) {
+        let Some(flow) = flow_from_text(flow) else {
+            return;
+        };
+        if let Some(donation) = self.donations.get_mut(&flow) {
+            donation.unread_pieces.extend(unread);
+            if last {
+                let datagrams =
+                    join_pieces(std::mem::take(&mut donation.unread_pieces)).unwrap_or_default();
+                donation.unread_datagrams =
+                    Some(datagrams.into_iter().map(ByteBuf::from).collect());
+            }
+        }
+        self.poll_collects();
+    }
+
+    /// Requests the next flows of a handoff from their server programs.
+    pub(super) fn request_next_flows(&mut self, operation: u64) {
+        loop {
+            let (flows, to, drain) = self
+                .operations
+                .next_requests(operation, self.machine.batch_size());
+            if flows.is_empty() {
+                return;
+            }
+            for flow in flows {
+                let Some(session) = self.programs.owner(&flow) else {
+                    let why = self.no_owner_reason(&flow);
+                    self.operations.on_refused(&flow, &why);
+                    continue;
+                };
+                let now = self.now();
+                self.operations.on_request(&flow, now);
+                self.asked_messages
+                    .entry((session, to.clone(), drain))
+                    .or_default()
+                    .push(flow_text(&flow));
+            }
+        }
+    }
+
+    pub(super) fn no_owner_reason(&self, flow: &Flow) -> String {
+        match self.owner_of(flow) {
+            Some(owner) if owner != self.config.node.name => {
+                format!("node {owner} owns the flow; run `holdfast handoff` on {owner}")
+            }
+            None if self.dataplane.flow(flow).is_none() => format!(
+                "this node has no such flow; `holdfast flow list` on {} shows all flows of the group",
+                self.node_name(self.config.group.contact)
+            ),
+            _ => {
+                "no server program with a session has the flow; let the program connect to the daemon's socket".into()
+            }
+        }
+    }
+
+    /// Sends the collected requests.
+    pub(super) fn send_handoff_requests(&mut self) {
+        for ((session, to, drain), flows) in std::mem::take(&mut self.asked_messages) {
+            for flows in flows.chunks(super::FLOWS_PER_MESSAGE) {
+                let message = FromDaemon::HandoffRequested {
+                    flows: flows.to_vec(),
+                    to: to.clone(),
+                    drain,
+                };
+                self.send_to_program(session, &message, Vec::new());
+            }
+        }
+    }
+}

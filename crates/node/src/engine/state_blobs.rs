@@ -1,0 +1,47 @@
+//! State blobs carried in frames. Opaque to `wire` and `proto`; encoded and decoded here for both sides.
+
+use bytes::Bytes;
+use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState};
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+/// State that the acceptor needs before the freeze. The application state is fixed once the program has given the
+/// connection up, so it is sent here and adds nothing to the freeze.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StaticBlob {
+    /// Options of the socket; `None` for a flow of a shared UDP socket.
+    pub tcp: Option<TcpStaticState>,
+    /// Application state for the program at the acceptor.
+    pub application_state: ByteBuf,
+    /// True if no program has the connection: it waits to be accepted.
+    pub is_unaccepted: bool,
+}
+
+/// State that the donor extracts in the freeze.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DynamicBlob {
+    /// Sequence numbers and queues; `None` for UDP.
+    pub tcp: Option<TcpDynamicState>,
+    /// For TCP, whole packets received out of order since *prepare*. For UDP, payloads of datagrams that the donor's
+    /// program had not read.
+    pub packets: Vec<ByteBuf>,
+}
+
+/// Encodes a blob.
+///
+/// # Errors
+/// Never for these types; the message is for the log.
+pub fn encode<T: Serialize>(blob: &T) -> Result<Bytes, String> {
+    postcard::to_stdvec(blob)
+        .map(Bytes::from)
+        .map_err(|error| error.to_string())
+}
+
+/// Decodes a peer's blob.
+///
+/// # Errors
+/// The bytes are damaged or from another version.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+    postcard::from_bytes(bytes)
+        .map_err(|error| format!("state of another version of holdfastd, or damaged ({error}); run the same version on all nodes"))
+}

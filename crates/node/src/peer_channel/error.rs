@@ -1,0 +1,150 @@
+//! Reasons for the end of a connection and for the refusal of a frame.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use holdfast_wire::{FrameError, NodeId};
+use rustls::AlertDescription;
+
+/// Reason why a connection between two nodes was not made or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerConnectionError {
+    /// The peer's daemon does not run, or cannot be reached.
+    #[error(
+        "connecting to {address} failed: {source}; check that its holdfastd runs and the address is right"
+    )]
+    Connect {
+        /// Address of the peer.
+        address: SocketAddr,
+        /// Error from the system.
+        source: io::Error,
+    },
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Io(io::Error),
+    /// A certificate was refused, on this side or the other.
+    #[error(
+        "certificate refused: {0}; check [tls] on both nodes, `holdfast ca issue` makes new ones"
+    )]
+    Certificate(rustls::Error),
+    /// The received data is not TLS, or not the expected version.
+    #[error("TLS: {0}; check that address and port are those of a holdfastd")]
+    Tls(rustls::Error),
+    /// The received data is not a frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The peer belongs to another group.
+    #[error(
+        "the peer belongs to group `{theirs}`, this node to `{ours}`; correct [group] name or the address"
+    )]
+    WrongGroup {
+        /// Group of this node.
+        ours: String,
+        /// Group of the peer.
+        theirs: String,
+    },
+    /// The certificate belongs to another node than the greeting claims.
+    #[error(
+        "the peer claims to be node {claimed} with the certificate of {certificate}; use the same [[peer]] on all nodes"
+    )]
+    WrongNode {
+        /// Node id in the greeting.
+        claimed: NodeId,
+        /// Owner of the certificate, in words.
+        certificate: String,
+    },
+    /// A frame of this kind is not allowed at this point.
+    #[error("received an unexpected {0} frame; run the same release on both nodes")]
+    UnexpectedFrame(&'static str),
+    /// The greeting did not arrive in time.
+    #[error("no greeting within {0:?}; check that the peer is a holdfastd and not overloaded")]
+    GreetingTimeout(Duration),
+    /// Too many connections from the same address are in their greeting.
+    #[error("too many connections from the peer's address have not completed their greeting")]
+    TooManyGreetings,
+    /// The other side closed the connection.
+    #[error("the other side closed the connection; its log says why")]
+    Closed,
+    /// No data arrived for too long.
+    #[error("received nothing for {0:?}; check that the peer runs and is reachable")]
+    IdleTimeout(Duration),
+    /// The connection in the other direction ended.
+    #[error("the connection in the other direction ended")]
+    OtherDirectionEnded,
+    /// The peer replaced the connection by another one.
+    #[error("the peer opened a new connection")]
+    Replaced,
+    /// The peer's daemon was restarted.
+    #[error("the peer's daemon has been restarted")]
+    Restarted,
+    /// The peer's certificate has been revoked or is otherwise refused.
+    #[error("the peer's certificate is no longer accepted: {0}; issue a new one")]
+    Revoked(rustls::Error),
+    /// This daemon is ending.
+    #[error("this daemon is stopping")]
+    Shutdown,
+}
+
+impl PeerConnectionError {
+    /// Returns the reason for the counter of rejections; `None` if the other side's data is not to blame.
+    pub fn rejection_reason(&self) -> Option<&'static str> {
+        Some(match self {
+            PeerConnectionError::Certificate(_) | PeerConnectionError::Revoked(_) => "certificate",
+            PeerConnectionError::Tls(_) => "tls",
+            PeerConnectionError::Frame(FrameError::Version(_)) => "version",
+            PeerConnectionError::Frame(FrameError::TooLong(_)) => "oversized",
+            PeerConnectionError::Frame(FrameError::Malformed { .. }) => "malformed",
+            PeerConnectionError::Frame(FrameError::Truncated { .. }) => "truncated",
+            PeerConnectionError::WrongGroup { .. } => "group",
+            PeerConnectionError::WrongNode { .. } => "node",
+            PeerConnectionError::UnexpectedFrame(_) => "unexpected",
+            PeerConnectionError::GreetingTimeout(_) => "late",
+            PeerConnectionError::TooManyGreetings => "crowded",
+            _ => return None,
+        })
+    }
+}
+
+impl From<rustls::Error> for PeerConnectionError {
+    fn from(error: rustls::Error) -> PeerConnectionError {
+        use AlertDescription as Alert;
+        match &error {
+            rustls::Error::InvalidCertificate(_)
+            | rustls::Error::InvalidCertRevocationList(_)
+            | rustls::Error::NoCertificatesPresented
+            | rustls::Error::AlertReceived(
+                Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::CertificateRequired
+                | Alert::UnknownCA
+                // The signature of a certificate does not verify (RFC 8446, section 6.2).
+                | Alert::DecryptError
+                | Alert::AccessDenied,
+            ) => PeerConnectionError::Certificate(error),
+            _ => PeerConnectionError::Tls(error),
+        }
+    }
+}
+
+/// Reason why [`Peers::send`](super::Peers::send) refused a frame. No part of the frame was sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The peer is not up, or not a peer.
+    #[error("node {0} is not connected")]
+    NotConnected(NodeId),
+    /// The peer's queue is full.
+    #[error("the send queue to node {peer} is full ({queued_bytes} bytes); wait until it has room")]
+    QueueFull {
+        /// The peer.
+        peer: NodeId,
+        /// Bytes in the queue.
+        queued_bytes: usize,
+    },
+    /// The frame cannot be sent to any node.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}

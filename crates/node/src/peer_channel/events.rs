@@ -1,0 +1,37 @@
+//! Events that the channel reports to the engine.
+
+use holdfast_wire::{Frame, NodeId};
+
+use super::PeerConnectionError;
+
+/// An event of the channel. The order for one peer: `Up`, any number of `Frame`, `Lost`, and so on.
+#[derive(Debug)]
+pub enum PeerEvent {
+    /// Both directions work.
+    Up {
+        /// The peer.
+        peer: NodeId,
+        /// Boot id of the peer's daemon; changes with a restart.
+        boot: u64,
+    },
+    /// The peer sent a frame (never `Hello`, `Ping` or `Pong`).
+    Frame {
+        /// The peer.
+        from: NodeId,
+        /// The frame.
+        frame: Frame,
+    },
+    /// The peer cannot be reached. Frames sent earlier may or may not have arrived.
+    Lost {
+        /// The peer.
+        peer: NodeId,
+        /// The reason.
+        reason: PeerConnectionError,
+    },
+}
+
+/// The channel's events, in order.
+pub type PeerEvents = crate::engine_queue::EngineQueueReceiver<PeerEvent>;
+
+/// The end of the queue into which the channel's tasks put events.
+pub(super) type EventQueue = crate::engine_queue::EngineQueue<PeerEvent>;

@@ -1,0 +1,165 @@
+//! Sessions with elements over TCP and UDP: one task for each.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use holdfast_api::pool::DATA_BYTES_MAX;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::requests::{ByteGauge, PoolRequest, StreamEvent};
+use crate::mailbox::Mailbox;
+
+/// Maximum number of bytes queued for a session's program, beyond which nothing more is read. The transport then slows
+/// the element down.
+const UNREAD_BYTES_MAX: usize = 1 << 20;
+
+/// Transport of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamKind {
+    Tcp,
+    Udp,
+}
+
+/// Data or end to be sent.
+pub(super) enum StreamOutput {
+    /// Bytes, with the permit for their program's unsent bytes.
+    Data(Bytes, Option<OwnedSemaphorePermit>),
+    /// The end of the data.
+    Finish,
+}
+
+/// Handle of a stream. Dropping it ends the stream.
+pub(super) type StreamHandle = mpsc::UnboundedSender<StreamOutput>;
+
+/// Owner of a stream.
+pub(super) struct StreamOwner {
+    /// Number of the stream.
+    pub(super) number: u64,
+    pub(super) mailbox: Mailbox<PoolRequest>,
+    /// Bytes queued for its program.
+    pub(super) unread: Arc<ByteGauge>,
+}
+
+impl StreamOwner {
+    async fn send_event(&self, event: StreamEvent) {
+        self.mailbox
+            .send(PoolRequest::Stream(self.number, event))
+            .await;
+    }
+
+    async fn send_data(&self, mut bytes: Vec<u8>) {
+        // Events may wait for long, and most reads are much shorter than the buffer.
+        bytes.shrink_to_fit();
+        self.send_event(StreamEvent::Data(bytes)).await;
+    }
+}
+
+/// Connects, and transfers data both ways until either side ends the stream.
+pub(super) async fn run(
+    owner: StreamOwner,
+    kind: StreamKind,
+    address: SocketAddr,
+    outputs: mpsc::UnboundedReceiver<StreamOutput>,
+) {
+    let ended = match kind {
+        StreamKind::Tcp => run_tcp(&owner, address, outputs).await,
+        StreamKind::Udp => run_udp(&owner, address, outputs).await,
+    };
+    if let Err(error) = &ended {
+        tracing::debug!(%address, %error, "a session's stream failed");
+    }
+    let in_order = ended.is_ok();
+    owner.send_event(StreamEvent::Down { in_order }).await;
+}
+
+async fn run_tcp(
+    owner: &StreamOwner,
+    address: SocketAddr,
+    mut sent: mpsc::UnboundedReceiver<StreamOutput>,
+) -> io::Result<()> {
+    let stream = tokio::select! {
+        stream = TcpStream::connect(address) => stream?,
+        // The session moves to another element before the connection is up.
+        () = wait_abandoned(&mut sent) => return Ok(()),
+    };
+    stream.set_nodelay(true)?;
+    owner.send_event(StreamEvent::Up).await;
+    let (reader, mut writer) = stream.into_split();
+    let read = async {
+        loop {
+            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
+            // A buffer is allocated only once data is there, since most sessions are silent.
+            reader.readable().await?;
+            let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
+            match reader.try_read_buf(&mut bytes) {
+                Ok(0) => return io::Result::Ok(()),
+                Ok(_) => owner.send_data(bytes).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let write = async {
+        while let Some(next) = sent.recv().await {
+            match next {
+                StreamOutput::Data(bytes, _room) => writer.write_all(&bytes).await?,
+                StreamOutput::Finish => writer.shutdown().await?,
+            }
+        }
+        io::Result::Ok(())
+    };
+    tokio::select! {
+        read = read => read,
+        write = write => write,
+    }
+}
+
+/// Ends when all senders are gone. Data sent before the stream is up is dropped.
+async fn wait_abandoned(outputs: &mut mpsc::UnboundedReceiver<StreamOutput>) {
+    while outputs.recv().await.is_some() {}
+}
+
+async fn run_udp(
+    owner: &StreamOwner,
+    address: SocketAddr,
+    mut sent: mpsc::UnboundedReceiver<StreamOutput>,
+) -> io::Result<()> {
+    let any: SocketAddr = match address {
+        SocketAddr::V4(_) => ([0; 4], 0).into(),
+        SocketAddr::V6(_) => ([0; 16], 0).into(),
+    };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(address).await?;
+    owner.send_event(StreamEvent::Up).await;
+    let read = async {
+        loop {
+            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
+            socket.readable().await?;
+            let mut bytes = Vec::with_capacity(usize::from(u16::MAX));
+            match socket.try_recv_buf(&mut bytes) {
+                Ok(length) if length > DATA_BYTES_MAX => {
+                    tracing::warn!(%address, length, "dropped a datagram that exceeds the message limit");
+                }
+                Ok(_) => owner.send_data(bytes).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return io::Result::Err(error),
+            }
+        }
+    };
+    let write = async {
+        while let Some(next) = sent.recv().await {
+            if let StreamOutput::Data(bytes, _room) = next {
+                socket.send(&bytes).await?;
+            }
+        }
+        io::Result::Ok(())
+    };
+    tokio::select! {
+        read = read => read,
+        write = write => write,
+    }
+}

@@ -1,0 +1,365 @@
+//! Resolutions and sessions of this host's pool users.
+
+use std::collections::HashMap;
+
+use holdfast_api::control::{
+    ErrorBody, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
+};
+use holdfast_api::pool::{FromPool, SelectionRule, SessionEvent, SessionOptions};
+use holdfast_proto::pool_element::LinkId;
+use holdfast_proto::pool_user::{
+    ChoiceMethod as ChosenBy, Event, RequestId, ResolveError, SessionId,
+};
+use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, PoolHandle, Transport};
+
+use super::event_loop::PoolEventLoop;
+use super::links::LinkOwner;
+use super::program_roles::send_reply;
+use crate::api_conversion::{self, element_entry, parse_handle};
+use crate::mailbox::ReplySender;
+
+/// Maximum number of elements in a resolution.
+const ITEMS_MAX: u32 = 4096;
+
+/// A caller that waits for the machine's answer.
+struct PendingResolution {
+    reply: ReplySender<Resolution>,
+    handle: PoolHandle,
+    items: usize,
+}
+
+/// A session's program and state.
+struct UserSession {
+    program: u64,
+    link: Option<LinkId>,
+    /// Number of the last connection.
+    connection: u64,
+    /// True if the program has signalled the end of its data; if the element then ends too, the session has ended.
+    is_finishing: bool,
+    /// True if the element ended the connection in order.
+    ended_in_order: bool,
+}
+
+/// Requests and sessions of the users.
+#[derive(Default)]
+pub(super) struct UserSessions {
+    pending: HashMap<RequestId, PendingResolution>,
+    sessions: HashMap<SessionId, UserSession>,
+    /// Transport addresses of sessions' links.
+    transports: HashMap<LinkId, Transport>,
+}
+
+impl UserSessions {
+    /// Returns the number of sessions.
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Records the element that a session connects to.
+    pub(super) fn set_transport(&mut self, link: LinkId, transport: Transport) {
+        self.transports.insert(link, transport);
+    }
+
+    /// Removes a link that a session has given up.
+    pub(super) fn remove_link(&mut self, link: LinkId) {
+        self.transports.remove(&link);
+    }
+
+    /// Returns the link of this connection of a session, if it is current.
+    pub(super) fn link(&self, session: SessionId, connection: u64) -> Option<LinkId> {
+        let session = self.sessions.get(&session)?;
+        session.link.filter(|_| session.connection == connection)
+    }
+
+    /// Returns the program of the session.
+    pub(super) fn program(&self, session: SessionId) -> Option<u64> {
+        Some(self.sessions.get(&session)?.program)
+    }
+}
+
+impl PoolEventLoop {
+    /// Resolves a handle.
+    pub(super) fn resolve(
+        &mut self,
+        text: &str,
+        query: &ResolveQuery,
+        reply: ReplySender<Resolution>,
+    ) {
+        let handle = match parse_handle(text) {
+            Ok(handle) => handle,
+            Err(error) => return send_reply(reply, Err(error)),
+        };
+        let now = self.now();
+        let items = query.items.map(|items| items.clamp(1, ITEMS_MAX));
+        let request = match query.cached {
+            Some(true) => self.user.handle_resolve(now, handle.clone()),
+            _ => self
+                .user
+                .handle_resolve_uncached(now, handle.clone(), items),
+        };
+        let items = items.map_or(usize::MAX, |items| items as usize);
+        self.await_answer(request, handle, items, reply);
+    }
+
+    /// Selects an element.
+    pub(super) fn select(&mut self, text: &str, reply: ReplySender<Resolution>) {
+        let handle = match parse_handle(text) {
+            Ok(handle) => handle,
+            Err(error) => return send_reply(reply, Err(error)),
+        };
+        let request = self.user.handle_select(self.now(), handle.clone());
+        self.await_answer(request, handle, 1, reply);
+    }
+
+    fn await_answer(
+        &mut self,
+        request: RequestId,
+        handle: PoolHandle,
+        items: usize,
+        reply: ReplySender<Resolution>,
+    ) {
+        let pending = PendingResolution {
+            reply,
+            handle,
+            items,
+        };
+        self.users.pending.insert(request, pending);
+        self.carry_out(LinkOwner::User);
+    }
+
+    /// Handles a report of an unreachable element.
+    pub(super) fn report_unreachable(
+        &mut self,
+        report: &UnreachableReport,
+    ) -> Result<ReportAccepted, ErrorBody> {
+        let handle = parse_handle(&report.handle)?;
+        let id = u32::from_str_radix(&report.id, 16).map_err(|_| ErrorBody {
+            error: format!("`{}` is not an element's id", report.id),
+            what_to_do: "write its eight hexadecimal digits, as `holdfast pool resolve` shows them"
+                .to_owned(),
+        })?;
+        let id = ElementId(id);
+        let now = self.now();
+        self.user.handle_unreachable(now, &handle, id);
+        self.carry_out(LinkOwner::User);
+        Ok(ReportAccepted { id: id.to_string() })
+    }
+
+    /// Opens a session for a program.
+    pub(super) fn open_session(
+        &mut self,
+        program: u64,
+        handle: PoolHandle,
+        options: SessionOptions,
+    ) -> SessionId {
+        let now = self.now();
+        if options.ask_registrar {
+            self.user.handle_purge(&handle);
+        }
+        let choose = match options.rule {
+            SelectionRule::Registrar => ChosenBy::Registrar,
+            SelectionRule::PowerOfTwoChoices => ChosenBy::Latency,
+            SelectionRule::Prequal => ChosenBy::Probes,
+        };
+        let id = self.user.handle_open_with_method(now, handle, None, choose);
+        let session = UserSession {
+            program,
+            link: None,
+            connection: 0,
+            is_finishing: false,
+            ended_in_order: false,
+        };
+        self.users.sessions.insert(id, session);
+        self.carry_out(LinkOwner::User);
+        id
+    }
+
+    /// Ends the session of a program that is gone.
+    pub(super) fn close_session_of(&mut self, program: u64) {
+        let is_of_program = |(_, session): &(&SessionId, &UserSession)| session.program == program;
+        let session = self
+            .users
+            .sessions
+            .iter()
+            .find(is_of_program)
+            .map(|(id, _)| *id);
+        if let Some(id) = session {
+            self.end_session(id);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId) {
+        self.users.sessions.remove(&id);
+        let now = self.now();
+        self.user.handle_close(now, id);
+        self.carry_out(LinkOwner::User);
+    }
+
+    /// Handles a program's end of data.
+    pub(super) fn finish_session(&mut self, id: SessionId, connection: u64) {
+        let link = self.users.link(id, connection);
+        let finishing = link.is_some_and(|link| self.finish_stream(link));
+        if let Some(session) = self.users.sessions.get_mut(&id) {
+            session.is_finishing |= finishing;
+        }
+    }
+
+    /// Handles a program's complaint about its element, which makes the session fail over.
+    pub(super) fn fail_session(&mut self, id: SessionId, connection: u64) {
+        if self.users.link(id, connection).is_none() {
+            return;
+        }
+        let now = self.now();
+        self.user.handle_malfunction(now, id);
+        self.carry_out(LinkOwner::User);
+    }
+
+    /// Handles the end of a link of the user's machine. An orderly end of a finished session ends the session too.
+    pub(super) fn on_user_link_ended(&mut self, link: LinkId, in_order: bool) {
+        self.users.remove_link(link);
+        let now = self.now();
+        let id = self.user.session_of(link);
+        let session = id.and_then(|id| Some((id, self.users.sessions.get_mut(&id)?)));
+        let Some((id, session)) = session.filter(|_| in_order) else {
+            return self.user.handle_lost(now, link);
+        };
+        if !session.is_finishing || session.link != Some(link) {
+            session.ended_in_order = session.link == Some(link);
+            return self.user.handle_closed(now, link);
+        }
+        let last = FromPool::Session(SessionEvent::Finished);
+        self.programs.send_and_close(session.program, &last);
+        self.end_session(id);
+    }
+
+    /// Handles an event of the user's machine.
+    pub(super) fn on_user_event(&mut self, event: Event) {
+        match event {
+            Event::Selected { request, element } => {
+                let policy = element.policy.kind();
+                self.on_resolved(request, policy, vec![element]);
+            }
+            Event::Resolved {
+                request,
+                policy,
+                elements,
+            } => self.on_resolved(request, policy, elements),
+            Event::RequestFailed { request, error } => {
+                if let Some(pending) = self.users.pending.remove(&request) {
+                    send_reply(
+                        pending.reply,
+                        Err(resolve_error_body(&pending.handle, &error)),
+                    );
+                }
+            }
+            Event::SessionUp {
+                session,
+                link,
+                element,
+                resumed,
+            } => self.on_session_up(session, link, element, resumed),
+            Event::SessionBroken {
+                session, element, ..
+            } => {
+                let Some(session_entry) = self.users.sessions.get_mut(&session) else {
+                    return;
+                };
+                session_entry.link = None;
+                session_entry.is_finishing = false;
+                let broken = SessionEvent::ElementLost {
+                    element: element.to_string(),
+                    closed_in_order: std::mem::take(&mut session_entry.ended_in_order),
+                };
+                self.send_to_program(session, broken);
+            }
+            Event::SessionFailed { session, error } => {
+                if let Some(session_entry) = self.users.sessions.remove(&session) {
+                    let reason = error.to_string();
+                    let last = FromPool::Session(SessionEvent::Failed { reason });
+                    self.programs.send_and_close(session_entry.program, &last);
+                }
+            }
+            Event::NewHome { registrar } => {
+                tracing::info!(?registrar, "found a registrar for pool users")
+            }
+            Event::HomeLost => tracing::warn!("lost the registrar for pool users"),
+            Event::NoRegistrar => tracing::debug!("no registrar for pool users"),
+            Event::ErrorReported(causes) => tracing::warn!(?causes, "a registrar reports errors"),
+            // No caller watches pools here.
+            Event::PoolChanged { .. } => {}
+        }
+    }
+
+    fn on_session_up(
+        &mut self,
+        session: SessionId,
+        link: LinkId,
+        element: ElementId,
+        resumed: bool,
+    ) {
+        let Some(session_entry) = self.users.sessions.get_mut(&session) else {
+            return;
+        };
+        session_entry.link = Some(link);
+        session_entry.connection += 1;
+        let connection = session_entry.connection;
+        let transport = self
+            .users
+            .transports
+            .get(&link)
+            .map(api_conversion::transport_entry);
+        let (transport, addresses) = transport.unwrap_or_default();
+        let event = SessionEvent::Up {
+            connection,
+            element: element.to_string(),
+            transport: transport.to_owned(),
+            addresses,
+            resumed,
+        };
+        self.send_to_program(session, event);
+    }
+
+    /// Sends an event to a session's program.
+    pub(super) fn send_to_program(&mut self, session: SessionId, event: SessionEvent) {
+        if let Some(program) = self.users.program(session) {
+            self.programs.send(program, &FromPool::Session(event));
+        }
+    }
+
+    fn on_resolved(&mut self, request: RequestId, policy: PolicyKind, elements: Vec<PoolElement>) {
+        let Some(asked) = self.users.pending.remove(&request) else {
+            return;
+        };
+        let entries = elements.iter().take(asked.items).map(element_entry);
+        let answer = Resolution {
+            handle: asked.handle.to_string(),
+            policy: policy.to_string(),
+            elements: entries.collect(),
+        };
+        send_reply(asked.reply, Ok(answer));
+    }
+}
+
+fn resolve_error_body(handle: &PoolHandle, error: &ResolveError) -> ErrorBody {
+    let what_to_do = match error {
+        ResolveError::UnknownPool => "register an element: `holdfast pool register --help`",
+        ResolveError::NoElement => "look at the elements: `holdfast pool show`",
+        ResolveError::NoRegistrar => {
+            "start one with `holdfast registrar`, or name one with --registrar ADDRESS"
+        }
+        ResolveError::Unanswered => {
+            "try again; if that fails, see whether `holdfast pool peers` on the registrar's host answers, and \
+             read the registrar's log: restart the registrar, or name another with --registrar ADDRESS"
+        }
+        ResolveError::Refused(_) => "check [access] in the registrar's configuration",
+    };
+    let error = match error {
+        ResolveError::UnknownPool => format!("there is no pool `{handle}`"),
+        ResolveError::NoRegistrar => "no registrar was reached".to_owned(),
+        other => other.to_string(),
+    };
+    ErrorBody {
+        error,
+        what_to_do: what_to_do.to_owned(),
+    }
+}
