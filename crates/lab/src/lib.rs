@@ -10,9 +10,9 @@
 //! `/run/holdfast/lab/<lab>`.
 //!
 //! ```no_run
-//! use holdfast_lab::{Lab, Spec};
+//! use holdfast_lab::{Lab, LabSpec};
 //! # fn main() -> Result<(), holdfast_lab::Error> {
-//! let lab = Lab::up(&Spec::new("example").nodes(3).clients(1))?;
+//! let lab = Lab::up(&LabSpec::new("example").nodes(3).clients(1))?;
 //! let (address, _) = lab.address("n1")?;
 //! let status = lab.command("c1")?.args(["ping", "-c1", &address.to_string()]).status();
 //! assert!(status.is_ok_and(|status| status.success()));

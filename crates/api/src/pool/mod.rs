@@ -10,9 +10,9 @@
 //! continues at another element, which first receives that state ([`ElementEvent::Resumed`]).
 //!
 //! ```no_run
-//! use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
+//! use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
 //! # fn main() -> std::io::Result<()> {
-//! let service = Service::Sessions { addresses: Vec::new(), port: 0 };
+//! let service = ElementService::Sessions { addresses: Vec::new(), port: 0 };
 //! let element = Element::register(holdfast_api::pool::SOCKET_PATH, Registration::new("counter", service))?;
 //! let mut counts = std::collections::HashMap::new();
 //! while let Some(event) = element.next_event()? {

@@ -134,7 +134,7 @@ impl RawPeer {
         self.send(&packet(self.ip(), to.ip(), TCP, &tcp));
     }
 
-    /// Returns the next TCP segment from the service to `port`.
+    /// Returns the next TCP segment from the service to `port` of this peer.
     pub fn next_segment(&self, port: u16, wait_ms: i32) -> Option<Segment> {
         while let Some(frame) = self.receive(wait_ms) {
             if let Some(segment) = self.parse_segment(&frame, port) {
@@ -156,7 +156,12 @@ impl RawPeer {
         {
             return None;
         }
-        if l4[2..4] != port.to_be_bytes() {
+        // Other peers of the client receive retransmissions at the same link address.
+        let is_for_peer = match self.ip() {
+            IpAddr::V4(ip) => frame[30..34] == ip.octets(),
+            IpAddr::V6(ip) => frame[38..54] == ip.octets(),
+        };
+        if !is_for_peer || l4[2..4] != port.to_be_bytes() {
             return None;
         }
         let read_u32 = |at: usize| u32::from_be_bytes([l4[at], l4[at + 1], l4[at + 2], l4[at + 3]]);
