@@ -37,7 +37,7 @@ struct Arguments {
     /// Address of a registrar or pool daemon, instead of the file's addresses; may be repeated.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<IpAddr>,
-    /// Another registrar to contact at the start, besides those in the file; may be repeated.
+    /// Another registrar to contact at the start, in addition to the registrars in the file; may be repeated.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
     #[arg(

@@ -195,7 +195,7 @@ impl Migration {
                 return;
             }
             Err(error) => {
-                let command = "Go";
+                let command = "Resume";
                 self.core
                     .push_event(Event::CommandFailed { id, command, error });
                 ResumeReport::default()

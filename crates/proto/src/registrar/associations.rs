@@ -41,11 +41,12 @@ pub(super) struct Association {
     pub(super) delay_ms: u32,
     pub(super) applied_delay_ms: u32,
     pub(super) distance_update: Option<DistanceUpdate>,
-    /// Number of its elements that have a distance.
+    /// Number of elements registered over this association that have a distance.
     pub(super) distant_elements: usize,
     /// Elements that were probed over it without being named.
     pub(super) probed: Vec<ElementKey>,
-    /// The elements registered over it; each one's [`ElementEntry`](super::entry::ElementEntry) has its index here.
+    /// Elements registered over this association; each element's
+    /// [`ElementEntry`](super::element_entry::ElementEntry) has its index here.
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it subscribes to.
     pub(super) pools: Vec<PoolHandle>,

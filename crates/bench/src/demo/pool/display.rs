@@ -25,7 +25,7 @@ struct DisplayState {
     hosts: Vec<String>,
     dead: BTreeSet<String>,
     served: BTreeMap<String, u64>,
-    /// Lines of the picture on the terminal.
+    /// Number of lines of the picture drawn last, which the next one replaces.
     drawn_lines: usize,
 }
 

@@ -179,7 +179,7 @@ pub(super) fn utilisation_panel(title: impl Into<String>, x: &str, series: Vec<S
     }
 }
 
-/// Returns the outcome of a figure.
+/// Returns the outcome of an experiment that draws one figure, with these panels.
 pub(super) fn figure_outcome(
     settings: &ExperimentSettings,
     title: &str,
