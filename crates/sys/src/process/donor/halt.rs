@@ -9,7 +9,7 @@ use crate::process::trace::{
 };
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply to the calls that the tracer makes in the thread.
 const PTRACE_O_SUSPEND_SECCOMP: i32 = 1 << 21;
@@ -44,6 +44,8 @@ pub(crate) struct HaltedThread {
 
 /// Time limit between the stops of two threads, when several processes are stopped together.
 const GROUP_STOP_LIMIT: Duration = Duration::from_millis(100);
+/// Pause in which an ending thread can use the caller's processor.
+const ENDING_INTERVAL: Duration = Duration::from_micros(50);
 
 impl HaltedProcess {
     /// Stops every thread of a process.
@@ -77,6 +79,12 @@ impl HaltedProcess {
             has_pending_continue: false,
             is_released: false,
         })
+    }
+
+    /// Returns true if no thread is missing. A list of threads does not tell: a thread that ends while the kernel lists
+    /// it can hide others.
+    fn has_all_threads(&self) -> Result<bool> {
+        Ok(procfs::thread_count(self.pid)? == self.threads.len())
     }
 
     /// Attaches to threads that are not known yet and interrupts them. Returns false if there are none.
@@ -268,7 +276,9 @@ fn stop_in_parallel(pids: &[i32], limit: Duration) -> Vec<Result<HaltedProcess>>
     let mut halting: Vec<HaltInProgress> = pids.iter().map(begin).collect();
     // Threads may make other threads while the first ones are being stopped.
     loop {
-        halting.iter_mut().for_each(HaltInProgress::seize_new);
+        for process in &mut halting {
+            process.seize_new(limit);
+        }
         if halting.iter().all(|process| process.is_complete) {
             break;
         }
@@ -281,10 +291,18 @@ fn stop_in_parallel(pids: &[i32], limit: Duration) -> Vec<Result<HaltedProcess>>
 }
 
 impl HaltInProgress {
-    fn seize_new(&mut self) {
-        if !self.is_complete {
-            self.is_complete =
-                self.apply(|halted| halted.seize_new().map(|new| !new)) != Some(false);
+    /// Interrupts threads that are not known yet. If there are none, waits up to `limit` for threads that are ending.
+    fn seize_new(&mut self, limit: Duration) {
+        let started_at = Instant::now();
+        while !self.is_complete {
+            self.is_complete = self.apply(|halted| halted.has_all_threads()) != Some(false);
+            if self.is_complete || self.apply(HaltedProcess::seize_new) == Some(true) {
+                return;
+            }
+            if started_at.elapsed() > limit {
+                self.apply(|halted| Err::<(), _>(Error::StopTimeout(halted.pid)));
+            }
+            std::thread::sleep(ENDING_INTERVAL);
         }
     }
 
@@ -498,6 +516,16 @@ mod tests {
 
     fn process_state(pid: i32) -> char {
         procfs::Stat::read(pid).expect("it lives").state
+    }
+
+    /// The list that the kernel gave lacked a thread.
+    #[test]
+    fn stop_with_missing_thread_is_incomplete() {
+        let own = fork_sleeper();
+        let mut halted = HaltedProcess::new(own.0).expect("it lives");
+        assert!(!halted.has_all_threads().expect("it lives"));
+        assert!(halted.seize_new().expect("it lives"));
+        assert!(halted.has_all_threads().expect("it lives"));
     }
 
     /// The kernel has prepared to make a call again, and another stop comes before the thread runs.

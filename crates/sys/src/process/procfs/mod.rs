@@ -11,6 +11,7 @@ pub use stat::Stat;
 pub use status::Status;
 
 use super::error::{Context, Error, Result, unexpected_text};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -88,9 +89,41 @@ fn is_alive(pid: i32) -> bool {
 /// # Errors
 /// [`Error::ProcessEnded`] if the process does not exist.
 pub fn threads(pid: i32) -> Result<Vec<i32>> {
-    let mut found = numbers(&format!("/proc/{pid}/task"), pid)?;
+    let folder = format!("/proc/{pid}/task");
+    let mut found = list_completely(|| numbers(&folder, pid), || thread_count(pid))?;
     found.sort_by_key(|tid| (*tid != pid, *tid));
     Ok(found)
+}
+
+/// Returns the kernel's count of a process's threads, including those that are ending.
+///
+/// # Errors
+/// [`Error::ProcessEnded`] if the process does not exist.
+pub(crate) fn thread_count(pid: i32) -> Result<usize> {
+    let folder = format!("/proc/{pid}/task");
+    let metadata = fs::metadata(&folder).map_err(|source| to_error(pid, folder, source))?;
+    // A folder has two links of its own.
+    Ok(metadata.nlink().saturating_sub(2) as usize)
+}
+
+/// Lists threads until there are as many as the kernel counts. A thread that ends while the kernel lists it ends the
+/// kernel's walk, and the next walk can leave out a living thread. If threads end all the time, returns all threads
+/// found so far.
+fn list_completely(
+    mut list: impl FnMut() -> Result<Vec<i32>>,
+    mut count: impl FnMut() -> Result<usize>,
+) -> Result<Vec<i32>> {
+    /// Most listings of threads that end all the time.
+    const LISTINGS_MAX: usize = 16;
+    let mut found = BTreeSet::new();
+    for _ in 0..LISTINGS_MAX {
+        let listed = list()?;
+        if listed.len() == count()? {
+            return Ok(listed);
+        }
+        found.extend(listed);
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// Returns the children of all threads of a process.
@@ -150,4 +183,35 @@ pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
 /// Parses the text of `maps` or `smaps`.
 pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
     parse_maps(text).ok_or_else(|| unexpected_text("cannot parse a process's mappings"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listing that an ending thread has cut short.
+    #[test]
+    fn listing_shorter_than_count_is_repeated() {
+        let mut listings = [vec![1, 2], vec![1, 3, 4]].into_iter();
+        let found = list_completely(|| Ok(listings.next().expect("two")), || Ok(3));
+        assert_eq!(found.expect("listed"), [1, 3, 4]);
+    }
+
+    #[test]
+    fn listings_without_end_are_joined() {
+        let mut ending = 10..;
+        let list = || Ok(vec![1, ending.next().expect("endless")]);
+        let found = list_completely(list, || Ok(3)).expect("listed");
+        assert!(found.starts_with(&[1, 10, 11]), "{found:?}");
+    }
+
+    #[test]
+    fn own_threads_are_counted() {
+        let own = std::process::id() as i32;
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || receiver.recv());
+        assert!(thread_count(own).expect("alive") >= 2);
+        drop(sender);
+        let _ = thread.join();
+    }
 }
