@@ -1,6 +1,6 @@
 //! Parsers of the client of OpenArena's server, and the client's reassembly of messages.
 
-#[path = "../../crates/bench/src/openarena/protocol/mod.rs"]
+#[path = "../../crates/testbed/src/openarena/protocol/mod.rs"]
 #[allow(dead_code, reason = "clients write more than is read here")]
 mod protocol;
 

@@ -1,7 +1,7 @@
 //! Framing of ASAP messages in a byte stream.
 
 use bytes::Bytes;
-use holdfast_sys::transport::MessageSplitter;
+use holdfast_sctp::MessageSplitter;
 use holdfast_wire::rserpool::message_length;
 use std::io;
 

@@ -42,6 +42,6 @@ pub(crate) fn decode(bytes: &[u8], piece: usize) -> Vec<Frame> {
             }
         }
     }
-    let _ = decoder.finish();
+    let _ = decoder.check_complete();
     frames
 }

@@ -4,8 +4,8 @@ use crate::frame::decode;
 use bytes::Bytes;
 use holdfast_proto::flow_ownership;
 use holdfast_proto::handoff::{
-    Command, CommandToken, Completion, DrainPolicy, FrozenFlow, Handoff, HandoffMachineConfig,
-    Output, Request, Results, SendQueueInfo, StaticFlow,
+    Command, CommandToken, Completion, DrainPolicy, FlowHandoffRequest, FrozenFlow, Handoff,
+    HandoffMachineConfig, Output, Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_wire::{Flow, NodeId};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) -> bool {
     let mut machine = Handoff::new(config);
     let mut now = Duration::ZERO;
     let flows = (1..4).map(flow).collect();
-    let request = Request {
+    let request = FlowHandoffRequest {
         flows,
         to: NodeId(2),
         drain: DrainPolicy::Yes,

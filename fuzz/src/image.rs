@@ -1,7 +1,7 @@
 //! Images of processes from a donor: the acceptor decodes them, and checks the rules that the types cannot express.
 
-use holdfast_sys::process::files::FilesImage;
-use holdfast_sys::process::image::{
+use holdfast_checkpoint::files::FilesImage;
+use holdfast_checkpoint::image::{
     BorrowedPages, DescriptorUpdate, MissingPages, OpenFilesUpdate, ProcessTreeState, TreeLayout,
     Validate, decode, encode,
 };

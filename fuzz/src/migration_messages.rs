@@ -5,11 +5,11 @@
 mod mutated_messages;
 mod user_rights;
 
-use holdfast_sys::process::image::{
-    BorrowedPages, DescriptorUpdate, Mapping, MemorySpace, MissingPages, PagesMessage,
+use holdfast_checkpoint::image::{
+    BorrowedPages, DescriptorUpdate, MemoryMapping, MemorySpace, MissingPages, PagesMessage,
     ProcessTreeState, TreeLayout, Validate, decode, encode,
 };
-use holdfast_sys::process::image_judge::{
+use holdfast_checkpoint::image_judge::{
     DonorMessageKind, ImageJudge, ImagePolicy, MessageSequence, NodeLimits,
 };
 use std::collections::BTreeSet;
@@ -216,7 +216,7 @@ impl Acceptor {
             if let MemorySpace::Process(index) = run.space {
                 let process = tree.processes.get(index as usize);
                 let mappings = process.map_or(&[][..], |process| &process.mappings);
-                if !Mapping::covers(mappings, run) {
+                if !MemoryMapping::covers(mappings, run) {
                     return Err("pages outside the mappings of their process".to_owned());
                 }
                 user_rights::assert_memory(mappings, run);

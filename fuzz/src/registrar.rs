@@ -1,7 +1,9 @@
 //! The registrar machine with arbitrary messages.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{AssociationId, Config, Output, PoolProtocol, Registrar};
+use holdfast_proto::registrar::{
+    AssociationId, Output, PoolProtocol, Registrar, RegistrarMachineConfig,
+};
 use holdfast_wire::rserpool::{
     ElementId, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap,
     enrp,
@@ -73,7 +75,7 @@ impl RegistrarHarness {
             usage: TransportUse::DataOnly,
             addresses: [own.ip()].into_iter().collect(),
         };
-        let mut config = Config::new(RegistrarId(0x50), 1, transport);
+        let mut config = RegistrarMachineConfig::new(RegistrarId(0x50), 1, transport);
         let settings = &mut config.settings;
         settings.limits.elements = ELEMENTS_MAX;
         settings.limits.malformed_max = u32::MAX;
@@ -222,7 +224,7 @@ pub fn element_life_cycle() -> Vec<u8> {
     let handle_update = enrp::Message {
         sender: RegistrarId(7),
         receiver: RegistrarId(0),
-        body: enrp::Body::HandleUpdate {
+        body: enrp::EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: enrp::UpdateAction::Add,
             handle: handle.clone(),

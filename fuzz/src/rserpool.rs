@@ -53,7 +53,7 @@ fn assert_round_trip<M: PartialEq + Debug>(
 }
 
 /// All causes to be reported fit into one error message.
-fn assert_reports_encode(causes: Vec<holdfast_wire::rserpool::Cause>) {
+fn assert_reports_encode(causes: Vec<holdfast_wire::rserpool::ErrorCause>) {
     let mut buffer = BytesMut::new();
     let error = asap::Message::Error(causes);
     error.encode(&mut buffer).expect("reports are limited");

@@ -1,6 +1,6 @@
 //! The vDSO of a program from another node: the acceptor reads its symbols and patches its functions.
 
-use holdfast_sys::process::vdso::{functions, patch};
+use holdfast_checkpoint::vdso::{functions, patch};
 
 /// Checks that all functions lie inside the image, and that patching changes only the reported ranges.
 pub fn run(data: &[u8]) -> bool {

@@ -56,7 +56,7 @@ fn checkout() -> Result<PathBuf> {
 fn tidy(lower_ratchet: bool) -> Result<ExitCode> {
     let mut tree = SourceTree::read()?;
     if lower_ratchet {
-        tidy::ratchet::lower_sizes(&mut tree)?;
+        tidy::size_ratchet::lower_sizes(&mut tree)?;
     }
     let findings = tidy::check(&tree);
     for finding in &findings {

@@ -111,9 +111,9 @@ impl CertificateAuthority {
         set_validity(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
         // Create the key first: the process that creates the key is the one that writes the rest.
-        create(&dir.join("ca.key"), &key.serialize_pem())?;
-        create(&dir.join("ca.pem"), &certificate.pem())?;
-        create(&dir.join("serials.log"), "")?;
+        create_file(&dir.join("ca.key"), &key.serialize_pem())?;
+        create_file(&dir.join("ca.pem"), &certificate.pem())?;
+        create_file(&dir.join("serials.log"), "")?;
         let authority = CertificateAuthority {
             dir: dir.to_owned(),
             issuer: Issuer::new(params, key),
@@ -172,10 +172,10 @@ impl CertificateAuthority {
         if issued.cert.exists() {
             return Err(CaError::Exists(issued.cert));
         }
-        create(&issued.key, &key.serialize_pem())?;
+        create_file(&issued.key, &key.serialize_pem())?;
         // Log before the certificate can be used, so that every used certificate can be revoked.
         self.log("issued", &issued.serial, node)?;
-        create(&issued.cert, &certificate.pem())?;
+        create_file(&issued.cert, &certificate.pem())?;
         Ok(issued)
     }
 
@@ -336,7 +336,7 @@ fn check_name(name: &str) -> Result<(), CaError> {
 }
 
 /// Writes a new file of mode 0600 and makes it durable.
-fn create(path: &Path, content: &str) -> Result<(), CaError> {
+fn create_file(path: &Path, content: &str) -> Result<(), CaError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let mut file: File = options.open(path).map_err(|error| match error.kind() {

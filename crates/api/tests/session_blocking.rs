@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use fake::{DaemonSession, FakeDaemon, connect_client, flow_of, loopback_listener};
-use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, ToDaemon, TransitState};
+use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, ReclaimedFlowState, ToDaemon};
 use holdfast_api::blocking::{Connection, Service, WaitResult};
 use holdfast_api::{Arrival, Destination, Drain, Session};
 
@@ -311,22 +311,12 @@ fn session_survives_daemon_restart() {
             .transit
             .clone()
     };
-    assert_eq!(was(gone_flow), TransitState::Donated { to: "n2".into() });
-    assert_eq!(was(kept_flow), TransitState::Donated { to: "n2".into() });
-    assert_eq!(
-        was(flow_of(&incoming_clients[0])),
-        TransitState::Incoming {
-            id: 5,
-            received: true
-        }
-    );
-    assert_eq!(
-        was(flow_of(&incoming_clients[1])),
-        TransitState::Incoming {
-            id: 6,
-            received: false
-        }
-    );
+    let donated = ReclaimedFlowState::Donated { to: "n2".into() };
+    assert_eq!(was(gone_flow), donated);
+    assert_eq!(was(kept_flow), donated);
+    let incoming = |id, received| ReclaimedFlowState::Incoming { id, received };
+    assert_eq!(was(flow_of(&incoming_clients[0])), incoming(5, true));
+    assert_eq!(was(flow_of(&incoming_clients[1])), incoming(6, false));
     for (item, descriptor) in items.iter().zip(descriptors) {
         assert_eq!(
             TcpStream::from(descriptor).peer_addr().unwrap(),

@@ -5,9 +5,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_bench::cluster::IpFamily;
 use holdfast_bench::demo::{DemoDisplay, DemoReport, DemoSpec, run};
 use holdfast_lab::ServiceReach;
+use holdfast_testbed::cluster::IpFamily;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 

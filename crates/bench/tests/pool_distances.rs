@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use holdfast_api::control::{BlockingControlClient, PolicyDetail, ResolveQuery};
-use holdfast_api::pool::{Element, ElementService, Registration};
-use holdfast_bench::cluster::find_program;
-use holdfast_bench::pool_lab::{PoolLab, command_words};
+use holdfast_api::pool::{Element, ElementService, RegistrationRequest};
 use holdfast_lab::{LabSpec, LinkEntry, Topology};
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::{PoolLab, command_words};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -81,7 +81,8 @@ fn delays_are_summed_before_rounding() {
         delay_penalty: Some(1e-5),
         ..PolicyDetail::default()
     };
-    let mut registration = Registration::new("far", ElementService::Tcp((own_address, 80).into()));
+    let mut registration =
+        RegistrationRequest::new("far", ElementService::Tcp((own_address, 80).into()));
     registration.policy = policy(0.0);
     let element = || Element::register(&socket, registration.clone()).ok();
     let element = lab.wait_for("the pool daemon", PATIENCE, element);

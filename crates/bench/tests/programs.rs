@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::churn::{self, ChurnPlan, measure};
-use holdfast_bench::programs::{
-    BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RealProgram, RunningProgram,
+use holdfast_testbed::programs::{
+    BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RunningProgram, UnmodifiedProgram,
 };
 
 const MOVES: usize = 20;
@@ -16,7 +16,7 @@ const MOVES: usize = 20;
 /// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn find_program_spec(name: &str) -> &'static RealProgram {
+fn find_program_spec(name: &str) -> &'static UnmodifiedProgram {
     PROGRAMS
         .iter()
         .find(|program| program.name == name)
@@ -34,7 +34,7 @@ fn assert_moves_under_load(name: &str) {
     }
 }
 
-fn move_program(program: &'static RealProgram) -> Result<()> {
+fn move_program(program: &'static UnmodifiedProgram) -> Result<()> {
     let began = Instant::now();
     let mut scene = RunningProgram::up(program)?;
     let mut freezes_us = Vec::new();

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use holdfast_bench::cluster::find_program;
+use holdfast_testbed::cluster::find_program;
 use serde_json::Value;
 
 /// Runs `holdfast` and returns the report that it wrote with `--json`.

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Drain;
 use holdfast_api::control::{
-    FlowFilter, FlowOutcome, HandoffRequest, HandoffState, Selection, SocketStrategy,
+    FlowFilter, FlowOutcome, FlowSelection, HandoffRequest, HandoffState, SocketStrategy,
 };
 use holdfast_bench::churn::{self, BACKEND_HOST, CLIENT_HOST, ChurnClients, RunningServer};
-use holdfast_bench::cluster::{Cluster, ExampleServer, IpFamily};
-use holdfast_bench::connection_load::{ConnectionLoad, connect, message_interval};
-use holdfast_bench::process_moves::{AttemptOutcome, NodeGroup};
+use holdfast_testbed::cluster::{Cluster, ExampleServer, IpFamily};
+use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_connections};
+use holdfast_testbed::process_moves::{MoveAttemptOutcome, NodeGroup};
 
 const SECONDS: u64 = 120;
 /// Length of a period. Daemons are killed in its first half and left alone in its second half, in which a daemon must
@@ -77,7 +77,7 @@ fn run_soak(length: Duration) -> Result<()> {
 fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> Result<()> {
     let cluster = group.cluster();
     let service = SocketAddr::new(cluster.service_address(IpFamily::V4), ECHO_PORT);
-    let streams = connect(cluster.lab(), CLIENT_HOST, service, ECHOES)?;
+    let streams = open_connections(cluster.lab(), CLIENT_HOST, service, ECHOES)?;
     let echoes = ConnectionLoad::start(streams, message_interval(ECHOES))?;
     let connection_counts = (IDLE_CONNECTIONS, NEW_CONNECTIONS_PER_S);
     let clients = ChurnClients::start(
@@ -161,12 +161,12 @@ fn move_server(
     let (mut moved, mut kept, mut number) = (0, 0, 0);
     while pause_and_continue(deadline, stop, MOVE_EVERY) {
         match group.request_move(pid, number, SocketStrategy::default()) {
-            Ok(AttemptOutcome::Moved(made)) => {
+            Ok(MoveAttemptOutcome::Moved(made)) => {
                 moved += 1;
                 number += 1;
                 pid = made.pid;
             }
-            Ok(AttemptOutcome::Kept(reason)) => {
+            Ok(MoveAttemptOutcome::Kept(reason)) => {
                 kept += 1;
                 eprintln!("the server stayed: {reason}");
             }
@@ -183,8 +183,8 @@ fn move_server(
 /// Finds the server after a move in which a daemon was killed: returns its PID there, and the number of the next move.
 fn locate_server(group: &NodeGroup, pid: i32, number: usize) -> Result<(i32, usize)> {
     group.wait_for("the server is at one node", || {
-        let to = holdfast_bench::process_moves::SERVER_NODES[(number + 1) % 2];
-        let from = holdfast_bench::process_moves::SERVER_NODES[number % 2];
+        let to = holdfast_testbed::process_moves::SERVER_NODES[(number + 1) % 2];
+        let from = holdfast_testbed::process_moves::SERVER_NODES[number % 2];
         let residents = |node| {
             let control = group.cluster().blocking_control_client(node).ok()?;
             let status = control.run(async |client| client.status().await).ok()?;
@@ -229,7 +229,7 @@ fn hand_off_repeatedly(cluster: &Cluster, deadline: Instant, stop: &AtomicBool) 
 fn hand_off_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> {
     let donor = cluster.blocking_control_client(from)?;
     let request = HandoffRequest {
-        selection: Selection::AllOf(FlowFilter {
+        selection: FlowSelection::AllOf(FlowFilter {
             pool: Some("echo".to_owned()),
             ..FlowFilter::default()
         }),

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use holdfast_bench::zone_server_lab::{DATABASE_HOST, ZoneServerLab, ZoneSpec};
 use holdfast_lab::Topology;
+use holdfast_testbed::zone_server_lab::{DATABASE_HOST, ZoneServerLab, ZoneSpec};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);

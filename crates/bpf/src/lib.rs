@@ -7,7 +7,7 @@
 //! crate makes no decisions: [`Dataplane`] gives the daemon access to the maps. Maps and links are pinned, so that
 //! traffic continues without the daemon.
 
-mod accept_queue;
+mod accept_queue_insertion;
 mod batch_setter;
 mod bpf_iterator;
 mod congestion_restore;
@@ -39,7 +39,7 @@ use libbpf_rs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-pub use accept_queue::AcceptQueue;
+pub use accept_queue_insertion::AcceptQueue;
 pub use flow_groups::FlowGroups;
 pub use flow_quota::{FlowQuota, guaranteed_flows};
 pub use hold_counters::HoldCounters;

@@ -30,7 +30,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 /// # Errors
 /// The kernel's error, with the hook.
 pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd, Error> {
-    if let Some(link) = adopt(program, pin) {
+    if let Some(link) = adopt_pinned_link(program, pin) {
         return Ok(link);
     }
     let link = attach_unpinned(program, hook)?;
@@ -60,7 +60,7 @@ pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, E
 /// # Errors
 /// The cgroup cannot be opened, or the kernel refuses.
 pub fn attach_cgroup(program: BorrowedFd<'_>, cgroup: &Path, pin: &Path) -> Result<OwnedFd, Error> {
-    if let Some(link) = adopt(program, pin) {
+    if let Some(link) = adopt_pinned_link(program, pin) {
         return Ok(link);
     }
     let what = || format!("socket operations on cgroup {}", cgroup.display());
@@ -82,7 +82,7 @@ pub fn attach_cgroup(program: BorrowedFd<'_>, cgroup: &Path, pin: &Path) -> Resu
     Ok(link)
 }
 
-fn adopt(program: BorrowedFd<'_>, pin: &Path) -> Option<OwnedFd> {
+fn adopt_pinned_link(program: BorrowedFd<'_>, pin: &Path) -> Option<OwnedFd> {
     let path = c_path(pin);
     // SAFETY: `path` is a NUL-terminated string that lives through the call.
     let fd = unsafe { libbpf_sys::bpf_obj_get(path.as_ptr()) };

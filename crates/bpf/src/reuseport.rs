@@ -183,7 +183,7 @@ impl ReuseportGroups {
                 query.flow = *flow;
             }
             table.set(&0, &queries)?;
-            self.run()?;
+            self.run_query_program()?;
             let results = table.get(&0)?.unwrap_or(queries);
             let marks = results.entries[..chunk.len()]
                 .iter()
@@ -217,7 +217,7 @@ impl ReuseportGroups {
         Ok(())
     }
 
-    fn run(&self) -> Result<(), Error> {
+    fn run_query_program(&self) -> Result<(), Error> {
         let mut options = bpf_test_run_opts {
             sz: size_of::<bpf_test_run_opts>() as _,
             data_in: RUN_PACKET.as_ptr().cast(),

@@ -7,7 +7,7 @@ use holdfast_api::control::{BlockerEntry, ProcessCheck};
 use crate::ExitResult;
 use crate::daemon_client::{DaemonArgs, print_json};
 use crate::migrate::forwarded_text;
-use crate::process::ProcessArg;
+use crate::process_arg::ProcessArg;
 
 /// Check if a process of this node can move with all its children, and list its blockers
 #[derive(Debug, Args)]

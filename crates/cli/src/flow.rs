@@ -2,11 +2,11 @@
 
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_api::control::{FlowDetail, FlowEntry, FlowList, FlowQuery, FlowState};
+use holdfast_api::control::{FlowDetail, FlowEntry, FlowList, FlowListQuery, FlowState};
 use holdfast_api::{FlowText, Protocol};
 
 use crate::daemon_client::{DaemonArgs, print_json};
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// Connections and their owners
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ pub fn run(args: &FlowArgs) -> Result<()> {
 }
 
 fn list(args: &FlowListArgs) -> Result<()> {
-    let query = FlowQuery {
+    let query = FlowListQuery {
         pool: args.pool.clone(),
         owner: args.owner.clone(),
         protocol: args.protocol.map(|protocol| match protocol {
@@ -113,7 +113,7 @@ fn list_text(list: &FlowList) -> String {
     if list.flows.is_empty() {
         return "no flows\n".into();
     }
-    let mut table = Table::new(["flow", "owner", "epoch", "pool", "program"]);
+    let mut table = TextTable::new(["flow", "owner", "epoch", "pool", "program"]);
     for entry in &list.flows {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let epoch = entry.epoch.to_string();

@@ -7,6 +7,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::CommandLine;
+use crate::bench_program::{PROGRAM, manual_pages_command};
 
 /// Print completions for a shell
 #[derive(Debug, Args)]
@@ -45,5 +46,12 @@ pub fn completions(args: &CompletionsArgs) -> Result<()> {
 pub fn man(args: &ManArgs) -> Result<()> {
     let describe = || format!("write manual pages into {}", args.dir.display());
     std::fs::create_dir_all(&args.dir).with_context(describe)?;
-    clap_mangen::generate_to(CommandLine::command(), &args.dir).with_context(describe)
+    clap_mangen::generate_to(CommandLine::command(), &args.dir).with_context(describe)?;
+    let written = manual_pages_command(&args.dir).status();
+    if !written.is_ok_and(|status| status.success()) {
+        eprintln!(
+            "holdfast: {PROGRAM} is not installed; the pages of `bench`, `repro` and `demo` name no arguments"
+        );
+    }
+    Ok(())
 }

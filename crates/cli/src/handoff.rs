@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use holdfast_api::control::{
-    FlowFilter, FlowOutcome, FlowResult, HandoffRequest, HandoffState, HandoffStatus, Selection,
+    FlowFilter, FlowOutcome, FlowResult, FlowSelection, HandoffRequest, HandoffState, HandoffStatus,
 };
 use holdfast_api::{Drain, FlowText};
 
 use crate::ExitResult;
 use crate::daemon_client::{DaemonArgs, print_json};
 use crate::flow::parse_flow;
-use crate::table::{Table, optional_micros};
+use crate::table::{TextTable, optional_micros};
 
 /// Interval between polls of a running handoff.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -114,13 +114,13 @@ pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
 
 fn handoff_request(args: &HandoffArgs) -> HandoffRequest {
     let selection = if args.all {
-        Selection::AllOf(FlowFilter {
+        FlowSelection::AllOf(FlowFilter {
             pool: args.pool.clone(),
             limit: args.limit,
             ..FlowFilter::default()
         })
     } else {
-        Selection::Flows(args.flow.clone())
+        FlowSelection::Flows(args.flow.clone())
     };
     let drain = args
         .drain
@@ -145,7 +145,7 @@ fn exit_result(status: &HandoffStatus) -> ExitResult {
 const ROWS_MAX: usize = 40;
 
 fn handoff_text(status: &HandoffStatus) -> String {
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         "flow",
         "outcome",
         "freeze us",

@@ -1,12 +1,11 @@
 //! The `holdfast` command line.
 #![forbid(unsafe_code)]
 
-mod bench;
+mod bench_program;
 mod ca;
 mod check;
 mod clone;
 mod daemon_client;
-mod demo;
 mod flow;
 mod generated_docs;
 mod handoff;
@@ -14,7 +13,7 @@ mod lab;
 mod migrate;
 mod node;
 mod pool;
-mod process;
+mod process_arg;
 mod registrar;
 mod sim;
 mod status;
@@ -40,20 +39,23 @@ const EXIT_CODES: &str =
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Demo(demo::DemoArgs),
+    /// Demonstrate Holdfast on this machine, in network namespaces. Needs root
+    Demo(bench_program::BenchProgramArgs),
     Lab(lab::LabArgs),
     Ca(ca::CaArgs),
     Node(node::NodeArgs),
     Registrar(registrar::RegistrarArgs),
-    Pool(pool::PoolArgs),
+    Pool(Box<pool::PoolArgs>),
     Status(status::StatusArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
     Check(check::CheckArgs),
     Migrate(migrate::MigrateArgs),
     Clone(clone::CloneArgs),
-    Bench(bench::BenchArgs),
-    Repro(holdfast_bench::repro::ReproArgs),
+    /// Run a benchmark and write its numbers as JSON
+    Bench(bench_program::BenchProgramArgs),
+    /// Repeat the measurements of the papers' tables and figures
+    Repro(bench_program::BenchProgramArgs),
     Sim(sim::SimArgs),
     Completions(generated_docs::CompletionsArgs),
     Man(generated_docs::ManArgs),
@@ -73,7 +75,7 @@ enum ExitResult {
 
 fn main() -> ExitCode {
     // A lab's hosts are instances of this program, started with a hidden argument.
-    holdfast_lab::init_main();
+    holdfast_lab::run_hidden_role();
     match run(CommandLine::parse()) {
         Ok(ExitResult::Success) => ExitCode::SUCCESS,
         Ok(ExitResult::Failed) => ExitCode::FAILURE,
@@ -89,7 +91,7 @@ fn main() -> ExitCode {
 fn run(command_line: CommandLine) -> Result<ExitResult> {
     let done = |result: Result<()>| result.map(|()| ExitResult::Success);
     match command_line.command {
-        Command::Demo(args) => demo::run(&args),
+        Command::Demo(args) => done(bench_program::exec("demo", &args)),
         Command::Lab(args) => done(lab::run(args)),
         Command::Ca(args) => done(ca::run(args)),
         Command::Node(args) => done(node::run(&args)),
@@ -101,8 +103,8 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Check(args) => check::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Clone(args) => clone::run(&args),
-        Command::Bench(args) => bench::run(args),
-        Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
+        Command::Bench(args) => done(bench_program::exec("bench", &args)),
+        Command::Repro(args) => done(bench_program::exec("repro", &args)),
         Command::Sim(args) => sim::run(&args),
         Command::Completions(args) => done(generated_docs::completions(&args)),
         Command::Man(args) => done(generated_docs::man(&args)),

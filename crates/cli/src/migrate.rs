@@ -4,7 +4,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use holdfast_api::control::{
     BlockingControlClient, MigrationOutcome, MigrationRequest, MigrationStatus, PostCopyMemory,
     RoundEntry, SocketStrategy,
@@ -12,7 +13,7 @@ use holdfast_api::control::{
 
 use crate::ExitResult;
 use crate::daemon_client::{DaemonArgs, print_json};
-use crate::process::ProcessArg;
+use crate::process_arg::ProcessArg;
 
 /// Interval between polls of a running migration.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -33,8 +34,9 @@ pub struct MigrateArgs {
     #[command(flatten)]
     options: MoveArgs,
     /// Strategy for moving the sockets: one at a time, all together, or before the freeze with later changes sent in it
-    #[arg(long, value_enum, default_value_t)]
-    sockets: SocketsArg,
+    #[arg(long, default_value = SocketStrategy::default().name(),
+          value_parser = PossibleValuesParser::new(SocketStrategy::NAMES).try_map(|name| name.parse::<SocketStrategy>()))]
+    sockets: SocketStrategy,
     /// Allow post-copy: if the freeze would exceed --max-freeze-ms (or, without that limit, if further rounds of
     /// copying do not shorten it and memory is most of it), the remaining pages are sent after the process resumes at
     /// the other node; until then both nodes must stay up
@@ -71,28 +73,12 @@ pub struct MoveArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum SocketsArg {
-    /// One at a time
-    Iterative,
-    /// All in one message
-    Collective,
-    /// Created before the freeze; one message in the freeze carries the changes
-    #[default]
-    Incremental,
-}
-
 /// Runs `holdfast migrate`.
 ///
 /// # Errors
 /// The daemon refuses, or there is no result within the time limit.
 pub fn run(args: &MigrateArgs) -> Result<ExitResult> {
-    let sockets = match args.sockets {
-        SocketsArg::Iterative => SocketStrategy::Iterative,
-        SocketsArg::Collective => SocketStrategy::Collective,
-        SocketsArg::Incremental => SocketStrategy::Incremental,
-    };
-    args.options.run(sockets, false, args.post_copy)
+    args.options.run(args.sockets, false, args.post_copy)
 }
 
 impl MoveArgs {

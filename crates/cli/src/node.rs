@@ -48,13 +48,19 @@ pub fn exec_daemon(add_arguments: impl FnOnce(&mut Command)) -> Result<()> {
     bail!("{}", no_daemon_text(&error))
 }
 
-/// Returns the command `holdfastd`, without arguments: the program in this one's directory, otherwise from PATH.
+/// Returns the command `holdfastd`, without arguments.
 pub fn daemon_command() -> Command {
+    sibling_command("holdfastd")
+}
+
+/// Returns the command of another program of Holdfast, without arguments: the program in this one's directory, otherwise
+/// from PATH.
+pub fn sibling_command(name: &str) -> Command {
     let current_exe = std::env::current_exe().ok();
     let sibling = current_exe
-        .and_then(|own| Some(own.parent()?.join("holdfastd")))
+        .and_then(|own| Some(own.parent()?.join(name)))
         .filter(|path| path.is_file());
-    Command::new(sibling.unwrap_or_else(|| "holdfastd".into()))
+    Command::new(sibling.unwrap_or_else(|| name.into()))
 }
 
 /// Returns the error text for a failed start of the daemon.

@@ -5,7 +5,7 @@ use clap::Args;
 use holdfast_api::control::{NodeList, Status};
 
 use crate::daemon_client::{DaemonArgs, print_json};
-use crate::table::{Table, optional_micros, optional_number};
+use crate::table::{TextTable, optional_micros, optional_number};
 
 /// Show this node's status, and its view of the group
 #[derive(Debug, Args)]
@@ -44,7 +44,7 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         status.version,
         status.uptime_s
     );
-    let mut table = Table::new(["node", "address", "connection", "rtt us", "weight", "flows"]);
+    let mut table = TextTable::new(["node", "address", "connection", "rtt us", "weight", "flows"]);
     for node in &nodes.nodes {
         let connection = match (&node.problem, node.connected) {
             _ if node.this_node => "this node".to_owned(),
@@ -63,7 +63,7 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         ]);
     }
     text += &table.text();
-    let mut table = Table::new(["service", "pool"]);
+    let mut table = TextTable::new(["service", "pool"]);
     for service in &status.services {
         table.row([
             format!("{}:{}", service.protocol, service.address),
@@ -71,7 +71,7 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         ]);
     }
     text += &format!("\n{}", table.text());
-    let mut table = Table::new(["server program", "pid", "pools", "flows"]);
+    let mut table = TextTable::new(["server program", "pid", "pools", "flows"]);
     for program in &status.programs {
         let (pid, pools) = (program.pid.to_string(), program.pools.join(", "));
         table.row([program.name.clone(), pid, pools, program.flows.to_string()]);
@@ -99,7 +99,7 @@ fn residents_text(status: &Status) -> String {
     if status.residents.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(["process moved in", "pid", "from", "moves"]);
+    let mut table = TextTable::new(["process moved in", "pid", "from", "moves"]);
     for process in &status.residents {
         let (pid, moves) = (process.pid.to_string(), process.moves.to_string());
         table.row([process.name.clone(), pid, process.from.clone(), moves]);

@@ -1,11 +1,11 @@
 //! Text tables for the terminal.
 
 /// Rows under a heading; each column is as wide as its widest cell.
-pub struct Table {
+pub struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// Returns a table with these column headings.
     pub fn new<const N: usize>(heading: [&str; N]) -> Self {
         Self {
@@ -59,11 +59,11 @@ pub fn optional_micros(value: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Table;
+    use super::TextTable;
 
     #[test]
     fn columns_are_as_wide_as_needed() {
-        let mut table = Table::new(["flow", "owner"]);
+        let mut table = TextTable::new(["flow", "owner"]);
         table.row(["tcp:a-b".into(), String::new()]);
         assert_eq!(table.text(), "flow     owner\ntcp:a-b  -\n");
     }

@@ -122,9 +122,6 @@ fn invalid_arguments_are_named() {
             "holdfast flow show tcp:1.2.3.4:1-[::1]:2",
             "different families",
         ),
-        ("holdfast demo balance", "possible values: handoff"),
-        ("holdfast demo --family 5", "possible values: 4, 6"),
-        ("holdfast demo --nodes 1", "1 is not in 2..=20"),
         (
             "holdfast flw list",
             "tip: a similar subcommand exists: 'flow'",

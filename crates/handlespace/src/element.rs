@@ -95,7 +95,7 @@ pub(crate) struct ElementCore {
 /// The part of an element's record that few operations use: a second cache line, if the payload is small.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
-pub(crate) struct ColdPart<T> {
+pub(crate) struct ElementColdPart<T> {
     /// Start address, for prefetching.
     begin: [u32; 0],
     pub(crate) policy: Policy,
@@ -106,7 +106,7 @@ pub(crate) struct ColdPart<T> {
 #[derive(Debug, Clone)]
 pub(crate) struct ElementRecords<T> {
     pub(crate) cores: Vec<ElementCore>,
-    pub(crate) cold_parts: Vec<ColdPart<T>>,
+    pub(crate) cold_parts: Vec<ElementColdPart<T>>,
     free: Vec<u32>,
 }
 
@@ -125,7 +125,7 @@ impl<T> ElementRecords<T> {
 
     /// Creates a record for an element that is in no set yet; returns its slot.
     pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
-        let rest = ColdPart {
+        let rest = ElementColdPart {
             begin: [],
             policy,
             payload: Some(payload),
@@ -169,7 +169,7 @@ impl<T> ElementRecords<T> {
     pub(crate) fn prefetch(&self, slot: u32, all: bool) {
         prefetch_index(&self.cores, slot as usize);
         if let Some(rest) = self.cold_parts.get(slot as usize).filter(|_| all) {
-            for line in 0..size_of::<ColdPart<T>>() / 64 {
+            for line in 0..size_of::<ElementColdPart<T>>() / 64 {
                 prefetch_index(rest.begin.as_slice(), line * 16);
             }
         }
@@ -213,7 +213,7 @@ impl<T> ElementRecords<T> {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         self.cores.capacity() * size_of::<ElementCore>()
-            + self.cold_parts.capacity() * size_of::<ColdPart<T>>()
+            + self.cold_parts.capacity() * size_of::<ElementColdPart<T>>()
             + self.free.capacity() * size_of::<u32>()
     }
 }

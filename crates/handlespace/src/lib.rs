@@ -12,6 +12,7 @@
 
 mod checksum;
 mod element;
+mod element_cursor;
 mod element_timers;
 mod handlespace;
 mod home_registrars;
@@ -23,13 +24,12 @@ mod record_index;
 mod reregistration;
 mod resolve;
 mod selection;
-mod synchronize;
 mod timers;
 
 pub use element::{ElementKey, ElementRef};
+pub use element_cursor::ElementCursor;
 pub use handlespace::{Handlespace, RegisterError, RegistrationData, RegistrationOutcome};
 pub use policy::counts_selections;
 pub use pool::PoolRef;
 pub use prefetch_announcements::AnnouncedOperation;
-pub use synchronize::ElementCursor;
 pub use timers::{ExpiredTimer, TimerKind};

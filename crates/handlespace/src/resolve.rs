@@ -3,7 +3,7 @@
 use crate::element::ElementRef;
 use crate::handlespace::Handlespace;
 use crate::policy::SelectionProcedure;
-use crate::selection::{LinePoint, SelectionSet};
+use crate::selection::{SelectionSet, WeightLinePoint};
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
 
@@ -138,7 +138,7 @@ impl<T> Handlespace<T> {
             if wanted == 0 {
                 return excluded;
             }
-            let mut points = [LinePoint::default(); DRAW_BATCH];
+            let mut points = [WeightLinePoint::default(); DRAW_BATCH];
             let points = &mut points[..wanted.min(DRAW_BATCH)];
             for point in &mut *points {
                 *point = weights.draw();

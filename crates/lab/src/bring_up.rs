@@ -19,8 +19,8 @@ use crate::{
     lab_spec::{LabSpec, validate_name},
     lab_state::{self, LabLock, LabState},
     link::{LinkConfig, LinkTask, SplicedLink},
-    namespace::{ProcessId, StartNamespaces, run_program, start_role},
-    packet_steering, wiring,
+    namespace::{ProcessRef, StartNamespaces, run_program, start_role},
+    network_scripts, packet_steering,
 };
 
 /// Maximum time for a newly connected host to reach its router.
@@ -83,7 +83,7 @@ fn create_state(
         plan,
         reach: spec.reach,
         keep: spec.keep,
-        owner: ProcessId::current()?,
+        owner: ProcessRef::current()?,
         program,
         cgroup: group,
         inits: BTreeMap::new(),
@@ -147,13 +147,13 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
         .map(|host| (host.clone(), state.is_spliced(&host.name)))
         .collect();
     cgroup::create(&state.cgroup)?;
-    let switch = start_init(state, SWITCH_NAME, wiring::switch_settings(), None)?;
+    let switch = start_init(state, SWITCH_NAME, network_scripts::switch_settings(), None)?;
     record_init(state, children, SWITCH_NAME, switch)?;
     let started = for_each_host(&hosts, |(host, _)| {
         start_init(
             state,
             &host.name,
-            wiring::host_settings(),
+            network_scripts::host_settings(),
             Some(state.host_init(SWITCH_NAME)?),
         )
     });
@@ -176,7 +176,7 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
     packet_steering::enable_packet_steering(state)?;
     if hosts.iter().any(|(_, spliced)| *spliced) {
         let child = start_link_program(state, &hosts, &switch)?;
-        state.link_program = Some(ProcessId::from_pid(child.id())?);
+        state.link_program = Some(ProcessRef::from_pid(child.id())?);
         children.push(child);
     }
     for_each_host(&hosts, |(host, spliced)| {
@@ -223,7 +223,7 @@ fn start_init(
     state: &LabState,
     host: &str,
     settings: Vec<(String, String)>,
-    defaults: Option<&ProcessId>,
+    defaults: Option<&ProcessRef>,
 ) -> Result<Child> {
     let group = state.host_cgroup(host);
     fs::create_dir_all(&group).context(|| format!("create {}", group.display()))?;
@@ -245,7 +245,7 @@ fn record_init(
     host: &str,
     child: Child,
 ) -> Result<()> {
-    let identity = ProcessId::from_pid(child.id());
+    let identity = ProcessRef::from_pid(child.id());
     children.push(child);
     state.inits.insert(host.into(), identity?);
     Ok(())
@@ -253,29 +253,36 @@ fn record_init(
 
 /// Sets up the switch. Runs in the switch's network namespace.
 fn wire_switch(state: &LabState, hosts: &[(LabHost, bool)]) -> Result<()> {
-    run_program("ip", &["-batch", "-"], &wiring::bridge_script(&state.plan))?;
+    run_program(
+        "ip",
+        &["-batch", "-"],
+        &network_scripts::bridge_script(&state.plan),
+    )?;
     for segment in state.plan.all_segments() {
         let path = format!(
             "/proc/sys/net/ipv6/conf/{}/disable_ipv6",
-            wiring::bridge_name(segment)
+            network_scripts::bridge_name(segment)
         );
         fs::write(&path, "0").context(|| format!("write {path}"))?;
     }
     run_program(
         "ip",
         &["-batch", "-"],
-        &wiring::link_script(&state.plan, hosts, &state.inits),
+        &network_scripts::link_script(&state.plan, hosts, &state.inits),
     )?;
     for (host, spliced) in hosts {
-        set_features(&wiring::switch_end(host), &wiring::switch_end_features())?;
+        set_features(
+            &network_scripts::switch_end(host),
+            &network_scripts::switch_end_features(),
+        )?;
         if *spliced {
             set_features(
-                &wiring::bridge_port(host, true),
-                &wiring::spliced_port_features(),
+                &network_scripts::bridge_port(host, true),
+                &network_scripts::spliced_port_features(),
             )?;
         }
         if let Some(link) = state.kernel_link(&host.name) {
-            enforce_rate(&wiring::switch_end(host), &link.down)?;
+            enforce_rate(&network_scripts::switch_end(host), &link.down)?;
         }
     }
     route_service(&state.plan, &state.plan.hosts()[0])
@@ -283,17 +290,17 @@ fn wire_switch(state: &LabState, hosts: &[(LabHost, bool)]) -> Result<()> {
 
 /// Sets up a host. Runs in the host's network namespace.
 fn wire_host(state: &LabState, host: &LabHost, spliced: bool) -> Result<()> {
-    set_features("eth0", &wiring::eth0_features(host, spliced))?;
+    set_features("eth0", &network_scripts::eth0_features(host, spliced))?;
     if let Some(link) = state.kernel_link(&host.name) {
         enforce_rate("eth0", &link.up)?;
     }
-    let script = wiring::host_script(&state.plan, host);
+    let script = network_scripts::host_script(&state.plan, host);
     run_program("ip", &["-batch", "-"], &script)
 }
 
 /// Makes the kernel enforce the rate of packets that leave by an interface.
 fn enforce_rate(interface: &str, link: &LinkConfig) -> Result<()> {
-    let (packets, bucket) = wiring::rate_limit_commands(interface, link);
+    let (packets, bucket) = network_scripts::rate_limit_commands(interface, link);
     run_program("ip", &["-batch", "-"], &packets)?;
     run_program("tc", &["-batch", "-"], &bucket)
 }
@@ -317,14 +324,14 @@ pub(crate) fn route_service(plan: &AddressPlan, host: &LabHost) -> Result<()> {
 fn start_link_program(
     state: &LabState,
     hosts: &[(LabHost, bool)],
-    switch: &ProcessId,
+    switch: &ProcessRef,
 ) -> Result<Child> {
     let spliced = hosts.iter().filter(|(_, spliced)| *spliced);
     let splices = spliced.filter_map(|(host, _)| {
         Some(SplicedLink {
             host: host.name.clone(),
-            host_side: wiring::switch_end(host),
-            switch_side: wiring::link_program_end(host),
+            host_side: network_scripts::switch_end(host),
+            switch_side: network_scripts::link_program_end(host),
             duplex: state.links.get(&host.name)?.clone(),
         })
     });

@@ -29,7 +29,7 @@ use crate::{
     error::{Error, ErrorContext, Result},
     host_init::join_cgroup,
     lab_state::LabState,
-    namespace::ProcessId,
+    namespace::ProcessRef,
 };
 
 /// Path of a host's own control group inside the host.
@@ -115,7 +115,7 @@ fn watched_signals() -> SigSet {
 
 /// Joins the host's control group and namespaces, and restores the working directory.
 fn enter_host(state: &LabState, host: &str) -> Result<()> {
-    let init: &ProcessId = state.host_init(host)?;
+    let init: &ProcessRef = state.host_init(host)?;
     let host_gone = |_| Error::HostGone(host.into());
     let kinds = [
         ("cgroup", CloneFlags::CLONE_NEWCGROUP),

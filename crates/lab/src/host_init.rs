@@ -29,7 +29,7 @@ use crate::{
     link,
 };
 
-/// True if the running program has called [`init_main`].
+/// True if the running program has called [`run_hidden_role`].
 pub(crate) static PLAYS_HIDDEN_ROLES: AtomicBool = AtomicBool::new(false);
 
 /// Exit code of a hidden role that fails, distinct from the exit codes of the command it runs.
@@ -48,7 +48,7 @@ pub(crate) struct InitTask {
 
 /// Runs a hidden role if the program was started for one, and then does not return. Must be called at the start of
 /// `main`, before any thread is started.
-pub fn init_main() {
+pub fn run_hidden_role() {
     PLAYS_HIDDEN_ROLES.store(true, Ordering::Relaxed);
     let mut arguments = std::env::args_os().skip(1);
     let role = arguments.next().unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::{
     lab::Lab,
     lab_state::{LabLock, LabState},
     namespace::run_program,
-    wiring,
+    network_scripts,
 };
 
 /// Bridge port states as arguments of `bridge link`.
@@ -86,7 +86,7 @@ impl Lab {
     }
 
     fn set_port(&self, state: &LabState, host: &str, port_state: &str) -> Result<()> {
-        let port = wiring::bridge_port(self.host(host)?, state.is_spliced(host));
+        let port = network_scripts::bridge_port(self.host(host)?, state.is_spliced(host));
         let set = || {
             run_program(
                 "bridge",
@@ -119,7 +119,7 @@ impl Lab {
                 .iter()
                 .position(|host| host.name == *name)
                 .unwrap_or(0);
-            let port = wiring::bridge_port(self.host(name)?, state.is_spliced(name));
+            let port = network_scripts::bridge_port(self.host(name)?, state.is_spliced(name));
             Ok((index + 1, port))
         };
         let (mut marks, mut drops) = (String::new(), String::new());

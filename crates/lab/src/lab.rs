@@ -12,7 +12,7 @@ use crate::{
     error::{Error, Result},
     lab_spec::{LabSpec, ServiceReach, validate_name},
     lab_state::{self, LabLock, LabState},
-    wiring,
+    network_scripts,
 };
 
 /// A lab that is up. A lab made by [`Lab::up`] goes down when this value is dropped, unless its [`LabSpec`] says to
@@ -171,7 +171,7 @@ impl Lab {
     /// # Errors
     /// [`Error::NoHost`].
     pub fn switch_end(&self, host: &str) -> Result<String> {
-        self.host(host).map(wiring::switch_end)
+        self.host(host).map(network_scripts::switch_end)
     }
 
     /// Returns a host's control group, as a path on the machine. Inside the host it is `/sys/fs/cgroup`.

@@ -42,7 +42,7 @@ pub struct LabSpec {
     /// dropped or that process dies.
     pub keep: bool,
     /// The program with the hidden roles. If none: the one named by the environment variable `HOLDFAST_LAB_PROGRAM`;
-    /// otherwise the running program, if its `main` calls [`init_main`](crate::init_main); otherwise `holdfast` or
+    /// otherwise the running program, if its `main` calls [`run_hidden_role`](crate::run_hidden_role); otherwise `holdfast` or
     /// `holdfast-lab` in the running program's directory or its parent.
     pub program: Option<PathBuf>,
 }
@@ -117,7 +117,7 @@ impl LabSpec {
             .flat_map(|directory| [directory.join("holdfast"), directory.join("holdfast-lab")])
             .find(|candidate| candidate.is_file())
             .ok_or_else(|| {
-                let hint = "cannot find the program to run in a lab's hosts: call holdfast_lab::init_main() in main, \
+                let hint = "cannot find the program to run in a lab's hosts: call holdfast_lab::run_hidden_role() in main, \
                             or set HOLDFAST_LAB_PROGRAM";
                 Error::Machine(hint.into())
             })

@@ -18,8 +18,8 @@ use crate::{
     address_plan::AddressPlan,
     error::{Error, ErrorContext, Result},
     lab_spec::{ServiceReach, validate_name},
-    namespace::ProcessId,
-    topology::DuplexLink,
+    namespace::ProcessRef,
+    topology::DuplexLinkConfig,
 };
 
 const LABS_ROOT: &str = "/run/holdfast/lab";
@@ -35,16 +35,16 @@ pub(crate) struct LabState {
     pub reach: ServiceReach,
     pub keep: bool,
     /// The process that brought the lab up.
-    pub owner: ProcessId,
+    pub owner: ProcessRef,
     /// The program with the hidden roles.
     pub program: PathBuf,
     /// The parent of the hosts' control groups.
     pub cgroup: PathBuf,
     /// The init process of each host and of the switch.
-    pub inits: BTreeMap<String, ProcessId>,
+    pub inits: BTreeMap<String, ProcessRef>,
     /// The links that are not plain.
-    pub links: BTreeMap<String, DuplexLink>,
-    pub link_program: Option<ProcessId>,
+    pub links: BTreeMap<String, DuplexLinkConfig>,
+    pub link_program: Option<ProcessRef>,
     /// Isolated hosts.
     pub cut: BTreeSet<String>,
     /// Pairs of hosts that are cut off from each other, in order of name.
@@ -80,19 +80,19 @@ impl LabState {
     pub(crate) fn is_alive(&self) -> bool {
         self.ready
             && (self.keep || self.owner.is_alive())
-            && self.inits.values().all(ProcessId::is_alive)
+            && self.inits.values().all(ProcessRef::is_alive)
     }
 
     /// Returns true if the lab is still in use: its owner runs or, for a lab without owner, a host.
     pub(crate) fn is_in_use(&self) -> bool {
         match self.keep {
-            true => self.ready && self.inits.values().any(ProcessId::is_alive),
+            true => self.ready && self.inits.values().any(ProcessRef::is_alive),
             false => self.owner.is_alive(),
         }
     }
 
     /// Returns the link of a host if the kernel enforces its rates.
-    pub fn kernel_link(&self, host: &str) -> Option<&DuplexLink> {
+    pub fn kernel_link(&self, host: &str) -> Option<&DuplexLinkConfig> {
         self.links.get(host).filter(|link| link.kernel)
     }
 
@@ -110,7 +110,7 @@ impl LabState {
     }
 
     /// Returns the init process of a host, or of the switch.
-    pub(crate) fn host_init(&self, host: &str) -> Result<&ProcessId> {
+    pub(crate) fn host_init(&self, host: &str) -> Result<&ProcessRef> {
         let missing = || Error::NoHost {
             lab: self.name.clone(),
             host: host.into(),

@@ -16,8 +16,8 @@ use crate::{
     lab_spec::ServiceReach,
     lab_state::LabState,
     link::DuplexCounters,
-    namespace::ProcessId,
-    topology::DuplexLink,
+    namespace::ProcessRef,
+    topology::DuplexLinkConfig,
 };
 
 /// The status of a lab.
@@ -56,7 +56,7 @@ pub struct HostStatus {
     /// True if the host is isolated from all others.
     pub cut: bool,
     /// Properties of its link; none for a plain one.
-    pub link: Option<DuplexLink>,
+    pub link: Option<DuplexLinkConfig>,
     /// Counters of its link; none for a plain one.
     pub counters: Option<DuplexCounters>,
 }
@@ -73,7 +73,7 @@ impl Lab {
         let counters: BTreeMap<String, DuplexCounters> =
             serde_json::from_slice(&counters).unwrap_or_default();
         let host_status = |host: &LabHost| HostStatus {
-            alive: state.host_init(&host.name).is_ok_and(ProcessId::is_alive),
+            alive: state.host_init(&host.name).is_ok_and(ProcessRef::is_alive),
             processes: cgroup::processes(&state.host_cgroup(&host.name)).len(),
             cut: state.cut.contains(&host.name),
             link: state.links.get(&host.name).cloned(),
@@ -82,7 +82,7 @@ impl Lab {
         };
         Ok(LabStatus {
             hosts: self.hosts().iter().map(host_status).collect(),
-            link_program: state.link_program.as_ref().map(ProcessId::is_alive),
+            link_program: state.link_program.as_ref().map(ProcessRef::is_alive),
             service: state.plan.service_addresses(),
             routed_service: state.plan.routed_service_addresses(),
             cut_between: state.cut_between.iter().cloned().collect(),

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! The processes of a lab are instances of one program in hidden roles (init of a host, entry into a host, the link
-//! program). Its `main` must call [`init_main`] first; [`LabSpec::program`] describes how the lab finds it.
+//! program). Its `main` must call [`run_hidden_role`] first; [`LabSpec::program`] describes how the lab finds it.
 #![forbid(unsafe_code)]
 
 mod address_plan;
@@ -36,14 +36,15 @@ mod lab_state;
 mod lab_status;
 pub mod link;
 mod namespace;
+mod network_scripts;
 mod packet_steering;
+pub mod testing;
 mod topology;
-mod wiring;
 
 pub use address_plan::{AddressPlan, HostKind, LabHost, MacAddress, SHARED_MAC};
 pub use error::{Error, Result};
-pub use host_init::init_main;
+pub use host_init::run_hidden_role;
 pub use lab::{Lab, down, list, prune};
 pub use lab_spec::{LabSpec, ServiceReach};
 pub use lab_status::{HostStatus, LabStatus};
-pub use topology::{Direction, DuplexLink, LinkEntry, Topology};
+pub use topology::{Direction, DuplexLinkConfig, LinkEntry, Topology};

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorContext, Result};
 
 /// Identity of a process, which distinguishes it from a later process with the same PID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessId {
+pub(crate) struct ProcessRef {
     pub pid: i32,
     /// The start time, in clock ticks since boot.
     start_time: u64,
@@ -29,17 +29,17 @@ pub(crate) struct ProcessId {
 /// The inode of the initial PID namespace, in which the processes of all others are visible.
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-impl ProcessId {
+impl ProcessRef {
     /// Returns the identity of the calling process.
-    pub(crate) fn current() -> Result<ProcessId> {
-        ProcessId::from_pid(std::process::id())
+    pub(crate) fn current() -> Result<ProcessRef> {
+        ProcessRef::from_pid(std::process::id())
     }
 
     /// Returns the identity of a live process.
-    pub(crate) fn from_pid(pid: u32) -> Result<ProcessId> {
+    pub(crate) fn from_pid(pid: u32) -> Result<ProcessRef> {
         let pid = pid as i32;
         let identify = || {
-            Some(ProcessId {
+            Some(ProcessRef {
                 pid,
                 start_time: start_time(pid)?,
                 boot_id: boot_id()?,
@@ -151,9 +151,9 @@ pub(crate) fn run_on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 /// The namespaces in which a process of a lab starts.
 pub(crate) enum StartNamespaces<'a> {
     /// New namespaces. The network namespace takes its defaults from the given process's, if any.
-    Unshared(Option<&'a ProcessId>),
+    Unshared(Option<&'a ProcessRef>),
     /// The network namespace of this process.
-    JoinNet(&'a ProcessId),
+    JoinNet(&'a ProcessRef),
 }
 
 /// Starts a process in a hidden role: sends its parameters as a line on its standard input, and waits for its answer
@@ -271,10 +271,10 @@ mod tests {
         };
         wait_until(|| is_sleep(children().trim()));
         let inside = children().trim().to_owned();
-        let own = ProcessId::current().expect("this process");
+        let own = ProcessRef::current().expect("this process");
         let namespace = pid_namespace(&inside).expect("its namespace");
         assert_ne!(namespace, own.pid_namespace);
-        let elsewhere = ProcessId {
+        let elsewhere = ProcessRef {
             pid: 1,
             pid_namespace: namespace,
             ..own.clone()

@@ -66,7 +66,7 @@ pub enum Direction {
 
 /// Both directions of one host's link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DuplexLink {
+pub struct DuplexLinkConfig {
     /// From the host to the switch.
     pub up: LinkConfig,
     /// From the switch to the host.
@@ -79,7 +79,7 @@ pub struct DuplexLink {
     pub kernel: bool,
 }
 
-impl DuplexLink {
+impl DuplexLinkConfig {
     /// Checks that a link enforced by the kernel has only properties that the kernel can enforce.
     fn check(&self, host: &str) -> Result<()> {
         let is_rate = |config: &LinkConfig| {
@@ -126,8 +126,8 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::Invalid`] when an entry names no host of the lab, or a value is out of range.
-    pub fn resolve(&self, hosts: &[LabHost]) -> Result<BTreeMap<String, DuplexLink>> {
-        let mut links = BTreeMap::<String, DuplexLink>::new();
+    pub fn resolve(&self, hosts: &[LabHost]) -> Result<BTreeMap<String, DuplexLinkConfig>> {
+        let mut links = BTreeMap::<String, DuplexLinkConfig>::new();
         for entry in &self.links {
             let matching_hosts: Vec<_> =
                 hosts.iter().filter(|host| entry.applies_to(host)).collect();
@@ -154,12 +154,12 @@ impl Topology {
         Ok(links)
     }
 
-    fn default_link(&self, host: &LabHost) -> DuplexLink {
+    fn default_link(&self, host: &LabHost) -> DuplexLinkConfig {
         let seeded = |direction: u64| LinkConfig {
             seed: link_seed(self.seed, host, direction),
             ..LinkConfig::default()
         };
-        DuplexLink {
+        DuplexLinkConfig {
             up: seeded(0),
             down: seeded(1),
             toward: Vec::new(),
@@ -220,7 +220,7 @@ impl LinkEntry {
         Ok((other.mac, milliseconds("delay_ms", delay)?))
     }
 
-    fn apply_to_link(&self, duplex: &mut DuplexLink) -> Result<()> {
+    fn apply_to_link(&self, duplex: &mut DuplexLinkConfig) -> Result<()> {
         duplex.kernel = self.kernel.unwrap_or(duplex.kernel);
         if self.direction != Direction::Down {
             self.apply_to_direction(&mut duplex.up)?;

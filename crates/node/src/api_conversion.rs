@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use holdfast_api::control::{ElementEntry, ErrorBody, PolicyDetail};
-use holdfast_sys::transport::{SctpProvider, provider};
+use holdfast_sctp::{SctpProvider, provider};
 use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle, SctpTransport, Transport};
 
 /// Returns the name of the SCTP provider.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_sys::transport::{ConnectionRules, TlsSecurity};
+use holdfast_sctp::{ConnectionRules, TlsSecurity};
 use holdfast_wire::rserpool::{asap, message_length};
 
 use crate::config::TlsConfig;
@@ -52,7 +52,7 @@ fn first_message_length(bytes: &[u8]) -> io::Result<Option<usize>> {
 ///
 /// # Errors
 /// As [`Tls::for_any_member`].
-pub(crate) fn security(config: Option<&TlsConfig>) -> io::Result<Option<Arc<dyn TlsSecurity>>> {
+pub(crate) fn tls_security(config: Option<&TlsConfig>) -> io::Result<Option<Arc<dyn TlsSecurity>>> {
     let tls = config.map(Tls::for_any_member).transpose();
     let tls = tls.map_err(io::Error::other)?;
     Ok(tls.map(|tls| Arc::new(tls) as Arc<dyn TlsSecurity>))

@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         .nth(1)
         .is_some_and(|word| word == migration::RESTORER_ARG)
     {
-        std::process::exit(holdfast_sys::process::acceptor::run_restorer());
+        std::process::exit(holdfast_checkpoint::acceptor::run_restorer());
     }
     let arguments = Arguments::parse();
     let ended = match arguments.role {
@@ -201,5 +201,5 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         .event_interval(1)
         .build()?;
     let local = tokio::task::LocalSet::new();
-    Ok(local.block_on(&runtime, engine::start(config))?)
+    Ok(local.block_on(&runtime, engine::run_until_signal(config))?)
 }

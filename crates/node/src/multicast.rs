@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use bytes::Bytes;
+use holdfast_sctp::MulticastSocket;
 use holdfast_sys::net::Interface;
-use holdfast_sys::transport::MulticastSocket;
 
 /// Maximum number of datagrams received before other sockets have their turn.
 const BATCH_DATAGRAMS_MAX: usize = 64;

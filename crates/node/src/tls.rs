@@ -100,7 +100,7 @@ impl Tls {
     }
 
     /// Reads the files of `config` for any owner, to communicate with any member of the group.
-    /// [`TlsSecurity::admitted_name`](holdfast_sys::transport::TlsSecurity::admitted_name) returns the member's name.
+    /// [`TlsSecurity::admitted_name`](holdfast_sctp::TlsSecurity::admitted_name) returns the member's name.
     ///
     /// # Errors
     /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.

@@ -10,12 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use holdfast_node::dataplane::ProcessDescriptorLister;
-use holdfast_sys::process::files::image::OpenFileKind;
-use holdfast_sys::process::files::{
-    DescriptorCopier, EpollDigest, EpollLine, FdInfo, FilesSnapshot, ListedDescriptor, Listing,
-    SaveLimits,
+use holdfast_checkpoint::files::image::OpenFileKind;
+use holdfast_checkpoint::files::{
+    DescriptorCopier, DescriptorListing, EpollDigest, EpollLine, FdInfo, FilesSnapshot,
+    ListedDescriptor, SaveLimits,
 };
+use holdfast_node::dataplane::ProcessDescriptorLister;
 use rustix::event::epoll;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -170,7 +170,7 @@ fn listed_fields_equal_proc_fdinfo() {
 }
 
 /// Returns the listed entry of one of this process's descriptors.
-fn find_listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a ListedDescriptor {
+fn find_listed<'a>(listings: &'a [DescriptorListing], file: &OwnedFd) -> &'a ListedDescriptor {
     let mut descriptors = listings[0].descriptors.iter();
     descriptors
         .find(|descriptor| descriptor.number == file.as_raw_fd() as u32)
@@ -178,7 +178,11 @@ fn find_listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a ListedDescrip
 }
 
 /// Returns the digest of the pipes watched by a set, computed from `/proc`.
-fn digest_from_proc(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> EpollDigest {
+fn digest_from_proc(
+    listings: &[DescriptorListing],
+    set: &OwnedFd,
+    pipes: &[OwnedFd],
+) -> EpollDigest {
     let fdinfo = read_fdinfo(std::process::id() as i32, set.as_raw_fd() as u32);
     let entries = fdinfo.expect("it is open").epoll();
     let file = |line: &EpollLine| {

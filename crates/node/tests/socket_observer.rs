@@ -10,7 +10,7 @@ use holdfast_node::dataplane::SocketObserver;
 use holdfast_sys::sockopt::{
     SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, set_bytes, set_int,
 };
-use holdfast_sys::tcp_repair::{TcpStaticReader, queue_levels};
+use holdfast_tcp_repair::{TcpStaticReader, queue_levels};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_node::dataplane::{ConnectionSnapshot, TcpObserver};
 use holdfast_sys::sockopt::set_int;
-use holdfast_sys::tcp_repair::{TcpDynamicState, extract, peek_unread, read_static, resume};
+use holdfast_tcp_repair::{TcpDynamicState, extract, peek_unread, read_static, resume};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 
 const TIMEOUT: Duration = Duration::from_secs(30);

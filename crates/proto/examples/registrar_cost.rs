@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{AssociationId, Config, PermittedHosts, PoolProtocol, Registrar};
+use holdfast_proto::registrar::{
+    AssociationId, PermittedHosts, PoolProtocol, Registrar, RegistrarMachineConfig,
+};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport,
     TransportUse, asap, enrp,
@@ -62,7 +64,7 @@ fn resolution(id: u32, items: u32) -> Bytes {
 
 /// Returns a registrar with peers, and with elements that each have an association.
 fn registrar(elements: u32, peers: u32) -> Registrar {
-    let mut config = Config::new(RegistrarId(1), 1, transport(1, 9901));
+    let mut config = RegistrarMachineConfig::new(RegistrarId(1), 1, transport(1, 9901));
     config.settings.access.registrar = PermittedHosts::Everyone;
     config.settings.limits.messages_per_second = 1_000_000;
     let mut registrar = Registrar::new(Duration::ZERO, config);
@@ -79,7 +81,7 @@ fn registrar(elements: u32, peers: u32) -> Registrar {
         let presence = enrp::Message {
             sender: RegistrarId(100 + peer),
             receiver: RegistrarId(0),
-            body: enrp::Body::Presence {
+            body: enrp::EnrpBody::Presence {
                 reply_required: false,
                 checksum: None,
                 server: None,

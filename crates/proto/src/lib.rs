@@ -17,6 +17,7 @@
 pub mod element_choice;
 pub mod flow_ownership;
 pub mod handoff;
+mod holder_client;
 pub mod migration;
 pub mod pool_element;
 pub mod pool_user;

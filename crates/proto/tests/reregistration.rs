@@ -33,7 +33,8 @@ struct RegistrarAndElement {
 
 impl RegistrarAndElement {
     fn new() -> RegistrarAndElement {
-        let config = registrar::Config::new(RegistrarId(7), 1, sctp([10, 0, 0, 1], 9901));
+        let config =
+            registrar::RegistrarMachineConfig::new(RegistrarId(7), 1, sctp([10, 0, 0, 1], 9901));
         let service = Transport::Tcp {
             port: 80,
             usage: TransportUse::DataOnly,

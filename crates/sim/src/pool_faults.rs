@@ -19,7 +19,7 @@ const RECOVERY_S: f64 = 70.0;
 /// # Errors
 /// The first violated invariant.
 pub fn try_seed(seed: u64) -> Result<(), Violation> {
-    try_config(&schedule(seed), seed)
+    try_config(&draw_run_config(seed), seed)
 }
 
 /// Simulates the schedule with a deliberate bug in the state machines' messages or timers.
@@ -29,7 +29,7 @@ pub fn try_seed(seed: u64) -> Result<(), Violation> {
 pub fn try_bug(seed: u64, bug: PoolBug) -> Result<(), Violation> {
     let config = PoolRunConfig {
         bug: Some(bug),
-        ..schedule(seed)
+        ..draw_run_config(seed)
     };
     try_config(&config, seed)
 }
@@ -44,7 +44,7 @@ fn try_config(config: &PoolRunConfig, seed: u64) -> Result<(), Violation> {
 pub fn shrink(seed: u64, bug: Option<PoolBug>) -> Option<(Vec<(Time, PoolAction)>, Violation)> {
     let config = PoolRunConfig {
         bug,
-        ..schedule(seed)
+        ..draw_run_config(seed)
     };
     let faults_end = Time::from_secs_f64(FAULTS_S);
     let (storm, mending): (Vec<_>, Vec<_>) =
@@ -63,7 +63,7 @@ pub fn shrink(seed: u64, bug: Option<PoolBug>) -> Option<(Vec<(Time, PoolAction)
 
 /// Draws two to four zones with some elements and users each, and the actions on them.
 #[must_use]
-pub fn schedule(seed: u64) -> PoolRunConfig {
+pub fn draw_run_config(seed: u64) -> PoolRunConfig {
     // Use a random stream other than the world's.
     let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
     let zones: Vec<ZoneConfig> = (0..2 + random.below(3))

@@ -1,16 +1,16 @@
 //! Simulations described in text: see `docs/simulation.md`.
 
-mod group;
+mod group_scenario;
 mod text;
 
-pub use group::{GroupScenario, ShrunkFailure};
+pub use group_scenario::{GroupScenario, ShrunkFailure};
 
 use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfig};
 use crate::time::Time;
 use std::time::Duration;
 use text::{
-    ElementText, EventText, GroupText, KindName, KindText, LinkText, PoolScenarioText, WindowText,
-    ZoneText,
+    ElementText, EventText, GroupScenarioText, KindName, KindText, LinkText, PoolScenarioText,
+    WindowText, ZoneText,
 };
 
 /// A parsed scenario.
@@ -84,7 +84,7 @@ impl Scenario {
     /// # Errors
     /// The defect of the text.
     pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
-        let group = || toml::from_str::<GroupText>(text);
+        let group = || toml::from_str::<GroupScenarioText>(text);
         let (group, about) = match toml::from_str::<KindText>(text)?.kind {
             KindName::Pools => return toml::from_str::<PoolScenarioText>(text)?.scenario(),
             KindName::Handoff => group().map(|text| (text.handoff(), text.about))?,

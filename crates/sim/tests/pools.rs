@@ -1,6 +1,6 @@
 //! Tests of simulated pools: agreement with theory, determinism, and safety despite faults.
 
-use holdfast_sim::pool_faults::{schedule, shrink, try_bug, try_seed};
+use holdfast_sim::pool_faults::{draw_run_config, shrink, try_bug, try_seed};
 use holdfast_sim::pools::{
     ElementChoice, MeasurementWindow, ObservationSharing, PoolAction, PoolBug, PoolRunConfig,
     Workload, ZoneConfig, run,
@@ -269,7 +269,7 @@ fn failing_seed_shrinks() {
         .find(|seed| try_bug(*seed, bug).is_err())
         .expect("it is found");
     let (plan, violation) = shrink(seed, Some(bug)).expect("it fails");
-    assert!(plan.len() < schedule(seed).plan.len(), "{plan:?}");
+    assert!(plan.len() < draw_run_config(seed).plan.len(), "{plan:?}");
     assert!(!violation.description.is_empty());
     assert!(shrink(1, None).is_none());
 }

@@ -105,7 +105,7 @@ impl RawAddress {
     }
 
     /// Returns the bytes of the address, as many as its family needs.
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the first `length` bytes of the storage are initialised, and `length` never exceeds it.
         unsafe {
             std::slice::from_raw_parts((&raw const self.storage).cast(), self.length as usize)
@@ -113,7 +113,7 @@ impl RawAddress {
     }
 
     /// Splits the address at the start of `bytes` from the rest; `None` for another family or too few bytes.
-    pub(crate) fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
+    pub fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
         let length = match i32::from(family) {
             libc::AF_INET => size_of::<libc::sockaddr_in>(),
@@ -135,12 +135,12 @@ impl RawAddress {
     }
 
     /// Pointer and length, for calls that read the address.
-    pub(crate) fn as_raw(&self) -> (*const libc::sockaddr, libc::socklen_t) {
+    pub fn as_raw(&self) -> (*const libc::sockaddr, libc::socklen_t) {
         ((&raw const self.storage).cast(), self.length)
     }
 
     /// Pointer and length, for calls that write the address.
-    pub(crate) fn as_raw_mut(&mut self) -> (*mut libc::sockaddr, &mut libc::socklen_t) {
+    pub fn as_raw_mut(&mut self) -> (*mut libc::sockaddr, &mut libc::socklen_t) {
         ((&raw mut self.storage).cast(), &mut self.length)
     }
 }

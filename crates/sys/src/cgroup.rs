@@ -3,7 +3,6 @@
 //! The files of a group are copied verbatim, because only the kernel interprets a limit. Limits of single devices
 //! (`io.max` and the like) are left out: another host has other devices.
 
-use crate::process::procfs;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -154,10 +153,8 @@ impl ControlGroups {
     /// Returns the processes whose parents are not in `processes`.
     #[must_use]
     pub fn tree_roots(processes: &BTreeSet<i32>) -> Vec<i32> {
-        let is_root = |pid: &&i32| {
-            let parent = procfs::Stat::read(**pid).map(|stat| stat.parent);
-            parent.is_ok_and(|parent| !processes.contains(&parent))
-        };
+        let is_root =
+            |pid: &&i32| parent_of(**pid).is_some_and(|parent| !processes.contains(&parent));
         processes.iter().filter(is_root).copied().collect()
     }
 
@@ -315,6 +312,15 @@ fn write_limit(file: &Path, value: &str) -> Result<(), String> {
     fs::write(file, value).map_err(|error| format!("{} = {value}: {error}", file.display()))
 }
 
+/// Returns the parent of a process; `None` if there is no such process.
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name, the second field, may contain any bytes; it ends with the last parenthesis.
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let after_name = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
+    after_name.split_whitespace().nth(1)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -426,7 +432,7 @@ mod tests {
     #[test]
     fn processes_without_listed_parent_are_roots() {
         let own_pid = std::process::id() as i32;
-        let parent = procfs::Stat::read(own_pid).expect("myself").parent;
+        let parent = parent_of(own_pid).expect("myself");
         assert_eq!(
             ControlGroups::tree_roots(&BTreeSet::from([own_pid])),
             [own_pid]

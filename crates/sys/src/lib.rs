@@ -1,4 +1,4 @@
-//! Interface to the kernel: TCP and UDP socket state, processes, descriptors between processes, TUN devices, addresses,
+//! Interface to the kernel: socket options and diagnostics, descriptors between processes, TUN devices, addresses,
 //! neighbours, sysctls, control groups and capabilities. The crate executes; protocol decisions are made elsewhere.
 //!
 //! All functions work in the network namespace of the calling thread and need Linux 6.12 or newer. Functions that
@@ -11,10 +11,8 @@ pub mod fd_passing;
 pub mod local_delivery_routes;
 pub mod net;
 pub mod netlink;
-mod non_integer_options;
 pub mod packet;
 pub mod priority;
-pub mod process;
 pub mod read_notifier;
 pub mod sock_diag;
 pub mod socket_filter;
@@ -22,7 +20,4 @@ pub mod sockopt;
 pub mod syscall_confinement;
 pub mod sysctl;
 pub mod tcp_info;
-pub mod tcp_repair;
-pub mod transport;
 pub mod tun;
-pub mod udp;

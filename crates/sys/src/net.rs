@@ -314,7 +314,7 @@ fn parse_address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Makes an `ifreq` for `name`.
-pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
+pub fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all-zero bytes are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() || name.is_empty() || name.contains('\0') {
@@ -372,7 +372,7 @@ pub fn interface_name(index: u32) -> io::Result<String> {
 }
 
 /// Returns a name up to its terminating zero.
-pub(crate) fn name_from_bytes(raw: &[u8]) -> String {
+pub fn name_from_bytes(raw: &[u8]) -> String {
     let text = raw.split(|byte| *byte == 0).next().unwrap_or(&[]);
     String::from_utf8_lossy(text).into_owned()
 }

@@ -22,7 +22,7 @@ pub const MAX_UDP_PAYLOAD: usize = 65_535 - 20 - 8;
 /// Length of a TCP header without options, bytes.
 const TCP_HEADER_LEN: usize = 20;
 /// Length of a padded timestamp option, bytes.
-pub(crate) const TIMESTAMP_OPTION_LEN: usize = 12;
+pub const TIMESTAMP_OPTION_LEN: usize = 12;
 /// Length of a UDP header, bytes (RFC 768).
 const UDP_HEADER_LEN: usize = 8;
 /// Hop limit of the packets (RFC 1700's default).
@@ -121,7 +121,7 @@ pub fn send(packet: &[u8]) -> io::Result<()> {
 }
 
 /// Returns the destination address of an IP packet.
-pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
+pub fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(16..20)?).ok()?)),
         6 => Some(IpAddr::from(
@@ -182,7 +182,7 @@ fn transport_checksum(
 }
 
 /// Returns the sum of the pseudo header's words, not folded.
-pub(crate) fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize) -> u64 {
+pub fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize) -> u64 {
     let addresses = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => sum_words(&v4.octets()),
         IpAddr::V6(v6) => sum_words(&v6.octets()),
@@ -192,7 +192,7 @@ pub(crate) fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length:
 }
 
 /// Returns the sum of big-endian 16-bit words; an odd last byte counts as a high half (RFC 1071).
-pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
+pub fn sum_words(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(2);
     let mut sum = 0u64;
     for word in words.by_ref() {
@@ -205,7 +205,7 @@ pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
 }
 
 /// Folds carries into 16 bits.
-pub(crate) fn fold(mut sum: u64) -> u16 {
+pub fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum >> 16) + (sum & 0xffff);
     }

@@ -50,7 +50,7 @@ impl Drop for RealtimeGuard {
 }
 
 /// Returns true if the calling thread has real-time priority.
-pub(crate) fn is_realtime() -> bool {
+pub fn is_realtime() -> bool {
     // SAFETY: no memory is involved; 0 is the calling thread.
     let policy = unsafe { libc::sched_getscheduler(0) };
     policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
@@ -61,14 +61,14 @@ pub(crate) fn is_realtime() -> bool {
 /// ([`timer_slack_ns`]) and sets it afterwards.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct PriorityBoost {
+pub struct PriorityBoost {
     tid: i32,
 }
 
 impl PriorityBoost {
     /// Raises the thread's priority. Returns `None` if the thread is not an ordinary one or the kernel does not
     /// allow it.
-    pub(crate) fn begin(tid: i32) -> Option<PriorityBoost> {
+    pub fn begin(tid: i32) -> Option<PriorityBoost> {
         let parameters = libc::sched_param {
             sched_priority: BOOSTED_PRIORITY,
         };
@@ -81,7 +81,7 @@ impl PriorityBoost {
     }
 
     /// Makes the thread ordinary again.
-    pub(crate) fn end(self) {
+    pub fn end(self) {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: `parameters` is valid for the call, which only reads it.
         unsafe { libc::sched_setscheduler(self.tid, ORDINARY_POLICY, &raw const parameters) };
@@ -92,7 +92,7 @@ impl PriorityBoost {
 const TASKS_PER_THREAD_MIN: usize = 40;
 
 /// Runs short tasks on all processors, with real-time priority if the caller has it. The results are in task order.
-pub(crate) fn run_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub fn run_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let helpers = (processors() - 1).min(tasks.len() / TASKS_PER_THREAD_MIN);
     if helpers == 0 {
         return tasks.iter().map(work).collect();
@@ -130,20 +130,20 @@ pub(crate) fn run_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R
 
 /// Returns the number of processors that this program may use. The value is cached, because the standard library reads
 /// several files for it.
-pub(crate) fn processors() -> usize {
+pub fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS
         .get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
 }
 
 /// Returns the timer slack of any thread, in nanoseconds; `None` if the kernel does not allow reading it.
-pub(crate) fn timer_slack_ns(tid: i32) -> Option<u64> {
+pub fn timer_slack_ns(tid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(timer_slack_file(tid)).ok()?;
     text.trim().parse().ok()
 }
 
 /// Sets the timer slack of any thread, in nanoseconds, if it differs. Real-time threads are not affected.
-pub(crate) fn set_timer_slack_ns(tid: i32, slack_ns: u64) {
+pub fn set_timer_slack_ns(tid: i32, slack_ns: u64) {
     if timer_slack_ns(tid).is_some_and(|present| present != slack_ns) {
         // The permission to read the file includes the permission to write it.
         let _ = std::fs::write(timer_slack_file(tid), slack_ns.to_string());
@@ -157,7 +157,7 @@ fn timer_slack_file(tid: i32) -> String {
 }
 
 /// Returns true if a thread has the ordinary scheduling policy.
-pub(crate) fn has_ordinary_policy(tid: i32) -> bool {
+pub fn has_ordinary_policy(tid: i32) -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::sched_getscheduler(tid) == ORDINARY_POLICY }
 }
@@ -167,11 +167,11 @@ pub(crate) fn has_ordinary_policy(tid: i32) -> bool {
 const BOOSTED_PRIORITY: i32 = 2;
 
 /// Scheduling policy of ordinary threads.
-pub(crate) const ORDINARY_POLICY: i32 = libc::SCHED_OTHER;
+pub const ORDINARY_POLICY: i32 = libc::SCHED_OTHER;
 
-/// Gives a stopped thread the priority [`BOOSTED_PRIORITY`] if the kernel allows it: for threads of a stub process (the
+/// Gives a stopped thread the priority `BOOSTED_PRIORITY` if the kernel allows it: for threads of a stub process (the
 /// one that becomes the restored process), which get their final priority before they run on their own.
-pub(crate) fn boost_stub_thread(tid: i32) {
+pub fn boost_stub_thread(tid: i32) {
     let parameters = libc::sched_param {
         sched_priority: BOOSTED_PRIORITY,
     };

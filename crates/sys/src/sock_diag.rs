@@ -4,7 +4,6 @@ use crate::address::canonical;
 use crate::netlink::{Netlink, NetlinkRequest, attributes};
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
-use crate::tcp_repair::{RepairError, Unmovable};
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +32,7 @@ const LISTEN: u8 = 10;
 /// State bit of listeners, which are not connections.
 const LISTEN_BIT: u32 = 1 << LISTEN;
 /// A socket's cookie (`SO_COOKIE`), 8 bytes.
-pub(crate) type Cookie = [u8; 8];
+pub type SocketCookie = [u8; 8];
 
 /// One TCP connection as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,10 +126,7 @@ pub fn has_half_open_tcp(port: u16) -> io::Result<bool> {
 /// Lists all sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners included, each with
 /// its state. UDP sockets without a peer are in [`TcpState::Close`]. The list is empty if the kernel does not list the
 /// protocol.
-pub(crate) fn sockets_on_port(
-    protocol: i32,
-    port: u16,
-) -> io::Result<Vec<(TcpState, ListedConnection)>> {
+pub fn sockets_on_port(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, ListedConnection)>> {
     let mut found = Vec::new();
     dump_sockets(protocol, port, u32::MAX, 0, |state, one| {
         found.extend(TcpState::from_kernel(state).map(|state| (state, one)));
@@ -140,7 +136,7 @@ pub(crate) fn sockets_on_port(
 
 /// Returns the shut-down halves (1 receiving, 2 sending) of UDP sockets by `SO_COOKIE`; omits sockets with both halves
 /// open.
-pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie, u8>> {
+pub fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<SocketCookie, u8>> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let identity = socket_id(0, NO_COOKIE);
@@ -150,7 +146,7 @@ pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie,
             let shut = attributes(attribute_bytes).find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
             let halves = shut.and_then(|(_, value)| value.first().copied());
             let cookie = body.get(COOKIE_OFFSET..COOKIE_OFFSET + 8);
-            let cookie = cookie.and_then(|cookie| Cookie::try_from(cookie).ok());
+            let cookie = cookie.and_then(|cookie| SocketCookie::try_from(cookie).ok());
             if let (Some(cookie), Some(halves @ 1..)) = (cookie, halves) {
                 found.insert(cookie, halves);
             }
@@ -207,7 +203,7 @@ fn diag_request(
 }
 
 /// Builds a `struct inet_diag_sockid` with a local port and a cookie only.
-fn socket_id(port: u16, cookie: Cookie) -> [u8; 48] {
+fn socket_id(port: u16, cookie: SocketCookie) -> [u8; 48] {
     let mut raw = [0u8; 48];
     raw[..2].copy_from_slice(&port.to_be_bytes());
     raw[40..].copy_from_slice(&cookie);
@@ -240,20 +236,20 @@ fn parse_diag_message(body: &[u8]) -> Option<ListedConnection> {
     })
 }
 
-/// Refuses a connection with MD5 keys, which only sock_diag shows, and a connection of another network namespace.
-pub(crate) fn check_keys_and_namespace(
+/// Returns true if a connection has MD5 keys, which only sock_diag shows; `None` if the connection is not in the network
+/// namespace of `netlink`.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn has_md5_key(
     netlink: &mut Netlink,
     fd: BorrowedFd<'_>,
     local: SocketAddr,
     remote: SocketAddr,
     v6_socket: bool,
-) -> Result<(), RepairError> {
-    let kernel = |source| RepairError::Kernel {
-        step: "sock_diag",
-        source,
-    };
-    let mut cookie: Cookie = [0; 8];
-    get_bytes(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie).map_err(kernel)?;
+) -> io::Result<Option<bool>> {
+    let mut cookie: SocketCookie = [0; 8];
+    get_bytes(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)?;
     let family = if v6_socket {
         libc::AF_INET6
     } else {
@@ -261,9 +257,9 @@ pub(crate) fn check_keys_and_namespace(
     };
     let mut identity = full_socket_id(local, remote, v6_socket, cookie);
     // The kernel finds a socket that is bound to a device only with that device's index.
-    let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
+    let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)?;
     identity[36..40].copy_from_slice(&device.to_ne_bytes());
-    let mut has_md5_key = false;
+    let mut has_key = false;
     let outcome = netlink.request(
         diag_request(
             (family, libc::IPPROTO_TCP),
@@ -274,15 +270,14 @@ pub(crate) fn check_keys_and_namespace(
         0,
         |_, body| {
             let attribute_bytes = body.get(DIAG_MESSAGE_LEN..).unwrap_or(&[]);
-            has_md5_key = attributes(attribute_bytes).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
+            has_key = attributes(attribute_bytes).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
         },
     );
     match outcome {
-        Ok(()) if has_md5_key => Err(Unmovable::Md5.into()),
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(Some(has_key)),
         Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ESTALE) => Err(Unmovable::OtherNamespace.into()),
-            _ => Err(kernel(error)),
+            Some(libc::ENOENT | libc::ESTALE) => Ok(None),
+            _ => Err(error),
         },
     }
 }
@@ -291,7 +286,7 @@ fn full_socket_id(
     local: SocketAddr,
     remote: SocketAddr,
     v6_socket: bool,
-    cookie: Cookie,
+    cookie: SocketCookie,
 ) -> [u8; 48] {
     let mut raw = socket_id(local.port(), cookie);
     raw[2..4].copy_from_slice(&remote.port().to_be_bytes());

@@ -17,7 +17,8 @@ pub const TCP_RTO_MIN_US: i32 = 45;
 pub const TCP_DELACK_MAX_US: i32 = 46;
 
 /// Numbers of `asm-generic/socket.h`, `linux/in.h`, `linux/in6.h` and `linux/tcp.h` that other modules use by name.
-pub(crate) mod numbers {
+#[allow(missing_docs)]
+pub mod numbers {
     pub const SO_TIMESTAMPING: i32 = 37;
     pub const SO_WIFI_STATUS: i32 = 41;
     pub const SO_NOFCS: i32 = 43;
@@ -118,7 +119,7 @@ pub fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io:
 }
 
 /// Makes an `ioctl` that writes one `int`, such as `SIOCINQ`.
-pub(crate) fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<i32> {
+pub fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     // SAFETY: the requests used here write one int to the pointer, which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) })?;
@@ -126,7 +127,7 @@ pub(crate) fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Resul
 }
 
 /// Turns the C convention (negative: see `errno`) into a `Result`.
-pub(crate) fn check(outcome: libc::c_int) -> io::Result<()> {
+pub fn check(outcome: libc::c_int) -> io::Result<()> {
     if outcome < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -135,6 +136,6 @@ pub(crate) fn check(outcome: libc::c_int) -> io::Result<()> {
 }
 
 /// Does the same as [`check`] for calls that return a byte count.
-pub(crate) fn check_length(outcome: libc::ssize_t) -> io::Result<usize> {
+pub fn check_length(outcome: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(outcome).map_err(|_| io::Error::last_os_error())
 }

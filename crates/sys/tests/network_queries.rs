@@ -1,8 +1,8 @@
 //! Interfaces, addresses, routes, neighbours and socket lists, as the kernel reports them.
 
-mod common;
-
-use common::{SERVICE_V4, TestNetwork, exchange, pattern, service_addresses, wait_for};
+use holdfast_lab::testing::{
+    SERVICE_V4, TestNetwork, exchange, pattern, service_addresses, wait_for,
+};
 use holdfast_sys::net::{
     Interface, add_address, is_local, neighbour, remove_address, resolve_neighbour, route_to,
 };

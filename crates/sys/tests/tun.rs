@@ -1,8 +1,7 @@
 //! Packets read from a TUN are written to another, and a TCP receiver accepts them: whole, with any checksum state.
 
-mod common;
-
-use common::{Namespace, wait_for};
+use holdfast_lab::testing::TestNamespace;
+use holdfast_lab::testing::wait_for;
 use holdfast_sys::packet::{TcpSegmentHeader, tcp_flags, tcp_packet, udp_packet};
 use holdfast_sys::sysctl;
 use holdfast_sys::tun::{DATA_VALID, NEEDS_CSUM, PACKET_LEN_MAX, Tun, VnetHeader};
@@ -15,13 +14,13 @@ const ADDRESSES: [(&str, &str, u8); 2] = [("10.9.0.1", "10.9.0.2", 24), ("fd09::
 
 /// Two hosts, each behind a TUN; the test carries the packets between them.
 struct Pair {
-    hosts: [Namespace; 2],
+    hosts: [TestNamespace; 2],
     tuns: [Tun; 2],
 }
 
 impl Pair {
     fn new() -> Self {
-        let hosts = [Namespace::new(), Namespace::new()];
+        let hosts = [TestNamespace::new(), TestNamespace::new()];
         let tuns = [0, 1].map(|at: usize| {
             hosts[at].run(|| {
                 let tun = Tun::open("hf0").expect("a TUN");
@@ -65,7 +64,7 @@ fn transfer(
             .expect("listen")
     });
     let to = listener.local_addr().expect("address");
-    let sent = common::pattern(3, 1 << 20);
+    let sent = holdfast_lab::testing::pattern(3, 1 << 20);
     let mut large = 0;
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -75,7 +74,7 @@ fn transfer(
         let receiver = scope.spawn(|| {
             let (mut server, _) = listener.accept().expect("accept");
             server
-                .set_read_timeout(Some(common::WAIT_LIMIT))
+                .set_read_timeout(Some(holdfast_lab::testing::WAIT_LIMIT))
                 .expect("timeout");
             let mut arrived = Vec::new();
             server.read_to_end(&mut arrived).expect("read");
@@ -133,7 +132,7 @@ fn verified_packets_are_accepted_with_any_checksum_field() {
 
 #[test]
 fn complete_checksums_are_verified() {
-    let host = Namespace::new();
+    let host = TestNamespace::new();
     let tun = host.run(|| Tun::open("hf0").expect("a TUN"));
     for (own, far, prefix) in ADDRESSES {
         let ip: IpAddr = own.parse().expect("an address");
@@ -150,7 +149,7 @@ fn complete_checksums_are_verified() {
             .expect("written");
         tun.write(VnetHeader::default(), &good).expect("written");
         socket
-            .set_read_timeout(Some(common::WAIT_LIMIT))
+            .set_read_timeout(Some(holdfast_lab::testing::WAIT_LIMIT))
             .expect("timeout");
         let mut buffer = [0; 16];
         let (length, source) = socket.recv_from(&mut buffer).expect("a datagram");
@@ -200,7 +199,7 @@ fn non_tcp_udp_packets_are_unchanged() {
 
 #[test]
 fn device_sends_no_packets() {
-    let host = Namespace::new();
+    let host = TestNamespace::new();
     host.run(|| {
         sysctl::write("net/ipv4/conf/all/rp_filter", "1").expect("strict");
         let tun = Tun::open("hf0").expect("a TUN");

@@ -34,7 +34,7 @@ impl fmt::Display for BatchId {
 
 /// A flow to prepare a socket for at the acceptor. The position in the list is the flow's index in the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PrepareFlow<B = Bytes> {
+pub struct FlowToPrepare<B = Bytes> {
     /// The flow.
     pub flow: Flow,
     /// The epoch at which the donor owns the flow; the transit has the next epoch.
@@ -45,7 +45,7 @@ pub struct PrepareFlow<B = Bytes> {
 
 /// The rest of a flow's state, extracted while the donor was frozen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateFlow<B = Bytes> {
+pub struct FrozenFlowState<B = Bytes> {
     /// The flow's index in the batch: its position in [`GenericFrame::Prepare`].
     pub index: u32,
     /// Sequence numbers and queues, coded by `sys`.
@@ -85,7 +85,7 @@ pub enum GenericFrame<B> {
         batch: BatchId,
         /// Its flows.
         #[serde(deserialize_with = "bounded_list")]
-        flows: Vec<PrepareFlow<B>>,
+        flows: Vec<FlowToPrepare<B>>,
     },
     /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the reason.
     PrepareResponse {
@@ -118,7 +118,7 @@ pub enum GenericFrame<B> {
         batch: BatchId,
         /// Some or all flows of the batch.
         #[serde(deserialize_with = "bounded_list")]
-        flows: Vec<StateFlow<B>>,
+        flows: Vec<FrozenFlowState<B>>,
         /// True in the last `State` of the batch.
         last: bool,
     },
@@ -247,9 +247,9 @@ impl<B> GenericFrame<B> {
     }
 }
 
-impl<B> PrepareFlow<B> {
-    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> PrepareFlow<C> {
-        PrepareFlow {
+impl<B> FlowToPrepare<B> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> FlowToPrepare<C> {
+        FlowToPrepare {
             flow: self.flow,
             epoch: self.epoch,
             static_state: convert(self.static_state),
@@ -257,9 +257,9 @@ impl<B> PrepareFlow<B> {
     }
 }
 
-impl<B> StateFlow<B> {
-    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> StateFlow<C> {
-        StateFlow {
+impl<B> FrozenFlowState<B> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> FrozenFlowState<C> {
+        FrozenFlowState {
             index: self.index,
             dynamic: convert(self.dynamic),
             application: convert(self.application),

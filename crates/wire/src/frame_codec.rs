@@ -190,7 +190,7 @@ impl FrameDecoder {
     ///
     /// # Errors
     /// [`FrameError::Truncated`] when the channel ended within a frame.
-    pub fn finish(&self) -> Result<(), FrameError> {
+    pub fn check_complete(&self) -> Result<(), FrameError> {
         match self.buffer.len() {
             0 => Ok(()),
             have => Err(FrameError::Truncated { have }),

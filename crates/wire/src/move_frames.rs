@@ -135,7 +135,7 @@ pub struct PeerConnections {
 
 /// A donor's request to move a process, with its properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Offer<B = Bytes> {
+pub struct MoveOffer<B = Bytes> {
     /// True for a clone: the original process stays.
     pub clone: bool,
     /// Strategy for moving the sockets.
@@ -152,9 +152,9 @@ pub struct Offer<B = Bytes> {
     pub description: B,
 }
 
-impl<B> Offer<B> {
-    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> Offer<C> {
-        Offer {
+impl<B> MoveOffer<B> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> MoveOffer<C> {
+        MoveOffer {
             clone: self.clone,
             sockets: self.sockets,
             post_copy: self.post_copy,
@@ -194,7 +194,7 @@ pub type MoveFrame = GenericMoveFrame<Bytes>;
 #[serde(bound(serialize = "B: Serialize", deserialize = "B: Deserialize<'de>"))]
 pub enum GenericMoveFrame<B> {
     /// Donor to acceptor: asks whether the acceptor would take the process.
-    Offer(Offer<B>),
+    Offer(MoveOffer<B>),
     /// Acceptor to donor: answers `Offer`; accepted if there are no refusals.
     OfferResponse {
         /// Reasons for a refusal.

@@ -3,7 +3,7 @@
 mod migration_frames;
 
 use bytes::Bytes;
-use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, PrepareFlow, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
     OwnershipChange, OwnershipRecord, Protocol, encode,
@@ -69,13 +69,13 @@ fn refusal() -> impl Strategy<Value = ChangeRefusal> {
 
 fn handoff_frame() -> impl Strategy<Value = Frame> {
     let prepare =
-        (flow(), any::<u32>(), blob()).prop_map(|(flow, epoch, static_state)| PrepareFlow {
+        (flow(), any::<u32>(), blob()).prop_map(|(flow, epoch, static_state)| FlowToPrepare {
             flow,
             epoch,
             static_state,
         });
     let state =
-        (any::<u32>(), blob(), blob()).prop_map(|(index, dynamic, application)| StateFlow {
+        (any::<u32>(), blob(), blob()).prop_map(|(index, dynamic, application)| FrozenFlowState {
             index,
             dynamic,
             application,
@@ -149,7 +149,7 @@ fn decode_all(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameErr
             }
         }
     }
-    (frames, decoder.finish())
+    (frames, decoder.check_complete())
 }
 
 proptest! {
@@ -282,7 +282,7 @@ fn blobs_share_receive_buffer() {
         boot: 2,
         seq: 3,
     };
-    let flows = (0..2_000).map(|index| StateFlow {
+    let flows = (0..2_000).map(|index| FrozenFlowState {
         index,
         dynamic: Bytes::from(vec![index as u8; 150]),
         application: Bytes::from_static(b"offset 17"),
@@ -319,7 +319,7 @@ fn overlong_frame_leaves_output_unchanged() {
         seq: 3,
     };
     let dynamic = Bytes::from(vec![0; LENGTH_MAX]);
-    let flows = vec![StateFlow {
+    let flows = vec![FrozenFlowState {
         index: 0,
         dynamic,
         application: Bytes::new(),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use holdfast_api::pool::{self, Element, ElementEvent, ElementService, Registration};
+use holdfast_api::pool::{self, Element, ElementEvent, ElementService, RegistrationRequest};
 
 /// A pool element that numbers the lines of each session.
 #[derive(Debug, Parser)]
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
         addresses: flags.address,
         port: flags.port,
     };
-    let mut registration = Registration::new(&flags.handle, service);
+    let mut registration = RegistrationRequest::new(&flags.handle, service);
     match &flags.key {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;

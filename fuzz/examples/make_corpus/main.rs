@@ -9,9 +9,9 @@ use holdfast_api::app;
 use holdfast_fuzz::handoff::flow;
 use holdfast_fuzz::socket_state::State;
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_sys::tcp_repair::{SocketOptions, TcpDynamicState, TcpStaticState};
 use holdfast_sys::tun::{DATA_VALID, VnetHeader};
-use holdfast_wire::frame::{AcceptorPhaseTimes, PrepareFlow, StateFlow};
+use holdfast_tcp_repair::{SocketOptions, TcpDynamicState, TcpStaticState};
+use holdfast_wire::frame::{AcceptorPhaseTimes, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{
     BatchId, ChangeKind, ChangeRefusal, Frame, NodeId, OwnershipChange, OwnershipRecord,
     RecordState, encode,
@@ -94,7 +94,7 @@ fn batch(donor: u16, seq: u64) -> BatchId {
 }
 
 fn prepare(donor: u16) -> Frame {
-    let flows = (11..14).map(|port| PrepareFlow {
+    let flows = (11..14).map(|port| FlowToPrepare {
         flow: flow(port),
         epoch: 1,
         static_state: Bytes::from_static(b"static"),
@@ -107,7 +107,7 @@ fn prepare(donor: u16) -> Frame {
 }
 
 fn state(donor: u16) -> Frame {
-    let flows = (0..3).map(|index| StateFlow {
+    let flows = (0..3).map(|index| FrozenFlowState {
         index,
         dynamic: Bytes::from_static(b"dynamic"),
         application: Bytes::from_static(b"application"),

@@ -6,8 +6,8 @@ use bytes::BytesMut;
 use holdfast_api::app;
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
-    DeregistrationResult, ElementEvent, ElementService, FromPool, Registration, SessionEvent,
-    SessionOptions, ToPool,
+    DeregistrationResult, ElementEvent, ElementService, FromPool, RegistrationRequest,
+    SessionEvent, SessionOptions, ToPool,
 };
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
@@ -15,7 +15,7 @@ use std::path::Path;
 
 pub fn write_pool_messages() -> std::io::Result<()> {
     let service = ElementService::Sctp(vec!["10.0.0.1:80".parse().expect("an address")]);
-    let mut registration = Registration::new("web", service);
+    let mut registration = RegistrationRequest::new("web", service);
     registration.policy.weight = Some(3);
     registration.cookie_keys.push([7; 32]);
     let load = PolicyDetail {

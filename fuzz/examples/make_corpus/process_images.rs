@@ -1,17 +1,17 @@
 //! Corpus of process images.
 
 use crate::write_input;
-use holdfast_sys::process::files::FilesImage;
-use holdfast_sys::process::files::image::{
+use holdfast_checkpoint::files::FilesImage;
+use holdfast_checkpoint::files::image::{
     ByteString, ContentForm, DescriptorSlot, DescriptorTable, EpollWatch, FileLock, LockHolder,
-    NamelessContent, OpenFile, OpenFileKind, Pipe, SignalOwner, UnixLink, UnixMessage, UnixName,
-    UnixSocket,
+    NamelessContent, OpenFile, OpenFileKind, Pipe, SignalOwner, UnixConnectionState, UnixMessage,
+    UnixName, UnixSocket,
 };
-use holdfast_sys::process::image::{
-    Backing, BackingFile, DescriptorUpdate, Mapping, MemorySpace, MissingPages, OpenFilesUpdate,
-    PageContent, PageRun, PagesMessage, PosixTimer, ProcessLayout, ProcessState, ProcessTreeState,
-    Rseq, SharedMemory, SharedMemoryKind, SignalAction, SignalInfo, SystemVSegment, ThreadState,
-    TreeLayout, encode,
+use holdfast_checkpoint::image::{
+    BackingFile, DescriptorUpdate, MappingBacking, MemoryMapping, MemorySpace, MissingPages,
+    OpenFilesUpdate, PageContent, PageRun, PagesMessage, PosixTimer, ProcessLayout, ProcessState,
+    ProcessTreeState, Rseq, SharedMemory, SharedMemoryKind, SignalAction, SignalInfo,
+    SystemVSegment, ThreadState, TreeLayout, encode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,25 +78,25 @@ fn tree() -> TreeLayout {
     }
 }
 
-fn mappings() -> Vec<Mapping> {
+fn mappings() -> Vec<MemoryMapping> {
     let backings = [
-        Backing::Anonymous(b"heap".to_vec()),
-        Backing::File {
+        MappingBacking::Anonymous(b"heap".to_vec()),
+        MappingBacking::File {
             file: 0,
             offset: 0x1000,
             shared: false,
         },
-        Backing::Shared {
+        MappingBacking::Shared {
             object: 0,
             offset: 0,
         },
-        Backing::Shared {
+        MappingBacking::Shared {
             object: 3,
             offset: 0x1000,
         },
-        Backing::Kernel("[vdso]".to_owned()),
+        MappingBacking::Kernel("[vdso]".to_owned()),
     ];
-    let mapping = |(at, backing): (u64, Backing)| Mapping {
+    let mapping = |(at, backing): (u64, MappingBacking)| MemoryMapping {
         start: 0x10_0000 * at,
         end: 0x10_0000 * at + 0x2000,
         protection: 5,
@@ -271,8 +271,8 @@ fn kinds() -> [OpenFileKind; 7] {
             path: "/tmp".into(),
             offset: 7,
         },
-        socket(UnixLink::Peer(4), vec![message]),
-        socket(UnixLink::Peer(3), Vec::new()),
+        socket(UnixConnectionState::Peer(4), vec![message]),
+        socket(UnixConnectionState::Peer(3), Vec::new()),
         OpenFileKind::Epoll {
             watches: vec![watch],
         },

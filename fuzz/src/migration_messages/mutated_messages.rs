@@ -1,21 +1,22 @@
 //! Sound messages of an ordinary user's process, and changes to them, each of a field to a value.
 
 use super::{GROUP, PROGRAMS, USER, encode_message, encode_pages};
-use holdfast_sys::process::files::FilesImage;
-use holdfast_sys::process::files::image::{
+use holdfast_checkpoint::files::FilesImage;
+use holdfast_checkpoint::files::image::{
     ByteString, ContentForm, EpollWatch, NamelessContent, NetlinkSocket, OpenFile, OpenFileKind,
-    Pipe, PseudoTerminal, SignalOwner, SocketOption, TimerFdState, UnixLink, UnixName, UnixSocket,
+    Pipe, PseudoTerminal, SignalOwner, SocketOption, TimerFdState, UnixConnectionState, UnixName,
+    UnixSocket,
 };
-use holdfast_sys::process::image::{
-    Backing, BackingFile, Credentials, DescriptorUpdate, Mapping, MemorySpace, MissingPages,
-    OpenFilesUpdate, PageContent as RunContent, PageRun, PagesMessage, PosixTimer, ProcessLayout,
-    ProcessState, ProcessTreeState, ResourceLimit, SharedMemory, SharedMemoryKind, SignalAction,
-    SystemVSegment, ThreadState, TreeLayout,
+use holdfast_checkpoint::image::{
+    BackingFile, Credentials, DescriptorUpdate, MappingBacking, MemoryMapping, MemorySpace,
+    MissingPages, OpenFilesUpdate, PageContent as RunContent, PageRun, PagesMessage, PosixTimer,
+    ProcessLayout, ProcessState, ProcessTreeState, ResourceLimit, SharedMemory, SharedMemoryKind,
+    SignalAction, SystemVSegment, ThreadState, TreeLayout,
 };
-use holdfast_sys::process::procfs::VmFlags;
-use holdfast_sys::process::sockets::SocketStaticState;
+use holdfast_checkpoint::procfs::VmFlags;
+use holdfast_checkpoint::sockets::SocketStaticState;
 use holdfast_sys::socket_filter::SocketFilter;
-use holdfast_sys::tcp_repair::{SocketOptions, UnconnectedTcpSocket};
+use holdfast_tcp_repair::{SocketOptions, UnconnectedTcpSocket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -115,10 +116,10 @@ pub fn tree_message(changes: impl FieldChanges) -> Vec<u8> {
             25 => process.no_new_privileges = of % 2 == 1,
             26 => process.exit_status = (of % 2 == 1).then_some(0),
             27 => process.executable = number as u32,
-            28 => mapping.backing = Backing::Anonymous(Vec::new()),
-            29 => mapping.backing = Backing::Kernel("[vdso]".to_owned()),
+            28 => mapping.backing = MappingBacking::Anonymous(Vec::new()),
+            29 => mapping.backing = MappingBacking::Kernel("[vdso]".to_owned()),
             30 => {
-                mapping.backing = Backing::File {
+                mapping.backing = MappingBacking::File {
                     file: 0,
                     offset: 0,
                     shared: of % 2 == 1,
@@ -138,22 +139,25 @@ fn segment(tree: &mut TreeLayout) -> &mut SystemVSegment {
 }
 
 fn sound_tree() -> TreeLayout {
-    let mapping = |(start, end), backing| Mapping {
+    let mapping = |(start, end), backing| MemoryMapping {
         start,
         end,
         protection: 3,
         advice: 0,
         backing,
     };
-    let object = Backing::Shared {
+    let object = MappingBacking::Shared {
         object: 0,
         offset: 0,
     };
     let mappings = vec![
-        mapping((0x1000, 0x3000), Backing::Anonymous(Vec::new())),
+        mapping((0x1000, 0x3000), MappingBacking::Anonymous(Vec::new())),
         mapping((0x5000, 0x6000), object),
-        mapping((0x7000, 0x8000), Backing::Kernel("[vdso]".to_owned())),
-        mapping((0x9000, 0xa000), Backing::Anonymous(Vec::new())),
+        mapping(
+            (0x7000, 0x8000),
+            MappingBacking::Kernel("[vdso]".to_owned()),
+        ),
+        mapping((0x9000, 0xa000), MappingBacking::Anonymous(Vec::new())),
     ];
     let process = ProcessLayout {
         pid: 100,
@@ -404,7 +408,7 @@ fn sound_image() -> FilesImage {
     let unix = UnixSocket {
         socket: 1,
         name: UnixName::None,
-        link: UnixLink::Unconnected,
+        link: UnixConnectionState::Unconnected,
         owner: (USER, GROUP),
         peer: None,
         shutdown: 0,

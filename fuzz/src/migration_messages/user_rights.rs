@@ -2,18 +2,18 @@
 //! them.
 
 use super::{GROUP, PORT, PROGRAMS, USER};
-use holdfast_sys::process::files::FilesImage;
-use holdfast_sys::process::files::image::{OpenFileKind, SocketOption, UnixName};
-use holdfast_sys::process::image::{
-    Backing, Credentials, DescriptorUpdate, Mapping, OpenFilesUpdate, PageRun, ProcessTreeState,
-    SharedMemoryKind, TreeLayout,
+use holdfast_checkpoint::files::FilesImage;
+use holdfast_checkpoint::files::image::{OpenFileKind, SocketOption, UnixName};
+use holdfast_checkpoint::image::{
+    Credentials, DescriptorUpdate, MappingBacking, MemoryMapping, OpenFilesUpdate, PageRun,
+    ProcessTreeState, SharedMemoryKind, TreeLayout,
 };
-use holdfast_sys::process::sockets::SocketStaticState;
-use holdfast_sys::tcp_repair::SocketOptions;
+use holdfast_checkpoint::sockets::SocketStaticState;
+use holdfast_tcp_repair::SocketOptions;
 use std::net::SocketAddr;
 
 /// Bytes that an ordinary process may lock, by `RLIMIT_MEMLOCK` of
-/// [`NodeLimits::default`](holdfast_sys::process::image_judge::NodeLimits).
+/// [`NodeLimits::default`](holdfast_checkpoint::image_judge::NodeLimits).
 const LOCKED_BYTES_MAX: u64 = 8 << 20;
 /// `RLIMIT_NOFILE` of `NodeLimits::default`.
 const FILES_MAX: u64 = 1 << 19;
@@ -21,7 +21,7 @@ const FILES_MAX: u64 = 1 << 19;
 /// `NodeLimits::default`.
 const LIMITS: [(usize, u64); 4] = [(7, FILES_MAX), (8, LOCKED_BYTES_MAX), (13, 0), (14, 0)];
 /// `VM_LOCKED` as represented in the image.
-const LOCKED: u32 = holdfast_sys::process::procfs::VmFlags::LOCKED;
+const LOCKED: u32 = holdfast_checkpoint::procfs::VmFlags::LOCKED;
 /// `CLOCK_REALTIME_ALARM` and `CLOCK_BOOTTIME_ALARM`.
 const ALARM_CLOCKS: [i32; 2] = [8, 9];
 /// Set-user-ID and set-group-ID.
@@ -109,13 +109,13 @@ pub fn assert_frozen(frozen: &ProcessTreeState) {
 }
 
 /// Asserts that memory is written only inside the process's own private mappings, for each page.
-pub fn assert_memory(mappings: &[Mapping], run: &PageRun) {
-    let is_own = |mapping: &&Mapping| match &mapping.backing {
-        Backing::Anonymous(_) => true,
-        Backing::File { shared, .. } => !shared,
-        Backing::Shared { .. } | Backing::Kernel(_) => false,
+pub fn assert_memory(mappings: &[MemoryMapping], run: &PageRun) {
+    let is_own = |mapping: &&MemoryMapping| match &mapping.backing {
+        MappingBacking::Anonymous(_) => true,
+        MappingBacking::File { shared, .. } => !shared,
+        MappingBacking::Shared { .. } | MappingBacking::Kernel(_) => false,
     };
-    let own_mappings: Vec<&Mapping> = mappings.iter().filter(is_own).collect();
+    let own_mappings: Vec<&MemoryMapping> = mappings.iter().filter(is_own).collect();
     let pages = run.length.div_ceil(4096).min(1 << 12);
     for page in 0..pages {
         let at = run.start + page * 4096;

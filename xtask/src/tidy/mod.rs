@@ -6,9 +6,9 @@ mod forbidden_words;
 mod function_sizes;
 mod links;
 mod purity;
-pub mod ratchet;
 mod rust_file;
 mod size_limits;
+pub mod size_ratchet;
 mod unsafe_code;
 
 use std::fmt;
@@ -52,7 +52,10 @@ pub fn check(tree: &SourceTree) -> Vec<Finding> {
     findings.extend(unsafe_code::check(tree, &sources));
     findings.extend(forbidden_words::check(tree, &sources));
     findings.extend(comment_pronouns::check(tree));
-    findings.extend(ratchet::check(tree, &size_limits::measure(tree, &sources)));
+    findings.extend(size_ratchet::check(
+        tree,
+        &size_limits::find_oversized_items(tree, &sources),
+    ));
     findings.extend(links::check(tree));
     findings.sort();
     findings.dedup();

@@ -18,7 +18,7 @@ pub enum SizedItem {
 
 /// An object over its limit.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Offender {
+pub struct OversizedItem {
     pub kind: SizedItem,
     /// Name in the ratchet: `PATH` or `PATH::NAME`.
     pub key: String,
@@ -39,12 +39,12 @@ impl SizedItem {
 }
 
 /// Returns everything over its limit: hand-written code in Rust, C and shell.
-pub fn measure(tree: &SourceTree, sources: &[RustFile]) -> Vec<Offender> {
+pub fn find_oversized_items(tree: &SourceTree, sources: &[RustFile]) -> Vec<OversizedItem> {
     let mut offenders = Vec::new();
     for (path, text) in tree.texts(is_code) {
         let lines = text.lines().count();
         if lines > FILE_LINES_MAX {
-            offenders.push(Offender {
+            offenders.push(OversizedItem {
                 kind: SizedItem::File,
                 key: path.into(),
                 path: path.into(),
@@ -65,11 +65,11 @@ pub fn measure(tree: &SourceTree, sources: &[RustFile]) -> Vec<Offender> {
     offenders
 }
 
-fn over_limit(path: &str, functions: Vec<FunctionSize>) -> impl Iterator<Item = Offender> {
+fn over_limit(path: &str, functions: Vec<FunctionSize>) -> impl Iterator<Item = OversizedItem> {
     let long_functions = functions
         .into_iter()
         .filter(|function| function.lines > FUNCTION_LINES_MAX);
-    long_functions.map(move |function| Offender {
+    long_functions.map(move |function| OversizedItem {
         kind: SizedItem::Function,
         key: format!("{path}::{}", function.name),
         path: path.into(),
@@ -99,7 +99,7 @@ mod tests {
     fn offender_keys(path: &str, text: &str) -> Vec<(String, usize)> {
         let tree = tree(&[(path, text)]);
         let (sources, _) = parse(&tree);
-        measure(&tree, &sources)
+        find_oversized_items(&tree, &sources)
             .into_iter()
             .map(|offender| (offender.key, offender.lines))
             .collect()

@@ -1,4 +1,4 @@
-//! Checks that unsafe code is only in three crates, with a comment that explains its soundness.
+//! Checks that unsafe code is only in few crates, with a comment that explains its soundness.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -7,7 +7,14 @@ use super::rust_file::{RustFile, is_block, is_ident, is_punct, start_line, walk_
 use crate::source_tree::SourceTree;
 
 /// The crates in which `unsafe` is allowed.
-const UNSAFE_CRATES: &[&str] = &["holdfast-sys", "holdfast-bpf", "holdfast-ffi"];
+const UNSAFE_CRATES: &[&str] = &[
+    "holdfast-sys",
+    "holdfast-tcp-repair",
+    "holdfast-checkpoint",
+    "holdfast-sctp",
+    "holdfast-bpf",
+    "holdfast-ffi",
+];
 
 /// Checks that crates other than [`UNSAFE_CRATES`] forbid unsafe code and have none in their tests either, and that in
 /// the others every unsafe block and implementation has a `SAFETY:` comment above it.

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::app::{
         DESCRIPTORS_MAX, DatagramPiece, FromDaemon, HandOffItem, IncomingItem, ReclaimItem,
-        StateItem, ToDaemon, TransitState,
+        ReclaimedFlowState, StateItem, ToDaemon,
     };
     use crate::{Drain, FlowText, Protocol};
 
@@ -161,8 +161,9 @@ mod tests {
             },
         );
         let transit = prop_oneof![
-            ".{0,9}".prop_map(|to| TransitState::Donated { to }),
-            any::<(u64, bool)>().prop_map(|(id, received)| TransitState::Incoming { id, received }),
+            ".{0,9}".prop_map(|to| ReclaimedFlowState::Donated { to }),
+            any::<(u64, bool)>()
+                .prop_map(|(id, received)| ReclaimedFlowState::Incoming { id, received }),
         ];
         let reclaim_item = (flow_strategy(), any::<u32>(), transit, any::<bool>()).prop_map(
             |(flow, service, was, descriptor)| ReclaimItem {

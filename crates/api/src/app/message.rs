@@ -119,14 +119,14 @@ pub struct ReclaimItem {
     /// The program's service that the flow belongs to.
     pub service: u32,
     /// The answer that the flow was waiting for.
-    pub transit: TransitState,
+    pub transit: ReclaimedFlowState,
     /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,
 }
 
 /// The state of a reclaimed flow when the connection to the daemon broke.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TransitState {
+pub enum ReclaimedFlowState {
     /// The program had handed the flow off. Answered by `Moved` or `Kept`.
     Donated {
         /// Name of the node that should have taken the flow.

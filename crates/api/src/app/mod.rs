@@ -54,7 +54,7 @@ pub use channel::{Channel, Packet};
 pub use codec::{DecodeError, EncodeError, decode, encode, split};
 pub use listener::Listener;
 pub use message::{
-    FromDaemon, HandOffItem, IncomingItem, ReclaimItem, StateItem, ToDaemon, TransitState,
+    FromDaemon, HandOffItem, IncomingItem, ReclaimItem, ReclaimedFlowState, StateItem, ToDaemon,
 };
 pub use pieces::{DatagramPiece, PieceError, join_pieces, split_pieces};
 

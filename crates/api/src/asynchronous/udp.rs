@@ -10,14 +10,14 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::session::{Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpTable};
+use crate::session::{Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpServiceState};
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
     /// Reports readiness to read and write; the same socket as the table's.
     socket: UdpSocket,
-    table: Arc<UdpTable>,
+    table: Arc<UdpServiceState>,
     handle: Arc<SessionHandle>,
 }
 
@@ -27,7 +27,7 @@ impl Socket for UdpSocket {
     fn serve(self, session: &Session, pool: &str) -> io::Result<UdpService> {
         let local = self.local_addr()?;
         let socket = self.into_std()?;
-        let table = UdpTable::new(socket.try_clone()?)?;
+        let table = UdpServiceState::new(socket.try_clone()?)?;
         let handle = Arc::clone(&session.handle);
         let slot = ServiceSlot::Udp(Arc::downgrade(&table));
         table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
@@ -93,14 +93,14 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.signals().clear_request();
+        association.notifications().clear_request();
         let outcome = match self.table.start_handoff(
             &self.handle.shared,
             association,
             &destination.into(),
             state,
         ) {
-            Ok(()) => poll_fn(|context| association.signals().poll_outcome(context)).await,
+            Ok(()) => poll_fn(|context| association.notifications().poll_outcome(context)).await,
             Err(reason) => Err(reason),
         };
         match outcome {

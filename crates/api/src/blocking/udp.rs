@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use super::wait_readable;
 use crate::session::{
-    Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpTable, block_on,
+    Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpServiceState, block_on,
 };
 use crate::{Destination, Kept, Moved, Protocol, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
-    table: Arc<UdpTable>,
+    table: Arc<UdpServiceState>,
     handle: Arc<SessionHandle>,
 }
 
@@ -25,7 +25,7 @@ impl Socket for UdpSocket {
 
     fn serve(self, session: &Session, pool: &str) -> io::Result<UdpService> {
         let local = self.local_addr()?;
-        let table = UdpTable::new(self)?;
+        let table = UdpServiceState::new(self)?;
         let handle = Arc::clone(&session.handle);
         let slot = ServiceSlot::Udp(Arc::downgrade(&table));
         table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
@@ -84,12 +84,12 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.signals().clear_request();
+        association.notifications().clear_request();
         let started =
             self.table
                 .start_handoff(&self.handle.shared, association, &destination.into(), state);
         let outcome = started.and_then(|()| {
-            let outcome = poll_fn(|context| association.signals().poll_outcome(context));
+            let outcome = poll_fn(|context| association.notifications().poll_outcome(context));
             block_on(outcome, None).unwrap_or_else(|| Err("no outcome".into()))
         });
         match outcome {

@@ -13,7 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 
 use super::{
-    DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
+    DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, Placement, PlacementRequest,
     PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
 };
@@ -84,7 +84,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
+    pub async fn flows(&self, query: &FlowListQuery) -> Result<FlowList, ClientError> {
         self.get(&format!("/v1/flows{}", query_text(query)?)).await
     }
 
@@ -92,7 +92,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn all_flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
+    pub async fn all_flows(&self, query: &FlowListQuery) -> Result<FlowList, ClientError> {
         let mut query = query.clone();
         query.limit = query.limit.or(Some(FLOWS_PER_REQUEST));
         let mut list = self.flows(&query).await?;

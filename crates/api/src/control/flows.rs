@@ -26,7 +26,7 @@ pub struct FlowFilter {
 /// The query of `GET /v1/flows`: a filter and a position in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct FlowQuery {
+pub struct FlowListQuery {
     /// Flows of this pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,

@@ -14,7 +14,7 @@ use crate::{Drain, FlowText};
 pub struct HandoffRequest {
     /// The flows to hand off.
     #[serde(flatten)]
-    pub selection: Selection,
+    pub selection: FlowSelection,
     /// Name of the node that takes the flows.
     pub to: String,
     /// Wait for the send queues to empty first, or not.
@@ -36,8 +36,8 @@ impl<'de> Deserialize<'de> for HandoffRequest {
         }
         let body = Body::deserialize(from)?;
         let selection = match (body.flows, body.all_of) {
-            (Some(flows), None) => Selection::Flows(flows),
-            (None, Some(filter)) => Selection::AllOf(filter),
+            (Some(flows), None) => FlowSelection::Flows(flows),
+            (None, Some(filter)) => FlowSelection::AllOf(filter),
             _ => return Err(D::Error::custom("either `flows` or `all_of` is needed")),
         };
         Ok(Self {
@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for HandoffRequest {
 /// Selection of the flows to hand off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Selection {
+pub enum FlowSelection {
     /// The flows listed.
     Flows(Vec<FlowText>),
     /// All flows that this node owns and the filter matches.
@@ -189,13 +189,13 @@ mod tests {
         .unwrap();
         assert_eq!(
             request.selection,
-            Selection::Flows(vec![flow.parse().unwrap()])
+            FlowSelection::Flows(vec![flow.parse().unwrap()])
         );
         assert_eq!(request.drain, Drain::First { max_wait_ms: 9 });
         let request: HandoffRequest =
             serde_json::from_value(json!({"all_of": {"pool": "files"}, "to": "n2"})).unwrap();
         assert_eq!(request.drain, Drain::None);
-        let Selection::AllOf(filter) = request.selection else {
+        let FlowSelection::AllOf(filter) = request.selection else {
             panic!("a filter")
         };
         assert_eq!(filter.pool.as_deref(), Some("files"));

@@ -87,6 +87,28 @@ pub enum SocketStrategy {
     Incremental,
 }
 
+impl SocketStrategy {
+    /// Names, as in JSON and on command lines.
+    pub const NAMES: [&str; 3] = ["iterative", "collective", "incremental"];
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl std::str::FromStr for SocketStrategy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [Self::Iterative, Self::Collective, Self::Incremental]
+            .into_iter()
+            .find(|strategy| strategy.name() == name)
+            .ok_or_else(|| format!("a strategy is one of {}", Self::NAMES.join(", ")))
+    }
+}
+
 /// Body of `POST /v1/migrations`: `{"pid": 4242, "to": "n2"}`. Sent to the node where the process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

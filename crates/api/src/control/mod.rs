@@ -18,10 +18,10 @@ mod status;
 
 #[cfg(feature = "client")]
 pub use client::{BlockingControlClient, ClientError, ControlClient};
-pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState, TcpDetail};
+pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowListQuery, FlowState, TcpDetail};
 pub use handoffs::{
-    FlowOutcome, FlowResult, HandoffAccepted, HandoffList, HandoffRequest, HandoffState,
-    HandoffStatus, HandoffSummary, PhasesUs, Selection,
+    FlowOutcome, FlowResult, FlowSelection, HandoffAccepted, HandoffList, HandoffRequest,
+    HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
 pub use migrations::{
     BlockerEntry, CheckQuery, MigrationAccepted, MigrationList, MigrationOutcome,

@@ -3,7 +3,7 @@
 use schemars::{Schema, SchemaGenerator};
 
 use super::{
-    CheckQuery, DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
+    CheckQuery, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
     PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus,
@@ -59,7 +59,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/flows",
         summary: "The flows this node knows.",
-        query: Some(schema::<FlowQuery>),
+        query: Some(schema::<FlowListQuery>),
         answer: Some(schema::<FlowList>),
         ..GET
     },
@@ -157,11 +157,11 @@ pub const ROUTES: &[Route] = &[
         answer: Some(schema::<Placement>),
         ..GET
     },
-    DESCRIPTION,
+    OPENAPI_ROUTE,
     METRICS,
 ];
 
-const DESCRIPTION: Route = Route {
+const OPENAPI_ROUTE: Route = Route {
     path: "/openapi.json",
     summary: "This OpenAPI description.",
     answer: Some(any_object),
@@ -201,7 +201,7 @@ pub const REGISTRAR_ROUTES: &[Route] = &[
         answer: Some(schema::<PeerList>),
         ..GET
     },
-    DESCRIPTION,
+    OPENAPI_ROUTE,
     METRICS,
 ];
 
@@ -240,5 +240,5 @@ pub const POOL_ROUTES: &[Route] = &[
         answer: Some(schema::<ReportAccepted>),
         ..GET
     },
-    DESCRIPTION,
+    OPENAPI_ROUTE,
 ];

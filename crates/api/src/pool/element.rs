@@ -3,7 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use super::{ElementEvent, FromPool, Registration, ToPool, invalid_data, unexpected_message};
+use super::{
+    ElementEvent, FromPool, RegistrationRequest, ToPool, invalid_data, unexpected_message,
+};
 use crate::app::{Channel, decode, encode};
 use crate::control::PolicyDetail;
 
@@ -21,10 +23,13 @@ impl Element {
     ///
     /// # Errors
     /// No daemon listens, or the channel breaks.
-    pub fn register(path: impl AsRef<Path>, registration: Registration) -> io::Result<Element> {
+    pub fn register(
+        path: impl AsRef<Path>,
+        registration: RegistrationRequest,
+    ) -> io::Result<Element> {
         let channel = Channel::connect(path)?;
         let element = Element { channel };
-        element.send_message(&ToPool::Register(registration))?;
+        element.send_to_daemon(&ToPool::Register(registration))?;
         Ok(element)
     }
 
@@ -48,7 +53,7 @@ impl Element {
     /// # Errors
     /// The channel is broken.
     pub fn set_policy(&self, policy: PolicyDetail) -> io::Result<()> {
-        self.send_message(&ToPool::Policy(policy))
+        self.send_to_daemon(&ToPool::Policy(policy))
     }
 
     /// Sends a message to a user.
@@ -57,7 +62,7 @@ impl Element {
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, session: u64, bytes: &[u8]) -> io::Result<()> {
         let bytes = bytes.to_vec();
-        self.send_message(&ToPool::Data { session, bytes })
+        self.send_to_daemon(&ToPool::Data { session, bytes })
     }
 
     /// Gives a user the state of its session to store. Must be called before sending the answer that the state
@@ -67,7 +72,7 @@ impl Element {
     /// The channel is broken, or the state longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn store_state(&self, session: u64, state: &[u8]) -> io::Result<()> {
         let state = state.to_vec();
-        self.send_message(&ToPool::StoreState { session, state })
+        self.send_to_daemon(&ToPool::StoreState { session, state })
     }
 
     /// Ends a user's session.
@@ -75,7 +80,7 @@ impl Element {
     /// # Errors
     /// The channel is broken.
     pub fn close(&self, session: u64) -> io::Result<()> {
-        self.send_message(&ToPool::Close { session })
+        self.send_to_daemon(&ToPool::Close { session })
     }
 
     /// Leaves the pool; [`ElementEvent::Deregistered`] follows.
@@ -83,10 +88,10 @@ impl Element {
     /// # Errors
     /// The channel is broken.
     pub fn deregister(&self) -> io::Result<()> {
-        self.send_message(&ToPool::Deregister)
+        self.send_to_daemon(&ToPool::Deregister)
     }
 
-    fn send_message(&self, message: &ToPool) -> io::Result<()> {
+    fn send_to_daemon(&self, message: &ToPool) -> io::Result<()> {
         self.channel
             .send(&encode(message).map_err(invalid_data)?, &[])
     }

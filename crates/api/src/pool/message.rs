@@ -14,7 +14,7 @@ pub const DATA_BYTES_MAX: usize = 48 * 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToPool {
     /// Register an element of a pool.
-    Register(Registration),
+    Register(RegistrationRequest),
     /// New policy figures of the element, for the policy that it registered with.
     Policy(PolicyDetail),
     /// The element leaves its pool; [`ElementEvent::Deregistered`] follows.
@@ -73,7 +73,7 @@ pub enum FromPool {
 
 /// A request to register an element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Registration {
+pub struct RegistrationRequest {
     /// The pool's handle, in the text form of the control API.
     pub handle: String,
     /// Name and figures of the policy. The registrar measures the distance.
@@ -242,10 +242,10 @@ pub enum SelectionRule {
     Prequal,
 }
 
-impl Registration {
+impl RegistrationRequest {
     /// Returns a registration with round robin and the daemon's defaults.
-    pub fn new(handle: &str, service: ElementService) -> Registration {
-        Registration {
+    pub fn new(handle: &str, service: ElementService) -> RegistrationRequest {
+        RegistrationRequest {
             handle: handle.to_owned(),
             policy: PolicyDetail {
                 name: "RR".to_owned(),
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn registration_survives_encoding() {
         let service = ElementService::Sctp(vec!["10.0.0.1:7".parse().expect("an address")]);
-        let mut registration = Registration::new("p", service);
+        let mut registration = RegistrationRequest::new("p", service);
         registration.policy.load = Some(0.25);
         registration.cookie_keys = vec![[9; 32]];
         let message = ToPool::Register(registration);

@@ -38,8 +38,8 @@ mod session;
 
 pub use element::Element;
 pub use message::{
-    DATA_BYTES_MAX, DeregistrationResult, ElementEvent, ElementService, FromPool, Registration,
-    SelectionRule, SessionEvent, SessionOptions, ToPool,
+    DATA_BYTES_MAX, DeregistrationResult, ElementEvent, ElementService, FromPool,
+    RegistrationRequest, SelectionRule, SessionEvent, SessionOptions, ToPool,
 };
 pub use session::PoolSession;
 

@@ -44,7 +44,7 @@ impl PoolSession {
         let channel = Channel::connect(path)?;
         let session = PoolSession { channel };
         let handle = handle.to_owned();
-        session.send_message(&ToPool::Open { handle, options })?;
+        session.send_to_daemon(&ToPool::Open { handle, options })?;
         Ok(session)
     }
 
@@ -69,15 +69,15 @@ impl PoolSession {
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, connection: u64, bytes: &[u8]) -> io::Result<()> {
         let (session, bytes) = (connection, bytes.to_vec());
-        self.send_message(&ToPool::Data { session, bytes })
+        self.send_to_daemon(&ToPool::Data { session, bytes })
     }
 
     /// Ends sending on the connection; must be repeated on each new connection.
     ///
     /// # Errors
     /// The channel is broken.
-    pub fn finish(&self, connection: u64) -> io::Result<()> {
-        self.send_message(&ToPool::Finish { connection })
+    pub fn finish_sending(&self, connection: u64) -> io::Result<()> {
+        self.send_to_daemon(&ToPool::Finish { connection })
     }
 
     /// Reports that the element has failed: the session switches to another.
@@ -85,10 +85,10 @@ impl PoolSession {
     /// # Errors
     /// The channel is broken.
     pub fn report_failure(&self, connection: u64) -> io::Result<()> {
-        self.send_message(&ToPool::ReportFailure { connection })
+        self.send_to_daemon(&ToPool::ReportFailure { connection })
     }
 
-    fn send_message(&self, message: &ToPool) -> io::Result<()> {
+    fn send_to_daemon(&self, message: &ToPool) -> io::Result<()> {
         self.channel
             .send(&encode(message).map_err(invalid_data)?, &[])
     }

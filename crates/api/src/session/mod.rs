@@ -22,7 +22,7 @@ pub(crate) use notifications::{
     DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, block_on, lock,
 };
 pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle};
-pub(crate) use udp::UdpTable;
+pub(crate) use udp::UdpServiceState;
 pub use udp::{Association, UdpEvent};
 
 use crate::app::Channel;

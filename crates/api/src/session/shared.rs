@@ -9,7 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use super::session_core::{FlowTag, SessionCore, SessionCoreEvent};
-use super::{DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, UdpTable, lock};
+use super::{
+    DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, UdpServiceState, lock,
+};
 use crate::{FlowText, Protocol};
 
 impl FlowTag for Arc<FlowNotifications> {
@@ -21,7 +23,7 @@ impl FlowTag for Arc<FlowNotifications> {
 /// A service of the session, by kind.
 pub(crate) enum ServiceSlot {
     Tcp(Arc<DeliveryQueue<HandedOffConnection>>),
-    Udp(Weak<UdpTable>),
+    Udp(Weak<UdpServiceState>),
 }
 
 #[derive(Default)]
@@ -264,7 +266,7 @@ impl SessionShared {
         }
     }
 
-    fn with_udp(&self, service: u32, action: impl FnOnce(&UdpTable)) {
+    fn with_udp(&self, service: u32, action: impl FnOnce(&UdpServiceState)) {
         let table = match lock(&self.slots).get(&service) {
             Some(ServiceSlot::Udp(table)) => table.upgrade(),
             _ => None,

@@ -2,7 +2,7 @@
 //! unread datagrams.
 //!
 //! From the start of a handoff, datagrams of its association wait here until its result is known. If the association
-//! moves, the datagrams received before the diversion travel with it ([`UdpTable::collect_datagrams`]); if it stays, the program
+//! moves, the datagrams received before the diversion travel with it ([`UdpServiceState::collect_datagrams`]); if it stays, the program
 //! reads them. At the acceptor, datagrams that overtake the daemon's message wait until the association has arrived.
 
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ impl Association {
         self.inner.signals.handoff_request()
     }
 
-    pub(crate) fn signals(&self) -> &Arc<FlowNotifications> {
+    pub(crate) fn notifications(&self) -> &Arc<FlowNotifications> {
         &self.inner.signals
     }
 }
@@ -103,7 +103,7 @@ struct AssociationTables {
 }
 
 /// The socket of a service and its associations.
-pub(crate) struct UdpTable {
+pub(crate) struct UdpServiceState {
     socket: UdpSocket,
     local: SocketAddr,
     service: std::sync::OnceLock<u32>,
@@ -117,7 +117,7 @@ const DATAGRAM_BYTES_MAX: usize = 65_535;
 /// socket's queue holds by default (208 KiB at 768 bytes and more each).
 const COLLECT_TIMEOUT: usize = 4096;
 
-impl UdpTable {
+impl UdpServiceState {
     pub(crate) fn new(socket: UdpSocket) -> io::Result<Arc<Self>> {
         let local = socket.local_addr()?;
         if local.ip().is_unspecified() {
@@ -201,7 +201,11 @@ impl UdpTable {
         }
         let association = Association::new(flow, remote, Arc::default());
         shared.with_core(|core| {
-            core.register_flow(self.service(), flow, Arc::clone(association.signals()))
+            core.register_flow(
+                self.service(),
+                flow,
+                Arc::clone(association.notifications()),
+            )
         });
         tables
             .entries
@@ -334,7 +338,8 @@ impl UdpTable {
             let idle = now.saturating_duration_since(entry.last_heard);
             let is_kept = entry.is_leaving || !is_selected(&entry.association, idle);
             if !is_kept {
-                shared.with_core(|core| core.handle_closed(*flow, entry.association.signals()));
+                shared
+                    .with_core(|core| core.handle_closed(*flow, entry.association.notifications()));
             }
             is_kept
         });

@@ -237,7 +237,7 @@ impl SharedClientState {
 }
 
 /// Returns the longest round trip that overlaps a period, minus the median one of all, in milliseconds.
-pub fn gap_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
+pub fn added_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();
     all.sort_unstable();

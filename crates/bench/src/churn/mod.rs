@@ -18,11 +18,11 @@ use holdfast_api::Protocol;
 use holdfast_api::control::{MigrationStatus, SocketStrategy};
 use serde::Serialize;
 
-use crate::cluster::{ClusterService, ClusterSpec};
-use crate::handoff::stats::Quantiles;
-use crate::process_moves::{AttemptOutcome, NodeGroup, SERVER_NODES};
 pub use clients::ChurnClients;
-use clients::{TimeSpan, gap_ms};
+use clients::{TimeSpan, added_delay_ms};
+use holdfast_testbed::cluster::{ClusterService, ClusterSpec};
+use holdfast_testbed::process_moves::{MoveAttemptOutcome, NodeGroup, SERVER_NODES};
+use holdfast_testbed::stats::Quantiles;
 pub use servers::{PROGRAMS, RunningServer, ServerProgram, find_server_program};
 
 /// Host of the clients.
@@ -240,7 +240,9 @@ fn move_under_load(plan: ChurnPlan, group: &NodeGroup, server: &RunningServer) -
     let results = clients.end();
     reasons.extend(results.failures.iter().cloned());
     let gaps = |spans: &[TimeSpan]| {
-        let gaps = spans.iter().map(|span| gap_ms(&results.trips, *span));
+        let gaps = spans
+            .iter()
+            .map(|span| added_delay_ms(&results.trips, *span));
         Quantiles::new(gaps.collect()).quantile(0.99)
     };
     let statuses = || made.iter().filter_map(|made| made.status.as_ref());
@@ -310,7 +312,7 @@ fn move_until_success(
         );
         let requested_at = Instant::now();
         match group.request_move(*pid, number, SocketStrategy::default())? {
-            AttemptOutcome::Moved(moved) => {
+            MoveAttemptOutcome::Moved(moved) => {
                 spans.push(moved.span);
                 *pid = moved.pid;
                 let made = MoveResult {
@@ -320,7 +322,7 @@ fn move_until_success(
                 };
                 return Ok((made, spans));
             }
-            AttemptOutcome::Kept(reason) => {
+            MoveAttemptOutcome::Kept(reason) => {
                 spans.push((requested_at, Instant::now()));
                 reasons.push(format!("move {number}, attempt {}: {reason}", spans.len()));
                 std::thread::sleep(RETRY_INTERVAL);

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::connection_load::{MESSAGE_BYTES, fill_message};
+use holdfast_testbed::connection_load::{MESSAGE_BYTES, fill_message};
 
 /// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

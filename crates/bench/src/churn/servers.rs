@@ -12,9 +12,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::protocols::{ProtocolConnection, ServerProtocol};
 use super::{BACKEND_HOST, BACKEND_PORT, CLIENT_HOST, SERVER_PORT};
-use crate::cluster::IpFamily;
-use crate::pool_lab::find_system_program;
-use crate::process_moves::NodeGroup;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::pool_lab::find_system_program;
+use holdfast_testbed::process_moves::NodeGroup;
 
 /// A server and its protocol.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct ServerProgram {
     pub name: &'static str,
     protocol: ServerProtocol,
     /// Creates the server's files and returns the words of its command.
-    prepare: fn(&ServerSite<'_>) -> Result<Vec<String>>,
+    prepare: fn(&ServerSetup<'_>) -> Result<Vec<String>>,
 }
 
 /// All programs.
@@ -78,7 +78,7 @@ pub fn find_server_program(name: &str) -> Result<&'static ServerProgram> {
 }
 
 /// Folder and addresses of a server.
-struct ServerSite<'a> {
+struct ServerSetup<'a> {
     folder: &'a Path,
     address: SocketAddr,
     /// Address of the backend that the server connects to.
@@ -95,7 +95,7 @@ pub struct RunningServer {
 }
 
 impl RunningServer {
-    /// Starts a server at the first of [`SERVER_NODES`](crate::process_moves::SERVER_NODES), and waits until the server answers.
+    /// Starts a server at the first of [`SERVER_NODES`](holdfast_testbed::process_moves::SERVER_NODES), and waits until the server answers.
     ///
     /// # Errors
     /// The server is not installed, or does not start.
@@ -108,7 +108,7 @@ impl RunningServer {
         fs::set_permissions(folder, Permissions::from_mode(0o755))?;
         let lab = group.cluster().lab();
         let (backend, _) = lab.address(BACKEND_HOST)?;
-        let site = ServerSite {
+        let site = ServerSetup {
             folder,
             address: SocketAddr::new(group.cluster().service_address(IpFamily::V4), SERVER_PORT),
             backend: SocketAddr::new(backend.into(), BACKEND_PORT),
@@ -168,7 +168,7 @@ fn answer_connection(stream: &TcpStream) -> std::io::Result<()> {
     }
 }
 
-fn nginx_command(site: &ServerSite<'_>, workers: usize, location: &str) -> Result<Vec<String>> {
+fn nginx_command(site: &ServerSetup<'_>, workers: usize, location: &str) -> Result<Vec<String>> {
     let program = find_system_program("nginx", "nginx")?.display().to_string();
     let folder = site.folder.display();
     let names = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -189,7 +189,7 @@ fn nginx_command(site: &ServerSite<'_>, workers: usize, location: &str) -> Resul
         .into())
 }
 
-fn haproxy_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn haproxy_command(site: &ServerSetup<'_>) -> Result<Vec<String>> {
     let program = find_system_program("haproxy", "haproxy")?
         .display()
         .to_string();
@@ -203,7 +203,7 @@ fn haproxy_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok([&program, "-Ws", "-f", &file].map(str::to_owned).into())
 }
 
-fn postgresql_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn postgresql_command(site: &ServerSetup<'_>) -> Result<Vec<String>> {
     let bin = newest_entry("/usr/lib/postgresql")
         .context("PostgreSQL is missing; install it with `apt-get install postgresql`")?;
     let data = site.folder.join("data").display().to_string();
@@ -244,7 +244,7 @@ fn postgresql_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
 }
 
 /// The FastCGI server is a child of the HTTP server, so that both are in one process tree.
-fn php_fpm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn php_fpm_command(site: &ServerSetup<'_>) -> Result<Vec<String>> {
     let folder = site.folder.display();
     let versions = fs::read_dir("/etc/php").into_iter().flatten().flatten();
     let version = versions
@@ -273,9 +273,9 @@ fn php_fpm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok(words)
 }
 
-fn jvm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
+fn jvm_command(site: &ServerSetup<'_>) -> Result<Vec<String>> {
     let folder = site.folder.display().to_string();
-    let file = site.write("Echo.java", include_str!("../programs/sources/Echo.java"))?;
+    let file = site.write("Echo.java", holdfast_testbed::programs::ECHO_JAVA)?;
     let compiler = find_system_program("javac", "openjdk-17-jdk-headless")?;
     run_build(Command::new(compiler).args(["-d", &folder, &file]))?;
     let program = find_system_program("java", "openjdk-17-jre-headless")?
@@ -289,8 +289,8 @@ fn jvm_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok(words.map(str::to_owned).into())
 }
 
-fn go_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
-    let file = site.write("http.go", include_str!("../programs/sources/http.go"))?;
+fn go_command(site: &ServerSetup<'_>) -> Result<Vec<String>> {
+    let file = site.write("http.go", holdfast_testbed::programs::HTTP_GO)?;
     let program = site.folder.join("http").display().to_string();
     let mut compile = Command::new(find_system_program("go", "golang-go")?);
     compile.args(["build", "-o", &program, &file]);
@@ -300,7 +300,7 @@ fn go_command(site: &ServerSite<'_>) -> Result<Vec<String>> {
     Ok(vec![program, site.address.to_string()])
 }
 
-impl ServerSite<'_> {
+impl ServerSetup<'_> {
     fn write(&self, name: &str, text: &str) -> Result<String> {
         let path = self.folder.join(name);
         fs::write(&path, text)?;

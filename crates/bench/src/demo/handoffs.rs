@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use holdfast_api::control::{
-    FlowEntry, FlowOutcome, FlowQuery, FlowResult, FlowState, HandoffRequest, HandoffState,
-    HandoffStatus, Selection,
+    FlowEntry, FlowListQuery, FlowOutcome, FlowResult, FlowSelection, FlowState, HandoffRequest,
+    HandoffState, HandoffStatus,
 };
 use holdfast_api::{Drain, FlowText};
 
 use super::{DemoEvent, DemoSpec, EventHandler, HandoffResult};
-use crate::cluster::Cluster;
+use holdfast_testbed::cluster::Cluster;
 
 /// Time limit of every wait for the group.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,9 +81,9 @@ pub fn known_flows(cluster: &Cluster) -> Result<BTreeSet<FlowText>> {
 }
 
 fn list_flows(cluster: &Cluster) -> Result<Vec<FlowEntry>> {
-    let query = FlowQuery {
+    let query = FlowListQuery {
         pool: Some("files".into()),
-        ..FlowQuery::default()
+        ..FlowListQuery::default()
     };
     let control = cluster.blocking_control_client("n1")?;
     Ok(control
@@ -177,7 +177,7 @@ fn hand_off_flow(
 ) -> Result<Option<Result<HandoffResult, String>>> {
     let control = cluster.blocking_control_client(from)?;
     let request = HandoffRequest {
-        selection: Selection::Flows(vec![*flow]),
+        selection: FlowSelection::Flows(vec![*flow]),
         to: to.into(),
         drain: Drain::None,
     };

@@ -5,8 +5,8 @@ mod display;
 mod handoffs;
 pub mod migrate;
 pub mod pool;
-mod promises;
 mod report;
+mod report_checks;
 mod report_text;
 mod spec;
 mod synthetic_stream;
@@ -19,8 +19,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::capture::{CapturedConnection, RunningCapture, analyse, read_capture_file};
-use crate::cluster::Cluster;
+use holdfast_testbed::capture::{CapturedConnection, RunningCapture, analyse, read_capture_file};
+use holdfast_testbed::cluster::Cluster;
 
 pub use display::{DemoDisplay, format_bytes};
 pub use report::{DemoReport, HandoffResult, WireStatistics};
@@ -152,7 +152,7 @@ fn run_transfer(
     let capture = RunningCapture::start(cluster.lab(), "c1", &filter, &file)?;
     let clock_offset_ns = clock_offset_ns()?;
     let known_flows = handoffs::known_flows(cluster)?;
-    let running = transfer::start(cluster, spec, server, bytes)?;
+    let running = transfer::start_transfer(cluster, spec, server, bytes)?;
     let end_flag = handoffs::TransferEndFlag::default();
     let (transfer, round) = thread::scope(|scope| {
         let (over, known) = (&end_flag, &known_flows);

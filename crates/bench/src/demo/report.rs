@@ -6,8 +6,8 @@ use holdfast_api::control::PhasesUs;
 use serde::Serialize;
 
 use super::spec::DemoSpec;
-use super::{MeasuredTransfer, promises};
-use crate::capture::{CapturedConnection, DirectionStatistics};
+use super::{MeasuredTransfer, report_checks};
+use holdfast_testbed::capture::{CapturedConnection, DirectionStatistics};
 
 /// Time after a freeze in which the client's gap is searched: the packet after the freeze may arrive late.
 const GAP_SEARCH_NS: u64 = 20_000_000;
@@ -153,7 +153,7 @@ impl DemoReport {
             wire: WireStatistics::new(&mut measured, spec.upload),
             control: WireStatistics::new(&mut control, spec.upload),
         };
-        report.problems = promises::broken_promises(&report);
+        report.problems = report_checks::find_problems(&report);
         report.passed = report.problems.is_empty();
         report
     }

@@ -1,7 +1,7 @@
 //! The report as text.
 
 use super::{DemoReport, format_bytes};
-use crate::capture::{CapturedConnection, DirectionStatistics};
+use holdfast_testbed::capture::{CapturedConnection, DirectionStatistics};
 
 type Rows = Vec<(&'static str, String)>;
 

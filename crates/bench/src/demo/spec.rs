@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use holdfast_lab::{LinkEntry, ServiceReach, Topology};
 use serde::Serialize;
 
-use crate::cluster::{ClusterSpec, ExampleServer, IpFamily};
+use holdfast_testbed::cluster::{ClusterSpec, ExampleServer, IpFamily};
 
 /// Port of the file servers.
 pub const PORT: u16 = 80;

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::synthetic_stream::{SyntheticStream, hex};
 use super::{DemoEvent, DemoSpec, EventHandler};
-use crate::cluster::{Cluster, priority};
+use holdfast_testbed::cluster::{Cluster, priority};
 
 /// Bytes read or written at once.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -46,7 +46,7 @@ pub struct RunningTransfer {
 }
 
 /// Starts `curl` on the first client.
-pub fn start(
+pub fn start_transfer(
     cluster: &Cluster,
     spec: &DemoSpec,
     server: SocketAddr,

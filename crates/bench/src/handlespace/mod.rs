@@ -66,7 +66,7 @@ pub struct HandlespaceArgs {
     rounds: usize,
     /// Measure this handlespace too, with the same workload in the same run, if installed.
     #[arg(long)]
-    peer: Option<PeerImplementation>,
+    peer: Option<ComparedImplementation>,
     /// Directory in which rsplib is installed.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     peer_prefix: PathBuf,
@@ -88,13 +88,13 @@ pub struct HandlespaceRow {
     bytes_per_element: f64,
     /// Implementation of the handlespace, if not ours.
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<PeerImplementation>,
+    peer: Option<ComparedImplementation>,
 }
 
 /// Other handlespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum PeerImplementation {
+pub enum ComparedImplementation {
     /// The handlespace management of rsplib 3.5.
     Rsplib,
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::operations::HandlespaceOperation;
 use super::workload::PolicyName;
-use super::{HandlespaceArgs, HandlespaceRow, PeerImplementation, selected_operations};
+use super::{ComparedImplementation, HandlespaceArgs, HandlespaceRow, selected_operations};
 
 const SOURCE: &str = include_str!("rsplib.c");
 
@@ -119,7 +119,7 @@ fn parse_row(line: &str, policy: PolicyName, elements: u32, pools: u32) -> Resul
         ops_per_s: ops_per_s.parse()?,
         ns_median: ns_median.parse()?,
         bytes_per_element: bytes_per_element.parse()?,
-        peer: Some(PeerImplementation::Rsplib),
+        peer: Some(ComparedImplementation::Rsplib),
     })
 }
 

@@ -105,7 +105,7 @@ impl Workload {
         let mut random = SmallRng::seed_from_u64(42);
         let member = |i: u32| WorkloadElement {
             pool: i % pools,
-            id: permute(i + 1),
+            id: pseudorandom_id(i + 1),
         };
         let mut members: Vec<WorkloadElement> = (0..elements).map(member).collect();
         members.shuffle(&mut random);
@@ -149,7 +149,7 @@ impl Workload {
     ) -> Vec<(WorkloadElement, Policy)> {
         let places = &mut self.members[self.next - batch.len()..self.next];
         for place in places.iter_mut() {
-            place.id = permute(self.ids_assigned);
+            place.id = pseudorandom_id(self.ids_assigned);
             self.ids_assigned = self.ids_assigned.wrapping_add(1);
         }
         let figures = places
@@ -167,7 +167,7 @@ impl Workload {
 }
 
 /// Permutes the numbers in a seemingly random way: different ids stay different, and only 0 becomes 0, which is no id.
-fn permute(i: u32) -> u32 {
+fn pseudorandom_id(i: u32) -> u32 {
     let mut x = i.wrapping_mul(0x9e37_79b1);
     x ^= x >> 15;
     x = x.wrapping_mul(0x85eb_ca77);

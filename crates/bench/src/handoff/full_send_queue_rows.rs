@@ -12,11 +12,11 @@ use holdfast_sys::sysctl;
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Socket, Type};
 
-use super::latency_probe::ProbeGaps;
-use super::network_counters::NetworkCounters;
-use super::stats::VerifiedBytes;
 use super::{HandoffRow, SERVER_NODES, build_row, hand_off_pool};
-use crate::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
+use holdfast_testbed::latency_probe::ProbeGaps;
+use holdfast_testbed::network_counters::NetworkCounters;
+use holdfast_testbed::stats::VerifiedBytes;
 
 const PORT: u16 = 80;
 /// Rate of the nodes' links, as in the paper.

@@ -6,10 +6,7 @@
 //! host.
 
 mod full_send_queue_rows;
-pub(crate) mod latency_probe;
-pub(crate) mod network_counters;
 mod small_message_rows;
-pub(crate) mod stats;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use holdfast_api::Drain;
 use holdfast_api::control::{
-    FlowFilter, FlowOutcome, FlowQuery, HandoffRequest, HandoffState, HandoffStatus, Selection,
+    FlowFilter, FlowListQuery, FlowOutcome, FlowSelection, HandoffRequest, HandoffState,
+    HandoffStatus,
 };
 use serde::Serialize;
 
-use crate::cluster::Cluster;
-pub use network_counters::read_host;
-use stats::{Quantiles, nanoseconds_to_us};
+use holdfast_testbed::cluster::Cluster;
+use holdfast_testbed::stats::{Quantiles, nanoseconds_to_us};
 
 /// Nodes that the connections move between; the holder is a third node, so every frame takes its full way.
 const SERVER_NODES: [&str; 2] = ["n2", "n3"];
@@ -147,7 +144,7 @@ fn hand_off_pool(
     drain: Drain,
 ) -> Result<HandoffSample> {
     let donor = cluster.blocking_control_client(from)?;
-    let selection = Selection::AllOf(FlowFilter {
+    let selection = FlowSelection::AllOf(FlowFilter {
         pool: Some(pool.to_owned()),
         ..FlowFilter::default()
     });
@@ -181,9 +178,9 @@ fn hand_off_pool(
     std::thread::sleep(Duration::from_millis(20));
     let status = donor.run(async |client| client.handoff(id).await)?;
     let acceptor = cluster.blocking_control_client(to)?;
-    let query = FlowQuery {
+    let query = FlowListQuery {
         limit: Some(1_000_000),
-        ..FlowQuery::default()
+        ..FlowListQuery::default()
     };
     let flows = acceptor
         .run(async |client| client.flows(&query).await)?
@@ -252,10 +249,10 @@ fn phase_medians(samples: &[HandoffSample], freeze_us_median: f64) -> HandoffPha
 /// Returns a row for these samples and counters.
 fn build_row(
     samples: &[HandoffSample],
-    gaps: latency_probe::ProbeGaps,
+    gaps: holdfast_testbed::latency_probe::ProbeGaps,
     drained: bool,
-    network: &network_counters::NetworkCounters,
-    load: &stats::VerifiedBytes,
+    network: &holdfast_testbed::network_counters::NetworkCounters,
+    load: &holdfast_testbed::stats::VerifiedBytes,
 ) -> HandoffRow {
     let freezes = Quantiles::new(
         samples

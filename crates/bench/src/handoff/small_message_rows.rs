@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use holdfast_api::Drain;
 
-use super::latency_probe::{ProbeGaps, TimeSpan, ping_pong, run_control_period};
-use super::network_counters::NetworkCounters;
-use super::stats::VerifiedBytes;
 use super::{HandoffRow, HandoffSample, SERVER_NODES, build_row, hand_off_pool};
-use crate::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
-use crate::connection_load::{ConnectionLoad, connect, message_interval};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
+use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_connections};
+use holdfast_testbed::latency_probe::{ProbeGaps, TimeSpan, ping_pong, run_control_period};
+use holdfast_testbed::network_counters::NetworkCounters;
+use holdfast_testbed::stats::VerifiedBytes;
 
 const PORT: u16 = 7;
 
@@ -30,7 +30,7 @@ pub fn run(connections: usize, repeats: usize) -> Result<HandoffRow> {
     }
     let cluster = Cluster::up(spec)?;
     let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
-    let mut streams = connect(cluster.lab(), "c1", service, connections)?;
+    let mut streams = open_connections(cluster.lab(), "c1", service, connections)?;
     let probe_stream = streams.pop().context("--connections must be at least 1")?;
     let load = ConnectionLoad::start(streams, message_interval(connections))?;
     let shared = load.compared.clone();

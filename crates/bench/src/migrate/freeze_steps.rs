@@ -2,8 +2,8 @@
 
 use holdfast_api::control::{MigrationStepUs, MigrationStepsUs};
 
-use crate::handoff::stats::Quantiles;
-use crate::process_moves::CompletedMove;
+use holdfast_testbed::process_moves::CompletedMove;
+use holdfast_testbed::stats::Quantiles;
 
 /// Returns the median duration of each step. Repeated steps of one freeze, such as sends of much data, are added up.
 pub fn step_medians(moves: &[CompletedMove]) -> MigrationStepsUs {

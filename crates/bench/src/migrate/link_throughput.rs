@@ -21,7 +21,7 @@ pub fn measure_throughput(topology: &Topology) -> Result<f64> {
     let sender = lab.run_in_net_namespace("n1", || TcpStream::connect(address))??;
     let (receiver, _) = listener.accept()?;
     let sending = std::thread::spawn(move || send(sender));
-    let rate = receive(receiver);
+    let rate = measure_receive_rate(receiver);
     sending.join().expect("the sender does not panic");
     rate
 }
@@ -36,7 +36,7 @@ fn send(mut stream: TcpStream) {
     }
 }
 
-fn receive(mut stream: TcpStream) -> Result<f64> {
+fn measure_receive_rate(mut stream: TcpStream) -> Result<f64> {
     let mut chunk = vec![0; CHUNK_BYTES];
     let (begin, mut bytes) = (Instant::now(), 0);
     loop {

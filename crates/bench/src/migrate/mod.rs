@@ -5,7 +5,7 @@
 //! writes distinct random pages of 4 KiB all the time. The process moves back and forth between two nodes while its
 //! clients exchange messages.
 
-mod criu;
+mod criu_availability;
 mod freeze_steps;
 mod link_throughput;
 
@@ -13,13 +13,16 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketStrategy};
 use holdfast_lab::{LinkEntry, Topology};
 use serde::Serialize;
 
-use crate::handoff::stats::Quantiles;
-use crate::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec, MoveResults};
-use crate::process_moves::{CompletedMove, PostCopyCondition};
+use holdfast_testbed::process_moves::migrating_zone::{
+    MigratingZone, MigratingZoneSpec, MoveResults,
+};
+use holdfast_testbed::process_moves::{CompletedMove, PostCopyCondition};
+use holdfast_testbed::stats::Quantiles;
 
 /// Flags of `holdfast bench migrate`.
 #[derive(Debug, clap::Args)]
@@ -39,8 +42,9 @@ pub struct MigrateArgs {
     #[arg(long, value_delimiter = ',', default_value = "0,100")]
     dirty_mib_per_s: Vec<u64>,
     /// How sockets move
-    #[arg(long, value_enum, default_value_t = StrategyArg::Incremental)]
-    sockets: StrategyArg,
+    #[arg(long, default_value = SocketStrategy::default().name(),
+          value_parser = PossibleValuesParser::new(SocketStrategy::NAMES).try_map(|name| name.parse::<SocketStrategy>()))]
+    sockets: SocketStrategy,
     /// Allow post-copy; rows then contain the amount of memory sent after the freeze, and total times include it
     #[arg(long)]
     post_copy: bool,
@@ -52,48 +56,15 @@ pub struct MigrateArgs {
     link_mbit: Option<u32>,
     /// Measure this program beside ours, if installed and usable
     #[arg(long, value_enum)]
-    peer: Option<PeerProgram>,
+    peer: Option<ComparedProgram>,
     /// Write the rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Socket strategy as an argument: the paper's three.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StrategyArg {
-    /// One socket at a time
-    Iterative,
-    /// All sockets in one message
-    Collective,
-    /// All sockets before the freeze, and their changes in one message in the freeze
-    Incremental,
-}
-
-impl StrategyArg {
-    /// Returns the value in the control API.
-    #[must_use]
-    pub fn to_api(self) -> SocketStrategy {
-        match self {
-            StrategyArg::Iterative => SocketStrategy::Iterative,
-            StrategyArg::Collective => SocketStrategy::Collective,
-            StrategyArg::Incremental => SocketStrategy::Incremental,
-        }
-    }
-
-    /// Returns the name in tables.
-    #[must_use]
-    pub fn display_name(self) -> &'static str {
-        match self {
-            StrategyArg::Iterative => "iterative",
-            StrategyArg::Collective => "collective",
-            StrategyArg::Incremental => "incremental",
-        }
-    }
-}
-
 /// A program to compare with.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum PeerProgram {
+enum ComparedProgram {
     /// Checkpoint and restore in user space: dump and restore on one machine, images in memory
     Criu,
 }
@@ -131,7 +102,7 @@ struct MigrateBenchReport {
     /// Medians of each row's steps.
     steps_us: Vec<MigrationStepsUs>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<criu::CriuReport>,
+    peer: Option<criu_availability::CriuAvailability>,
 }
 
 /// Runs the benchmark.
@@ -166,7 +137,9 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         "predicted freeze: median error {:.0} %",
         prediction_error_pct(&rows)
     );
-    let peer = args.peer.map(|PeerProgram::Criu| criu::check_criu());
+    let peer = args
+        .peer
+        .map(|ComparedProgram::Criu| criu_availability::check_criu());
     if let Some(peer) = &peer {
         println!("{peer}");
     }
@@ -234,7 +207,7 @@ fn measure_row(
 ) -> Result<(MigrateRow, MigrationPhasesUs, MigrationStepsUs)> {
     let mut loaded = MigratingZone::start(load)?;
     for _ in 0..2 * args.repeats.unwrap_or(default_round_trips(load)) {
-        loaded.next_move(args.sockets.to_api())?;
+        loaded.move_server(args.sockets)?;
     }
     let results = loaded.end()?;
     let row = build_row(load, args.sockets, &results);
@@ -245,7 +218,11 @@ fn measure_row(
     ))
 }
 
-fn build_row(load: &MigratingZoneSpec, strategy: StrategyArg, results: &MoveResults) -> MigrateRow {
+fn build_row(
+    load: &MigratingZoneSpec,
+    strategy: SocketStrategy,
+    results: &MoveResults,
+) -> MigrateRow {
     let freezes = median_of_moves(&results.moves, |migration| {
         migration.status.freeze_us.unwrap_or_default()
     });
@@ -266,7 +243,7 @@ fn build_row(load: &MigratingZoneSpec, strategy: StrategyArg, results: &MoveResu
         dirty_mib_per_s: load.dirty_mib_per_s,
         mode: match load.post_copy {
             Some(_) => "post-copy",
-            None => strategy.display_name(),
+            None => strategy.name(),
         },
         freeze_us_median: freezes.median(),
         freeze_us_max: freezes.quantile(1.0),

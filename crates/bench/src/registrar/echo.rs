@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     self, AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -177,7 +177,7 @@ fn open_endpoint(listen: bool, udp: bool) -> Result<Box<dyn TransportEndpoint>> 
         outbound_streams: 1,
         ..TransportConfig::new(vec!["127.0.0.1:0".parse()?])
     };
-    transport::open(&config).context("open an SCTP endpoint")
+    holdfast_sctp::open(&config).context("open an SCTP endpoint")
 }
 
 /// Answers each request; a request with another identifier is answered with the processor time used so far.

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
 use super::Encapsulation;
-use super::measure::{
-    MemberGroupSpec, RunningGroup, WindowResult, WindowSchedule, measure_windows,
+use super::measurement_windows::{
+    MemberGroupSpec, RunningMemberGroup, WindowResult, WindowSchedule, measure_windows,
 };
 use super::member_group::{MemberKind, address_towards};
 use super::messages::PoolMessages;
@@ -211,13 +211,13 @@ impl LoadSettings {
             policy: self.policy,
             items: self.items,
         };
-        let mut elements = RunningGroup::start(&spec(MemberKind::Elements, plan.elements))?;
+        let mut elements = RunningMemberGroup::start(&spec(MemberKind::Elements, plan.elements))?;
         if let Some(scope) = scope {
             scope.wait_for_elements(plan.elements as u64)?;
         }
         let mut users = match plan.users {
             0 => None,
-            count => Some(RunningGroup::start(&spec(MemberKind::Users, count))?),
+            count => Some(RunningMemberGroup::start(&spec(MemberKind::Users, count))?),
         };
         let mut groups = Vec::new();
         groups.extend(
@@ -231,10 +231,10 @@ impl LoadSettings {
         );
         let windows = measure_windows(&mut groups, targets, windows)?;
         if let Some(scope) = scope {
-            let resolutions = users.as_ref().map_or(0, RunningGroup::answered);
+            let resolutions = users.as_ref().map_or(0, RunningMemberGroup::answered);
             scope.check_counters(elements.answered(), resolutions, 0)?;
         }
-        users.map_or(Ok(()), RunningGroup::deregister_and_close)?;
+        users.map_or(Ok(()), RunningMemberGroup::deregister_and_close)?;
         elements.deregister_and_close()?;
         Ok(windows)
     }

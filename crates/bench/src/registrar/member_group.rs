@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     self, AssocId, MessageToSend, TransportConfig, TransportEndpoint, TransportEvent,
 };
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
@@ -134,7 +134,7 @@ impl MemberGroup {
         };
         let mut group = Self {
             kind: args.kind,
-            endpoint: transport::open(&config).context("open an SCTP endpoint")?,
+            endpoint: holdfast_sctp::open(&config).context("open an SCTP endpoint")?,
             pool: PoolMessages {
                 handle: PoolHandle::from(args.handle.as_str()),
                 policy: args.policy,

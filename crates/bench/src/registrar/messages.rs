@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::{Bytes, BytesMut};
-use holdfast_sys::transport::MessageToSend as Packet;
+use holdfast_sctp::MessageToSend as Packet;
 use holdfast_wire::rserpool::asap::{Message, PPID};
 use holdfast_wire::rserpool::{
     Addresses, ElementId, Policy, PolicyKind, PoolElement, PoolHandle, RegistrarId, SctpTransport,

@@ -7,7 +7,7 @@
 
 pub mod echo;
 mod loads;
-pub mod measure;
+pub mod measurement_windows;
 mod member_group;
 mod messages;
 mod report;
@@ -21,12 +21,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_sys::transport::{SctpProvider, provider};
+use holdfast_sctp::{SctpProvider, provider};
 use holdfast_wire::rserpool::PolicyKind;
 
 use echo::{EchoLoad, EchoRole, EchoRow};
 use loads::{LoadSettings, RegistrarLoad};
-use measure::WindowSchedule;
+use measurement_windows::WindowSchedule;
 use member_group::MemberGroupArgs;
 use report::RegistrarReport;
 use scope::RegistrarTarget;

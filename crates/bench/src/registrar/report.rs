@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::echo::EchoRow;
 use super::loads::RegistrarLoad;
-use super::measure::WindowResult;
-use crate::handoff::stats::Quantiles;
+use super::measurement_windows::WindowResult;
+use holdfast_testbed::stats::Quantiles;
 
 /// Result of one load with one number of registrars.
 #[derive(Clone, Debug, Serialize)]

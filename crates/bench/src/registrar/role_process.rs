@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_sys::transport::{self, SctpProvider};
+use holdfast_sctp::SctpProvider;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
@@ -72,7 +72,7 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
 
 /// Returns the name of the SCTP implementation in use.
 pub(super) fn transport_name() -> &'static str {
-    match transport::provider() {
+    match holdfast_sctp::provider() {
         SctpProvider::Kernel => "kernel",
         SctpProvider::Usrsctp => "usrsctp",
     }

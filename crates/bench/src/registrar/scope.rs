@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::role_process::{BenchProcessors, cpu_time};
 use super::{Encapsulation, hidden_command};
-use crate::cluster::find_program;
+use holdfast_testbed::cluster::find_program;
 
 /// Time limit for registrars to start, to connect and to synchronise.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@
 //! largest row, and the rows are measured in turn, round by round, so that other work of the machine affects all alike.
 
 mod data_planes;
-mod measure;
+mod rate_meter;
 mod test_network;
 
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use holdfast_bpf::traffic::MAX_FLOWS;
 use serde::Serialize;
 
 use data_planes::SteerGroup;
-use measure::{ForwardingPath, ForwardingRate, RateMeter};
+use rate_meter::{ForwardingPath, ForwardingRate, RateMeter};
 use test_network::TestNetwork;
 
 /// Flags of `holdfast bench steer`.
@@ -66,7 +66,7 @@ impl DeliveryForm {
 
 /// Result of one combination: medians, and the lowest and highest value of each rate.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct SteerRow {
     flows: u32,
     form: DeliveryForm,
     kernel_forward_pps: f64,
@@ -82,11 +82,11 @@ pub struct Row {
 #[derive(Serialize)]
 struct Report<'a> {
     bench: &'static str,
-    rows: &'a [Row],
+    rows: &'a [SteerRow],
 }
 
 /// Measurements of one row.
-struct Combination {
+struct CombinationRates {
     flows: u32,
     form: DeliveryForm,
     packets_verified: u64,
@@ -120,7 +120,7 @@ pub fn run(args: SteerArgs) -> Result<()> {
         for form in [DeliveryForm::Link, DeliveryForm::Encap] {
             eprintln!("verifying {flows} flows, {}", form.name());
             let packets_verified = verify(&place, &mut meter, &group, flows, form)?;
-            cells.push(Combination {
+            cells.push(CombinationRates {
                 flows,
                 form,
                 packets_verified,
@@ -135,7 +135,7 @@ pub fn run(args: SteerArgs) -> Result<()> {
             measure(&args, &place, &mut meter, &group, cell, round)?;
         }
     }
-    let rows: Vec<Row> = cells.iter().map(build_row).collect();
+    let rows: Vec<SteerRow> = cells.iter().map(build_row).collect();
     print_rows(&rows);
     if let Some(path) = &args.json {
         let report = Report {
@@ -173,7 +173,7 @@ fn measure(
     place: &TestNetwork,
     meter: &mut RateMeter,
     group: &SteerGroup,
-    cell: &mut Combination,
+    cell: &mut CombinationRates,
     round: usize,
 ) -> Result<()> {
     group.set_delivery_form(cell.form)?;
@@ -201,12 +201,12 @@ fn measure(
     Ok(())
 }
 
-fn build_row(cell: &Combination) -> Row {
+fn build_row(cell: &CombinationRates) -> SteerRow {
     let (kernel_pps, steer_pps) = (
         median(&cell.kernel, |r| r.pps),
         median(&cell.steer, |r| r.pps),
     );
-    Row {
+    SteerRow {
         flows: cell.flows,
         form: cell.form,
         kernel_forward_pps: kernel_pps,
@@ -244,7 +244,7 @@ fn spread(rates: &[ForwardingRate]) -> [f64; 2] {
     [fold(f64::min, f64::INFINITY), fold(f64::max, 0.0)]
 }
 
-fn print_rows(rows: &[Row]) {
+fn print_rows(rows: &[SteerRow]) {
     println!(
         "{:>7} {:>6} {:>22} {:>22} {:>6} {:>10} {:>10}",
         "flows",

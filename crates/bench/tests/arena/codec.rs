@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use holdfast_bench::openarena::protocol::bits::{BitReader, BitWriter};
-use holdfast_bench::openarena::protocol::client_message::{
+use holdfast_testbed::openarena::protocol::bits::{BitReader, BitWriter};
+use holdfast_testbed::openarena::protocol::client_message::{
     ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand, scramble_message,
 };
-use holdfast_bench::openarena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
-use holdfast_bench::openarena::protocol::{Malformed, connectionless, server_message};
-use holdfast_bench::openarena::{ClientPhase, ClientSettings, GameClient};
+use holdfast_testbed::openarena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
+use holdfast_testbed::openarena::protocol::{Malformed, connectionless, server_message};
+use holdfast_testbed::openarena::{ClientPhase, ClientSettings, GameClient};
 use proptest::prelude::*;
 
 /// Splits a message into the datagrams that a server sends.

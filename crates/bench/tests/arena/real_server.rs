@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_bench::openarena::{ArenaMatch, ClientPhase, GameFiles, unix_time};
+use holdfast_testbed::openarena::{ArenaMatch, ClientPhase, GameFiles, unix_time};
 
 /// Serializes the tests: two servers at once would disturb each other's timing.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use holdfast_bench::connection_load::connect;
-use holdfast_wire::frame::PrepareFlow;
+use holdfast_testbed::connection_load::open_connections;
+use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{
     BatchId, ChangeKind, ChangeRefusal, Epoch, Flow, Frame, NodeId, OwnershipChange,
     OwnershipRecord, Protocol, RecordState,
@@ -124,7 +124,7 @@ fn prepare_of_owned_flow_is_refused(world: &LoadedGroup, member: &mut Compromise
             boot: member.boot(),
             seq: epoch.into(),
         };
-        let offered = PrepareFlow {
+        let offered = FlowToPrepare {
             flow: target_flow,
             epoch,
             static_state: vec![0; 3].into(),
@@ -173,7 +173,7 @@ fn high_epochs_do_not_exhaust_flow(world: &LoadedGroup, member: &mut Compromised
         assert!(record.epoch < Epoch::MAX - EPOCHS_LEFT_MIN, "{record}");
     }
     // The holder still learns of new connections, and they can move.
-    let stream = connect(world.cluster.lab(), "c1", service, 1)
+    let stream = open_connections(world.cluster.lab(), "c1", service, 1)
         .unwrap()
         .remove(0);
     let new_flow = world.flow_of(service, stream.local_addr().unwrap());

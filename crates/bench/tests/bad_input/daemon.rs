@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
-use holdfast_bench::cluster::find_program;
+use holdfast_testbed::cluster::find_program;
 
 use crate::common::{LoadedGroup, assert_contains, eventually};
 

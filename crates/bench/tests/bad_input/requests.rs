@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use holdfast_api::control::FlowOutcome;
-use holdfast_bench::cluster::{STALLS_MAX, is_node_stall};
+use holdfast_testbed::cluster::{STALLS_MAX, is_node_stall};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -11,15 +11,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use holdfast_api::control::{
-    ClientError, ErrorBody, FlowOutcome, FlowQuery, HandoffAccepted, HandoffRequest, HandoffState,
-    HandoffStatus, Selection,
+    ClientError, ErrorBody, FlowListQuery, FlowOutcome, FlowSelection, HandoffAccepted,
+    HandoffRequest, HandoffState, HandoffStatus,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{
+use holdfast_checkpoint::procfs::{ProcStat, threads};
+use holdfast_testbed::cluster::{
     Cluster, ClusterService, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
 };
-use holdfast_bench::connection_load::{ConnectionLoad, connect};
-use holdfast_sys::process::procfs::{Stat, threads};
+use holdfast_testbed::connection_load::{ConnectionLoad, open_connections};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -68,7 +68,7 @@ impl LoadedGroup {
         }
         let cluster = Cluster::up(spec).unwrap();
         let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
-        let streams = connect(cluster.lab(), "c1", service, CONNECTIONS).unwrap();
+        let streams = open_connections(cluster.lab(), "c1", service, CONNECTIONS).unwrap();
         let load = ConnectionLoad::start(streams, Duration::from_millis(50)).unwrap();
         let world = Self {
             cluster,
@@ -134,7 +134,7 @@ impl LoadedGroup {
 
     /// Opens a client's connection to the pool `odd`.
     pub fn connect_to_odd(&self) -> TcpStream {
-        let stream = connect(self.cluster.lab(), "c1", self.odd_address(), 1)
+        let stream = open_connections(self.cluster.lab(), "c1", self.odd_address(), 1)
             .unwrap()
             .remove(0);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -154,7 +154,7 @@ impl LoadedGroup {
         to: &str,
     ) -> Result<HandoffAccepted, ErrorBody> {
         let request = HandoffRequest {
-            selection: Selection::Flows(flows.to_vec()),
+            selection: FlowSelection::Flows(flows.to_vec()),
             to: to.to_owned(),
             drain: Drain::None,
         };
@@ -218,9 +218,9 @@ impl LoadedGroup {
     /// Returns the owner of a flow according to the holder of the steering table.
     pub fn owner(&self, flow: FlowText) -> Option<String> {
         let control = self.cluster.blocking_control_client("n1").unwrap();
-        let query = FlowQuery {
+        let query = FlowListQuery {
             limit: Some(100_000),
-            ..FlowQuery::default()
+            ..FlowListQuery::default()
         };
         let list = control
             .run(async |client| client.flows(&query).await)
@@ -269,7 +269,7 @@ pub fn stop_process(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
     eventually("the process is stopped", || {
         let threads = threads(process.as_raw()).unwrap();
-        let is_stopped = |tid: &i32| Stat::read(*tid).is_ok_and(|stat| stat.state == 'T');
+        let is_stopped = |tid: &i32| ProcStat::read(*tid).is_ok_and(|stat| stat.state == 'T');
         threads.iter().all(is_stopped)
     });
 }

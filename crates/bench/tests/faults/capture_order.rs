@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use holdfast_bench::capture::TcpSegment;
-use holdfast_bench::cluster::Cluster;
 use holdfast_lab::HostKind;
+use holdfast_testbed::capture::TcpSegment;
+use holdfast_testbed::cluster::Cluster;
 
 /// For each client, the nodes that sent segments, in order; a node occurs once for each run of its segments.
 pub type SendersByClient = BTreeMap<SocketAddr, Vec<String>>;

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_bench::capture::RunningCapture;
-use holdfast_bench::connection_load::HANG_TIMEOUT;
+use holdfast_testbed::capture::RunningCapture;
+use holdfast_testbed::connection_load::HANG_TIMEOUT;
 
 use crate::capture_order::{order_violations, senders_by_client};
 use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, FaultGroup, HOLDER, finish_capture};

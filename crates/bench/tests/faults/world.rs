@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use holdfast_api::control::{
-    FlowEntry, FlowFilter, FlowOutcome, FlowQuery, FlowResult, FlowState, HandoffRequest,
-    HandoffState, Selection,
+    FlowEntry, FlowFilter, FlowListQuery, FlowOutcome, FlowResult, FlowSelection, FlowState,
+    HandoffRequest, HandoffState,
 };
 use holdfast_api::{Drain, FlowText};
-use holdfast_bench::capture::{RunningCapture, TcpSegment, read_capture_file};
-use holdfast_bench::cluster::{
+use holdfast_testbed::capture::{RunningCapture, TcpSegment, read_capture_file};
+use holdfast_testbed::cluster::{
     Cluster, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
 };
-use holdfast_bench::connection_load::{ConnectionLoad, connect};
+use holdfast_testbed::connection_load::{ConnectionLoad, open_connections};
 
 /// Number of busy connections.
 pub const CONNECTIONS: usize = 64;
@@ -69,7 +69,7 @@ impl FaultGroup {
         let cluster = Cluster::up(spec)?;
         let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         let idle = count_sockets(&cluster)?;
-        let streams = connect(cluster.lab(), "c1", service, CONNECTIONS)?;
+        let streams = open_connections(cluster.lab(), "c1", service, CONNECTIONS)?;
         let load = ConnectionLoad::start(streams, Duration::from_millis(50))?;
         let world = Self {
             cluster,
@@ -83,9 +83,9 @@ impl FaultGroup {
 
     /// Returns all flows that a node knows.
     pub fn flows(&self, node: &str) -> Result<Vec<FlowEntry>> {
-        let query = FlowQuery {
+        let query = FlowListQuery {
             limit: Some(1_000_000),
-            ..FlowQuery::default()
+            ..FlowListQuery::default()
         };
         let control = self.cluster.blocking_control_client(node)?;
         Ok(control
@@ -186,7 +186,7 @@ impl FaultGroup {
     /// Asks a node to hand all its flows to another, without waiting for the end.
     pub fn start_handoff(&self, from: &str, to: &str) -> Result<u64> {
         let request = HandoffRequest {
-            selection: Selection::AllOf(FlowFilter::default()),
+            selection: FlowSelection::AllOf(FlowFilter::default()),
             to: to.to_owned(),
             drain: Drain::None,
         };
@@ -252,7 +252,7 @@ impl FaultGroup {
 
     /// Opens more connections, which stay idle.
     pub fn connect(&self, count: usize) -> Result<Vec<TcpStream>> {
-        connect(self.cluster.lab(), "c1", self.service, count)
+        open_connections(self.cluster.lab(), "c1", self.service, count)
     }
 
     /// Waits until the holder knows exactly this number of connections.

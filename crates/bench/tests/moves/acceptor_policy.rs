@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::{Cluster, ClusterSpec, IpFamily};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, IpFamily};
 use toml::Value;
 
 use crate::world::{CountingProgram, MigrationGroup};

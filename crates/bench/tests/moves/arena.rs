@@ -1,8 +1,8 @@
 //! Migration of OpenArena's dedicated server while 24 players play: paper 002, section VI-B.
 
 use anyhow::{Result, ensure};
-use holdfast_bench::openarena::ClientPhase;
-use holdfast_bench::process_moves::openarena_game::{GameSpec, PlayerLosses, RunningGame};
+use holdfast_testbed::openarena::ClientPhase;
+use holdfast_testbed::process_moves::openarena_game::{GameSpec, PlayerLosses, RunningGame};
 
 const MOVES: usize = 10;
 
@@ -14,7 +14,7 @@ pub fn migrate_openarena_ten_times() -> Result<()> {
     };
     let mut game = RunningGame::start(&spec)?;
     for _ in 0..MOVES {
-        let moved = game.next_move()?;
+        let moved = game.move_server()?;
         eprintln!("{moved:?}");
         ensure!(
             game.players_playing() == usize::from(spec.players),

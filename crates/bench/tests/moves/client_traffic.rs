@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_api::Protocol;
 use holdfast_api::control::{MigrationOutcome, MigrationStatus, SocketStrategy};
-use holdfast_bench::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily};
-use holdfast_bench::connection_load::{ConnectionLoad, connect, message_interval};
-use holdfast_bench::handoff::read_host;
+use holdfast_testbed::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily};
+use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_connections};
+use holdfast_testbed::network_counters::read_host;
 
 use crate::common::PORT;
 use crate::numbered_datagrams::DatagramLoad;
@@ -239,7 +239,7 @@ impl Retransmissions<'_> {
 /// Opens connections that exchange messages all the time.
 pub fn connect_clients(world: &MigrationGroup, count: usize) -> Result<ConnectionLoad> {
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
-    let streams = connect(world.cluster.lab(), "c1", service, count)?;
+    let streams = open_connections(world.cluster.lab(), "c1", service, count)?;
     ConnectionLoad::start(streams, Duration::from_millis(20))
 }
 
@@ -286,7 +286,7 @@ pub fn measure_freezes(name: &str) -> Result<()> {
     let count = std::env::var("HOLDFAST_CONNECTIONS").map_or(Ok(1024), |count| count.parse())?;
     let (world, folder) = start_group(name)?;
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
-    let streams = connect(world.cluster.lab(), "c1", service, count)?;
+    let streams = open_connections(world.cluster.lab(), "c1", service, count)?;
     let load = ConnectionLoad::start(streams, message_interval(count))?;
     let mut pid = read_pid(&folder)?;
     let socket_modes = [

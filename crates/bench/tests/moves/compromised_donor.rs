@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_bench::cluster::{Cluster, ClusterSpec};
-use holdfast_sys::process::file_rights::UserIdentity;
-use holdfast_sys::process::files::image::DescriptorTable;
-use holdfast_sys::process::files::{FilesImage, FilesImageChanges};
-use holdfast_sys::process::image::{
-    Backing, BackingFile, Credentials, DescriptorUpdate, Mapping, MemorySpace, OpenFilesUpdate,
-    PageContent, PageRun, PagesMessage, ProcessLayout, ProcessState, ProcessTreeState,
-    ResourceLimit, SignalAction, ThreadState, TreeLayout, Validate, encode,
+use holdfast_checkpoint::file_rights::UserIdentity;
+use holdfast_checkpoint::files::image::DescriptorTable;
+use holdfast_checkpoint::files::{FilesImage, FilesImageChanges};
+use holdfast_checkpoint::image::{
+    BackingFile, Credentials, DescriptorUpdate, MappingBacking, MemoryMapping, MemorySpace,
+    OpenFilesUpdate, PageContent, PageRun, PagesMessage, ProcessLayout, ProcessState,
+    ProcessTreeState, ResourceLimit, SignalAction, ThreadState, TreeLayout, Validate, encode,
 };
-use holdfast_sys::process::sockets::SocketState;
-use holdfast_wire::move_frames::{MoveFrame, Offer, SocketStrategy};
+use holdfast_checkpoint::sockets::SocketState;
+use holdfast_testbed::cluster::{Cluster, ClusterSpec};
+use holdfast_wire::move_frames::{MoveFrame, MoveOffer, SocketStrategy};
 use holdfast_wire::{Frame, MoveId};
 use sha2::{Digest, Sha256};
 use toml::Value;
@@ -258,7 +258,7 @@ fn encode_message<T: Validate>(kind: u8, of: &T) -> Result<Message> {
 }
 
 /// Returns an offer with the description of an ordinary user's process, as the acceptor's daemon reads it.
-fn offer(program: &Path) -> Result<Offer> {
+fn offer(program: &Path) -> Result<MoveOffer> {
     let identity = UserIdentity {
         user: NOBODY,
         group: NOBODY,
@@ -273,7 +273,7 @@ fn offer(program: &Path) -> Result<Offer> {
         None::<u8>,
         Vec::<u8>::new(),
     );
-    Ok(Offer {
+    Ok(MoveOffer {
         clone: false,
         sockets: SocketStrategy::Incremental,
         post_copy: false,
@@ -294,12 +294,12 @@ fn credentials() -> Credentials {
 
 fn tree(program: &Path) -> Result<TreeLayout> {
     let content = std::fs::read(program)?;
-    let heap = Mapping {
+    let heap = MemoryMapping {
         start: HEAP,
         end: HEAP + 4096,
         protection: 3,
         advice: 0,
-        backing: Backing::Anonymous(Vec::new()),
+        backing: MappingBacking::Anonymous(Vec::new()),
     };
     let process = ProcessLayout {
         pid: PID,

@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::IpFamily;
-use holdfast_bench::connection_load::connect;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::connection_load::open_connections;
 use rustix::net::{self, AddressFamily, SocketType};
 
 use crate::client_traffic::{CLIENTS, read_pid, start_group};
@@ -90,7 +90,7 @@ pub fn connections_open_before_rollback(name: &str) -> Result<()> {
 
 fn open_clients(world: &MigrationGroup) -> Result<Vec<TcpStream>> {
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
-    let streams = connect(world.cluster.lab(), "c1", service, CLIENTS)?;
+    let streams = open_connections(world.cluster.lab(), "c1", service, CLIENTS)?;
     for stream in &streams {
         stream.set_read_timeout(Some(PATIENCE))?;
     }
@@ -128,7 +128,7 @@ fn count_closing(world: &MigrationGroup, node: &str) -> Result<usize> {
 /// Counts the TCP flows that a node knows.
 fn count_flows(world: &MigrationGroup, node: &str) -> Result<u64> {
     let control = world.cluster.blocking_control_client(node)?;
-    let query = holdfast_api::control::FlowQuery {
+    let query = holdfast_api::control::FlowListQuery {
         protocol: Some(holdfast_api::Protocol::Tcp),
         ..Default::default()
     };

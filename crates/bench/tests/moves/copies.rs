@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, PlacementRequest};
-use holdfast_bench::cluster::IpFamily;
+use holdfast_testbed::cluster::IpFamily;
 
 use crate::client_traffic::{CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group};
 use crate::faults::{

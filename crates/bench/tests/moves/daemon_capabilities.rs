@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_bench::cluster::{Cluster, ClusterSpec};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec};
 
 const DOCUMENTATION: &str = include_str!("../../../../docs/configuration.md");
 

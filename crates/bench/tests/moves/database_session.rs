@@ -7,8 +7,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::control::{FlowQuery, FlowState, MigrationStatus};
-use holdfast_bench::cluster::IpFamily;
+use holdfast_api::control::{FlowListQuery, FlowState, MigrationStatus};
+use holdfast_testbed::cluster::IpFamily;
 
 use crate::client_traffic::read_pid;
 use crate::faults::no_move_records_left;
@@ -94,7 +94,7 @@ fn wait_until_forwarder_knows(
     world.wait(
         "the session is still forwarded to its previous node",
         || {
-            let query = FlowQuery::default();
+            let query = FlowListQuery::default();
             let flows = control
                 .run(async |client| client.flows(&query).await)?
                 .flows;

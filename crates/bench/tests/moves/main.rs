@@ -31,8 +31,8 @@ mod world;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use holdfast_bench::cluster::IpFamily;
 use holdfast_bench::migrate::lab_topology;
+use holdfast_testbed::cluster::IpFamily;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point, sample};
 use world::MigrationGroup;

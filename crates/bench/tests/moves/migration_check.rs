@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{MigrationOutcome, ProcessCheck, SocketStrategy};
-use holdfast_bench::cluster::IpFamily;
+use holdfast_testbed::cluster::IpFamily;
 
 use crate::database_session;
 use crate::faults::{ACCEPTOR, DONOR, HOLDER};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::IpFamily;
-use holdfast_bench::connection_load::ConnectionLoad;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::connection_load::ConnectionLoad;
 
 use crate::client_traffic::{
     CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group_with_shell,

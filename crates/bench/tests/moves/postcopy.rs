@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{MigrationOutcome, PostCopyMemory, SocketStrategy};
-use holdfast_bench::cluster::{STALLS_MAX, is_node_stall};
-use holdfast_bench::process_moves::PostCopyCondition;
-use holdfast_bench::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 use holdfast_lab::Topology;
+use holdfast_testbed::cluster::{STALLS_MAX, is_node_stall};
+use holdfast_testbed::process_moves::PostCopyCondition;
+use holdfast_testbed::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 use nix::sys::signal::Signal;
 
 use crate::faults::{
@@ -51,7 +51,7 @@ pub fn migrate_loaded_server() -> Result<()> {
     // No page remains for post-copy if the server got no processor time since the last round.
     let (required_moves, mut postcopy_moves) = (if runs_in_full() { 4 } else { 2 }, 0);
     for _ in 0..12 {
-        let moved = loaded.next_move(SocketStrategy::default())?;
+        let moved = loaded.move_server(SocketStrategy::default())?;
         let (us, bytes) = (moved.status.freeze_us, moved.status.freeze_bytes);
         eprintln!("{us:?} us, {bytes} bytes, {:?}", moved.status.post_copy);
         if let Some(memory) = &moved.status.post_copy {

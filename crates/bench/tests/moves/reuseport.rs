@@ -6,8 +6,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_bench::cluster::IpFamily;
-use holdfast_bench::connection_load::connect;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::connection_load::open_connections;
 
 use crate::client_traffic::{read_pid, start_group_with_program};
 use crate::common::PORT;
@@ -109,7 +109,7 @@ pub fn program_selects_after_move(name: &str) -> Result<()> {
         start_group_with_program("chosen", name, IpFamily::V4, ("", "</dev/null"))?;
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let assert_all_selected = || {
-        for mut connection in connect(world.cluster.lab(), "c1", service, CLIENTS)? {
+        for mut connection in open_connections(world.cluster.lab(), "c1", service, CLIENTS)? {
             let mut reply = String::new();
             connection.set_read_timeout(Some(ANSWER_MAX * TRIES_MAX as u32))?;
             connection.read_to_string(&mut reply)?;

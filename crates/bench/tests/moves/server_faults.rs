@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::SocketStrategy;
-use holdfast_bench::cluster::IpFamily;
-use holdfast_bench::connection_load::ConnectionLoad;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::connection_load::ConnectionLoad;
 
 use crate::client_traffic::{CLIENTS, assert_all_go_on, connect_clients, read_pid, start_group};
 use crate::faults::{CUT, HOLDER, PAUSE_MS, no_move_records_left, runs_in_full, sample};

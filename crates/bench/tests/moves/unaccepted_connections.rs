@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
-use holdfast_bench::cluster::IpFamily;
-use holdfast_bench::connection_load::connect;
+use holdfast_testbed::cluster::IpFamily;
+use holdfast_testbed::connection_load::open_connections;
 
 use crate::client_traffic::{CLIENTS, read_pid, start_group, start_group_over};
 use crate::common::{PATIENCE, PORT};
@@ -65,7 +65,7 @@ type UnacceptedClient = (TcpStream, Vec<u8>, bool);
 
 /// Opens clients that have written nothing, a little, much, and a little followed by FIN.
 fn open_clients(world: &MigrationGroup, service: SocketAddr) -> Result<Vec<UnacceptedClient>> {
-    let streams = connect(world.cluster.lab(), "c1", service, CLIENTS)?;
+    let streams = open_connections(world.cluster.lab(), "c1", service, CLIENTS)?;
     let mut clients = Vec::new();
     for (number, mut stream) in streams.into_iter().enumerate() {
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_api::control::SocketStrategy;
-use holdfast_bench::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 use holdfast_lab::Topology;
+use holdfast_testbed::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 
 /// Number of connections, one of them the probe.
 const CONNECTIONS: usize = 16;
@@ -31,7 +31,7 @@ fn migrate_loaded_server(database: bool) -> Result<()> {
         post_copy: None,
     })?;
     for (from, to) in [("n2", "n3"), ("n3", "n2")] {
-        let moved = loaded.next_move(SocketStrategy::default())?;
+        let moved = loaded.move_server(SocketStrategy::default())?;
         ensure!((moved.from, moved.to) == (from, to), "{moved:?}");
         ensure!(moved.status.freeze_us > Some(0.0), "{moved:?}");
         // The amount shows that the server's memory was copied, not only the traces of connections.

@@ -13,9 +13,9 @@ use holdfast_api::control::{
     MigrationOutcome, MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess,
     SocketStrategy,
 };
-use holdfast_bench::cluster::{Cluster, ClusterSpec, STALLS_MAX, is_node_stall};
+use holdfast_checkpoint::REAPER_NAME;
 use holdfast_lab::Topology;
-use holdfast_sys::process::REAPER_NAME;
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, STALLS_MAX, is_node_stall};
 
 use crate::faults::no_move_records_left;
 

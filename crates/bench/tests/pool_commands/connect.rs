@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::spawn;
 
-use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
-use holdfast_bench::cluster::find_program;
-use holdfast_bench::pool_lab::command_words;
+use holdfast_api::pool::{Element, ElementEvent, ElementService, RegistrationRequest};
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::command_words;
 
 use super::{PATIENCE, PoolHost};
 
@@ -139,7 +139,7 @@ impl NumberingElements {
         for _ in 0..2 {
             let addresses = Vec::new();
             let service = ElementService::Sessions { addresses, port: 0 };
-            let element = Element::register(socket, Registration::new("numbers", service));
+            let element = Element::register(socket, RegistrationRequest::new("numbers", service));
             let (element, numbers_of_element) = (element.expect("a channel"), numbers.clone());
             spawn(move || numbers_of_element.serve(&element));
         }

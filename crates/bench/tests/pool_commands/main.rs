@@ -12,9 +12,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use holdfast_api::control::PoolQuery;
-use holdfast_bench::cluster::find_program;
 use holdfast_bench::demo::pool::PoolDemoSpec;
-use holdfast_bench::pool_lab::PoolLab;
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::PoolLab;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

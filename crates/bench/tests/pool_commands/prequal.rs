@@ -6,9 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use holdfast_api::pool::{PoolSession, SelectionRule, SessionEvent, SessionOptions};
-use holdfast_bench::cluster::find_program;
-use holdfast_bench::pool_lab::{PoolLab, command_words};
 use holdfast_sys::sock_diag::tcp_service_connections;
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::{PoolLab, command_words};
 
 use super::connect::LONG_LINGER_S;
 use super::{PATIENCE, echo_program, lock_lab, to_text};

@@ -9,8 +9,8 @@ use std::sync::mpsc::channel;
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
-use holdfast_sys::transport::{self, TransportConfig, TransportEvent};
+use holdfast_api::pool::{Element, ElementEvent, ElementService, RegistrationRequest};
+use holdfast_sctp::{TransportConfig, TransportEvent};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::connect::{ConnectCommand, LONG_LINGER_S, start_pool_host};
@@ -45,7 +45,8 @@ fn in_host<T: Send>(host: &PoolHost, work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn register_element(socket: &Path, service: ElementService) -> Element {
-    let element = Element::register(socket, Registration::new("p", service)).expect("a channel");
+    let element =
+        Element::register(socket, RegistrationRequest::new("p", service)).expect("a channel");
     loop {
         match element.next_event().expect("a channel").expect("an event") {
             ElementEvent::Registered { .. } => return element,
@@ -204,7 +205,7 @@ fn element_with_native_sctp_answers() {
         encapsulation: None,
         ..TransportConfig::new(vec![at])
     };
-    let mut sctp_endpoint = in_host(&host, || transport::open(&config).expect("an endpoint"));
+    let mut sctp_endpoint = in_host(&host, || holdfast_sctp::open(&config).expect("an endpoint"));
     let at = sctp_endpoint.local_addresses().expect("addresses");
     let _element = register_element(&socket, ElementService::Sctp(at));
     let served = spawn(move || {

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use holdfast_api::control::PoolDetail;
 use holdfast_api::pool::{PoolSession, SessionEvent};
-use holdfast_bench::capture::RunningCapture;
-use holdfast_bench::cluster::find_program;
-use holdfast_bench::pool_lab::{PoolLab, command_words};
+use holdfast_testbed::capture::RunningCapture;
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::{PoolLab, command_words};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 
 use holdfast_api::app::{DatagramPiece, FromDaemon, ToDaemon};
 use holdfast_api::control::{
-    FlowFilter, FlowOutcome, FlowQuery, FlowResult, FlowState, HandoffRequest, HandoffState,
-    HandoffStatus, Selection,
+    FlowFilter, FlowListQuery, FlowOutcome, FlowResult, FlowSelection, FlowState, HandoffRequest,
+    HandoffState, HandoffStatus,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{
+use holdfast_lab::ServiceReach;
+use holdfast_testbed::cluster::{
     Cluster, ClusterService, ClusterSpec, ExampleServer, IpFamily, STALLS_MAX, is_node_stall,
 };
-use holdfast_lab::ServiceReach;
 
 use common::{PORT, assert_contains, eventually, lock_lab};
 use numbered_datagrams::DatagramLoad;
@@ -61,7 +61,7 @@ fn hand_off_associations(name: &str, reach: ServiceReach, family: IpFamily) {
         let flow = load.flow(client);
         let from = owner_of(&cluster, flow).unwrap();
         let to = if from == "n2" { "n3" } else { "n2" };
-        let moved = assert_all_move(&cluster, &from, Selection::Flows(vec![flow]), to);
+        let moved = assert_all_move(&cluster, &from, FlowSelection::Flows(vec![flow]), to);
         assert_eq!(moved, 1);
         assert_eq!(owner_of(&cluster, flow).as_deref(), Some(to));
         load.wait_until_all_answered();
@@ -71,7 +71,7 @@ fn hand_off_associations(name: &str, reach: ServiceReach, family: IpFamily) {
             if owned_by_count(&cluster, &load, from) == 0 {
                 continue;
             }
-            let all = Selection::AllOf(FlowFilter {
+            let all = FlowSelection::AllOf(FlowFilter {
                 protocol: Some(Protocol::Udp),
                 ..FlowFilter::default()
             });
@@ -161,7 +161,7 @@ fn hanging_program_keeps_association() {
         FromDaemon::Cancel { .. }
     ));
     assert_eq!(owner_of(&cluster, odd.flow).as_deref(), Some("n2"));
-    let all = Selection::Flows((0..4).map(|client| load.flow(client)).collect());
+    let all = FlowSelection::Flows((0..4).map(|client| load.flow(client)).collect());
     assert_eq!(assert_all_move(&cluster, "n2", all, "n3"), 4);
     let counts = load.finish("udph");
     assert_eq!((counts.lost.len(), counts.duplicated), (0, 0), "{counts:?}");
@@ -185,7 +185,7 @@ fn start_group(name: &str, reach: ServiceReach, weighted_nodes: &[&str]) -> Clus
     Cluster::up(spec).unwrap()
 }
 
-fn start_handoff(cluster: &Cluster, from: &str, selection: Selection, to: &str) -> u64 {
+fn start_handoff(cluster: &Cluster, from: &str, selection: FlowSelection, to: &str) -> u64 {
     let request = HandoffRequest {
         selection,
         to: to.to_owned(),
@@ -217,7 +217,7 @@ fn wait_for_handoff(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
 }
 
 /// Hands off the selected flows, asserts that all of them move, and returns their number.
-fn assert_all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -> u64 {
+fn assert_all_move(cluster: &Cluster, from: &str, mut selection: FlowSelection, to: &str) -> u64 {
     let (mut late_attempts, mut moved) = (0, 0);
     loop {
         let status = wait_for_handoff(cluster, from, start_handoff(cluster, from, selection, to));
@@ -233,16 +233,16 @@ fn assert_all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: 
         let are_all_late = kept.iter().all(|(_, late)| *late);
         assert!(are_all_late && late_attempts < STALLS_MAX, "{status:#?}");
         late_attempts += 1;
-        selection = Selection::Flows(kept.into_iter().map(|(flow, _)| flow).collect());
+        selection = FlowSelection::Flows(kept.into_iter().map(|(flow, _)| flow).collect());
     }
 }
 
 /// Returns the owner of each datagram flow according to the holder.
 fn flow_owners(cluster: &Cluster) -> Vec<(FlowText, Option<String>)> {
-    let query = FlowQuery {
+    let query = FlowListQuery {
         protocol: Some(Protocol::Udp),
         limit: Some(100_000),
-        ..FlowQuery::default()
+        ..FlowListQuery::default()
     };
     let control = cluster.blocking_control_client("n1").unwrap();
     let list = control

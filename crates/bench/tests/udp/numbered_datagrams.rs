@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use holdfast_api::{FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, IpFamily};
+use holdfast_testbed::cluster::{Cluster, IpFamily};
 
 use crate::common::{PORT, eventually};
 

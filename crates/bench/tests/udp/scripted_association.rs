@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 use holdfast_api::app::{Channel, FromDaemon, HandOffItem, ToDaemon, decode, encode};
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, IpFamily};
+use holdfast_testbed::cluster::{Cluster, IpFamily};
 
 use crate::common::{PATIENCE, eventually};
 use crate::numbered_datagrams::client_socket;

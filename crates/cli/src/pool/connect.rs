@@ -1,6 +1,6 @@
 //! `holdfast pool connect`: a terminal session with a pool, served by one element at a time.
 
-mod unanswered;
+mod unanswered_data;
 
 use std::io::{BufRead, ErrorKind, Read, StdinLock, Write};
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use holdfast_api::pool::{
     DATA_BYTES_MAX, PoolSession, SelectionRule, SessionEvent, SessionOptions,
 };
 
-use super::daemon::PoolDaemonArgs;
-use unanswered::Unanswered;
+use super::temporary_daemon::PoolDaemonArgs;
+use unanswered_data::UnansweredData;
 
 /// Maximum number of received messages not yet written: slow output slows the element down, as far as its transport
 /// can.
@@ -72,7 +72,7 @@ struct ConnectState {
     is_over: bool,
     input_ended: bool,
     /// None until the first element is connected.
-    unanswered: Option<Unanswered>,
+    unanswered: Option<UnansweredData>,
 }
 
 impl SharedConnectState {
@@ -80,14 +80,14 @@ impl SharedConnectState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn update<T>(&self, change: impl FnOnce(&mut ConnectState) -> T) -> T {
+    fn change_and_notify<T>(&self, change: impl FnOnce(&mut ConnectState) -> T) -> T {
         let changed = change(&mut self.lock());
         self.changed.notify_all();
         changed
     }
 
     /// Waits for a connected element, then runs `take`; none when the session is over.
-    fn with_connection<T>(&self, take: impl FnOnce(u64, &mut Unanswered) -> T) -> Option<T> {
+    fn with_connection<T>(&self, take: impl FnOnce(u64, &mut UnansweredData) -> T) -> Option<T> {
         let waits = |state: &mut ConnectState| state.connection.is_none() && !state.is_over;
         let state = self.changed.wait_while(self.lock(), waits);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl SharedConnectState {
 
     /// Waits for a connected element, then sends. Returns false if the session is over.
     fn send(&self, session: &PoolSession, bytes: &[u8]) -> bool {
-        let noted = |connection, unanswered: &mut Unanswered| {
+        let noted = |connection, unanswered: &mut UnansweredData| {
             unanswered.on_sent(bytes);
             connection
         };
@@ -110,7 +110,7 @@ impl SharedConnectState {
 }
 
 /// An event for the main thread.
-enum InputEvent {
+enum MainThreadEvent {
     Event(SessionEvent),
     InputEnded,
     ChannelError(std::io::Error),
@@ -141,21 +141,21 @@ pub fn run(args: &ConnectArgs) -> Result<()> {
     let (session_clone, state) = (session.clone(), shared.clone());
     std::thread::spawn(move || {
         read_input(&session_clone, &state);
-        let _ = input.send(InputEvent::InputEnded);
+        let _ = input.send(MainThreadEvent::InputEnded);
     });
     let ended = run_session(args, linger, &session, &shared, &events);
-    shared.update(|state| state.is_over = true);
+    shared.change_and_notify(|state| state.is_over = true);
     ended
 }
 
-fn receive_events(session: &PoolSession, to: &SyncSender<InputEvent>) {
+fn receive_events(session: &PoolSession, to: &SyncSender<MainThreadEvent>) {
     loop {
         let event = match session.next_event() {
-            Ok(Some(event)) => InputEvent::Event(event),
-            Ok(None) => InputEvent::ChannelEnded,
-            Err(error) => InputEvent::ChannelError(error),
+            Ok(Some(event)) => MainThreadEvent::Event(event),
+            Ok(None) => MainThreadEvent::ChannelEnded,
+            Err(error) => MainThreadEvent::ChannelError(error),
         };
-        let last = !matches!(event, InputEvent::Event(_));
+        let last = !matches!(event, MainThreadEvent::Event(_));
         if to.send(event).is_err() || last {
             return;
         }
@@ -178,13 +178,13 @@ fn read_input(session: &PoolSession, shared: &SharedConnectState) {
             Err(_) => break,
         }
     }
-    let connection = shared.update(|state| {
+    let connection = shared.change_and_notify(|state| {
         state.input_ended = true;
         state.connection
     });
     if let Some(connection) = connection {
         // The end of a session is reported elsewhere.
-        let _ = session.finish(connection);
+        let _ = session.finish_sending(connection);
     }
 }
 
@@ -209,19 +209,22 @@ fn run_session(
     linger: Duration,
     session: &PoolSession,
     shared: &SharedConnectState,
-    events: &Receiver<InputEvent>,
+    events: &Receiver<MainThreadEvent>,
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
     loop {
         // Wait without limit for a session that has not started, or has lost its element.
-        let quiet = shared.update(|state| state.input_ended && state.connection.is_some());
+        let quiet =
+            shared.change_and_notify(|state| state.input_ended && state.connection.is_some());
         let next = match quiet {
             true => events.recv_timeout(linger),
             false => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let is_over = match next {
-            Ok(InputEvent::Event(SessionEvent::Data { bytes })) => {
-                shared.update(|state| state.unanswered.as_mut().map(Unanswered::on_answer));
+            Ok(MainThreadEvent::Event(SessionEvent::Data { bytes })) => {
+                shared.change_and_notify(|state| {
+                    state.unanswered.as_mut().map(UnansweredData::on_answer)
+                });
                 match out.write_all(&bytes).and_then(|()| out.flush()) {
                     // The reader closed the output: end, like any program.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
@@ -229,18 +232,20 @@ fn run_session(
                 }
                 false
             }
-            Ok(InputEvent::Event(SessionEvent::Finished)) => true,
-            Ok(InputEvent::Event(event)) => on_session_event(args, session, shared, event)?,
-            Ok(InputEvent::InputEnded) => false,
-            Ok(InputEvent::ChannelError(error)) => return Err(error).context("the pool daemon"),
-            Ok(InputEvent::ChannelEnded) => bail!("the pool daemon has ended"),
+            Ok(MainThreadEvent::Event(SessionEvent::Finished)) => true,
+            Ok(MainThreadEvent::Event(event)) => on_session_event(args, session, shared, event)?,
+            Ok(MainThreadEvent::InputEnded) => false,
+            Ok(MainThreadEvent::ChannelError(error)) => {
+                return Err(error).context("the pool daemon");
+            }
+            Ok(MainThreadEvent::ChannelEnded) => bail!("the pool daemon has ended"),
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => bail!("the session has ended"),
         };
         if is_over {
-            return match shared
-                .update(|state| state.unanswered.as_ref().and_then(Unanswered::describe))
-            {
+            return match shared.change_and_notify(|state| {
+                state.unanswered.as_ref().and_then(UnansweredData::describe)
+            }) {
                 Some(what) => bail!("{}: {what}; --linger waits longer", args.handle),
                 None => Ok(()),
             };
@@ -273,14 +278,15 @@ fn on_session_event(
             eprintln!(
                 "holdfast: {handle}: element {element} at {transport} {address_text}{resumed_note}"
             );
-            shared.update(|state| state.on_up(session, connection, transport == "sctp"))?;
+            shared
+                .change_and_notify(|state| state.on_up(session, connection, transport == "sctp"))?;
             Ok(false)
         }
         SessionEvent::ElementLost {
             element,
             closed_in_order: in_order,
         } => {
-            let (is_over, note) = shared.update(|state| state.on_element_lost(in_order));
+            let (is_over, note) = shared.change_and_notify(|state| state.on_element_lost(in_order));
             let event_text = match in_order {
                 true => "has ended the session",
                 false => "is lost",
@@ -302,14 +308,14 @@ impl ConnectState {
     fn on_up(&mut self, session: &PoolSession, connection: u64, by_message: bool) -> Result<()> {
         let unanswered = self.unanswered.take();
         let unanswered = unanswered.filter(|before| before.is_by_message() == by_message);
-        let unanswered = unanswered.unwrap_or_else(|| Unanswered::new(by_message));
+        let unanswered = unanswered.unwrap_or_else(|| UnansweredData::new(by_message));
         for bytes in unanswered.messages_to_resend() {
             session.send(connection, bytes)?;
         }
         self.unanswered = Some(unanswered);
         self.connection = Some(connection);
         if self.input_ended {
-            session.finish(connection)?;
+            session.finish_sending(connection)?;
         }
         Ok(())
     }

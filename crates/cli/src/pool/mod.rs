@@ -1,13 +1,13 @@
 //! `holdfast pool`: shows pools and their elements, registers elements, and uses pools.
 
 mod connect;
-mod daemon;
-mod enrolment;
-mod load;
+mod load_meter;
+mod maintained_registration;
 mod process_group;
-mod program;
+mod program_process;
 mod register;
 mod resolve;
+mod temporary_daemon;
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::ExitResult;
 use crate::daemon_client::{RegistrarDaemonArgs, print_json, write_stdout};
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// Pools and their elements: register programs as elements, use pools, show a registrar's state
 #[derive(Debug, Args)]
@@ -216,7 +216,7 @@ fn list_text(list: &PoolList) -> String {
     if list.pools.is_empty() {
         return "no pools\n".into();
     }
-    let mut table = Table::new(["pool", "policy", "elements"]);
+    let mut table = TextTable::new(["pool", "policy", "elements"]);
     for pool in &list.pools {
         let elements = pool.elements.to_string();
         table.row([pool.handle.clone(), pool.policy.clone(), elements]);
@@ -233,7 +233,7 @@ fn pool_text(pool: &PoolDetail) -> String {
     if pool.elements.is_empty() {
         return format!("pool {}: no elements\n", pool.handle);
     }
-    let mut table = Table::new(["element", "home", "policy", "service"]);
+    let mut table = TextTable::new(["element", "home", "policy", "service"]);
     for element in &pool.elements {
         table.row([
             element.id.clone(),
@@ -282,7 +282,7 @@ fn peers_text(list: &PeerList) -> String {
     if list.peers.is_empty() {
         return "no other registrars\n".into();
     }
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         "registrar",
         "addresses",
         "state",

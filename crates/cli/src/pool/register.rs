@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{DeregistrationResult, ElementEvent, ElementService, Registration};
+use holdfast_api::pool::{DeregistrationResult, ElementEvent, ElementService, RegistrationRequest};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
-use super::daemon::{PoolDaemonArgs, RunningDaemon};
-use super::enrolment::{ElementReport, Enrolment};
-use super::load::{LoadReceiver, LoadSource, parse_share};
-use super::program::{ProgramProcess, wait_listening};
+use super::load_meter::{LoadReceiver, LoadSource, parse_share};
+use super::maintained_registration::{ElementReport, MaintainedRegistration};
+use super::program_process::{ProgramProcess, wait_listening};
+use super::temporary_daemon::{PoolDaemonArgs, RunningDaemon};
 use crate::ExitResult;
 
 /// Maximum time for the registrar to confirm a deregistration.
@@ -141,7 +141,7 @@ async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
     let source = args.load.clone().unwrap_or(LoadSource::Fixed(0.0));
     let mut loads = LoadReceiver::start(source, group, Duration::from_secs_f64(args.every));
     let started = tokio::select! {
-        started = wait_started(args, group, &mut loads) => started,
+        started = find_service_and_load(args, group, &mut loads) => started,
         status = program.wait_end() => return status,
         asked = stop.wait() => {
             program.signal(asked);
@@ -161,7 +161,7 @@ async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
 }
 
 /// Returns the program's service address, after it answers, and its load.
-async fn wait_started(
+async fn find_service_and_load(
     args: &RegisterArgs,
     group: i32,
     loads: &mut LoadReceiver,
@@ -218,12 +218,12 @@ async fn keep_registered(
 ) -> Result<ExitStatus> {
     let mut policy = policy_detail(args);
     policy.load = args.load.as_ref().map(|_| load);
-    let registration = Registration {
+    let registration = RegistrationRequest {
         policy: policy.clone(),
         life_ms: args.life.map(|seconds| u64::from(seconds) * 1000),
-        ..Registration::new(&args.handle, service.clone())
+        ..RegistrationRequest::new(&args.handle, service.clone())
     };
-    let mut enrolment = Enrolment::start(args.daemon.clone(), daemon, registration);
+    let mut enrolment = MaintainedRegistration::start(args.daemon.clone(), daemon, registration);
     let mut load_unknown = None;
     loop {
         tokio::select! {
@@ -263,7 +263,7 @@ async fn keep_registered(
 }
 
 /// Leaves the pool, and waits for the confirmation.
-async fn deregister(handle: &str, enrolment: Enrolment) {
+async fn deregister(handle: &str, enrolment: MaintainedRegistration) {
     match timeout(LEAVE_TIMEOUT, enrolment.leave()).await {
         Ok(None) => {}
         Ok(Some(DeregistrationResult::Confirmed)) => print_note(handle, "has left the pool"),

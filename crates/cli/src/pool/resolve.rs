@@ -4,10 +4,10 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{Resolution, ResolveQuery, UnreachableReport};
 
-use super::daemon::PoolDaemonArgs;
+use super::temporary_daemon::PoolDaemonArgs;
 use super::{policy_text, service_text};
 use crate::daemon_client::print_json;
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// Resolve a pool's handle: print elements in the order in which to use them
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ pub fn run(args: &ResolveArgs) -> Result<()> {
 }
 
 fn resolution_text(resolution: &Resolution) -> String {
-    let mut table = Table::new(["element", "service", "policy"]);
+    let mut table = TextTable::new(["element", "service", "policy"]);
     for element in &resolution.elements {
         table.row([
             element.id.clone(),

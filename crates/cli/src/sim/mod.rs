@@ -1,7 +1,7 @@
 //! `holdfast sim`: runs the daemons' state machines in virtual time.
 
 mod faults;
-mod group;
+mod node_group;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::ExitResult;
 use crate::daemon_client::print_json;
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// Simulate pools, handoffs and migrations: runs the daemons' state machines in virtual time
 #[derive(Debug, Args)]
@@ -181,7 +181,7 @@ fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
             );
             run_pools(args, &about, &pools).map(|()| ExitResult::Success)
         }
-        SimulationKind::Group(group) => group::run(args, &about, &group),
+        SimulationKind::Group(group) => node_group::run(args, &about, &group),
     }
 }
 
@@ -211,7 +211,7 @@ fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
             .map_or(String::new(), |ci95| format!(" ± {:.3}", by * ci95));
         format!("{:.3}{ci95}", by * spread.mean)
     };
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         "WINDOW",
         "REQUESTS",
         "HANDLING S",

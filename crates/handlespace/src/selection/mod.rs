@@ -16,7 +16,7 @@ pub(crate) use queue_blocks::QueueBlocks;
 use small_ordered::SmallOrdered;
 use small_uniform::SmallUniform;
 use small_weighted::SmallWeighted;
-pub(crate) use weighted_set::LinePoint;
+pub(crate) use weighted_set::WeightLinePoint;
 use weighted_set::WeightedSet;
 
 use crate::element::ElementCore;

@@ -72,7 +72,7 @@ impl SmallUniform {
         let mut slots = self.slots;
         let len = small_array::len(&slots);
         for left in (len.saturating_sub(items)..len).rev() {
-            random = splitmix::next(random);
+            random = splitmix::next_state(random);
             let place = splitmix::below(random, left as u64 + 1) as usize % SMALL_SIZE;
             show(slots[place]);
             slots[place] = slots[left];

@@ -74,7 +74,7 @@ impl SmallWeighted {
             if chosen.len() == items || sum == 0 {
                 return;
             }
-            self.random = splitmix::next(self.random);
+            self.random = splitmix::next_state(self.random);
             let slot = self.slot_at(splitmix::below(self.random, sum));
             if !chosen.contains(&slot) {
                 chosen.push(slot);
@@ -89,7 +89,10 @@ impl SmallWeighted {
         let sum = self.ends[SMALL_SIZE - 1];
         if sum > 0 {
             for nth in 1..=items as u32 {
-                show(self.slot_at(splitmix::below(splitmix::advance(self.random, nth), sum)));
+                show(self.slot_at(splitmix::below(
+                    splitmix::state_after(self.random, nth),
+                    sum,
+                )));
             }
         }
     }
@@ -109,7 +112,7 @@ impl SmallWeighted {
             others.set_weight(0, slot);
         }
         while chosen.len() < items && others.ends[SMALL_SIZE - 1] > 0 {
-            self.random = splitmix::next(self.random);
+            self.random = splitmix::next_state(self.random);
             let slot = others.slot_at(splitmix::below(self.random, others.ends[SMALL_SIZE - 1]));
             others.set_weight(0, slot);
             chosen.push(slot);

@@ -5,13 +5,13 @@ const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the next state.
 #[inline]
-pub(super) fn next(random: u64) -> u64 {
+pub(super) fn next_state(random: u64) -> u64 {
     random.wrapping_add(INCREMENT)
 }
 
 /// Returns the state after `numbers` steps.
 #[inline]
-pub(super) fn advance(random: u64, numbers: u32) -> u64 {
+pub(super) fn state_after(random: u64, numbers: u32) -> u64 {
     random.wrapping_add(u64::from(numbers).wrapping_mul(INCREMENT))
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct WeightedSet {
 
 /// A point of the line, inside an element's part.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LinePoint {
+pub(crate) struct WeightLinePoint {
     pub(crate) position: u32,
     /// Distance from the start of the part.
     offset: u64,
@@ -64,8 +64,8 @@ impl WeightedSet {
 
     /// Draws a random point of the line.
     #[inline]
-    pub(crate) fn draw(&mut self) -> LinePoint {
-        self.random = splitmix::next(self.random);
+    pub(crate) fn draw(&mut self) -> WeightLinePoint {
+        self.random = splitmix::next_state(self.random);
         self.point_from_random(self.random)
     }
 
@@ -108,25 +108,25 @@ impl WeightedSet {
     }
 
     #[inline]
-    fn future_point(&self, ahead: u32) -> LinePoint {
-        self.point_from_random(splitmix::advance(self.random, ahead + 1))
+    fn future_point(&self, ahead: u32) -> WeightLinePoint {
+        self.point_from_random(splitmix::state_after(self.random, ahead + 1))
     }
 
     #[inline]
-    fn point_from_random(&self, random: u64) -> LinePoint {
+    fn point_from_random(&self, random: u64) -> WeightLinePoint {
         self.point(splitmix::below(random, self.line_length))
     }
 
     /// Returns the point of the line for a number below [`line_length`](Self::line_length).
     #[inline]
-    pub(crate) fn point(&self, mut number: u64) -> LinePoint {
+    pub(crate) fn point(&self, mut number: u64) -> WeightLinePoint {
         let mut rows = self.rows.as_slice();
         while let [before @ .., row] = rows {
             let start = before.last().map_or(0, |row| row.end);
             if row.exponent != EXCLUDED_EXPONENT {
                 let length = u64::from(row.end - start) << row.exponent;
                 if number < length {
-                    return LinePoint {
+                    return WeightLinePoint {
                         position: start + (number >> row.exponent) as u32,
                         offset: number & ((1 << row.exponent) - 1),
                     };
@@ -140,7 +140,7 @@ impl WeightedSet {
 
     /// Returns the selected element, unless the point is beyond its weight.
     #[inline]
-    pub(crate) fn slot_at(&self, point: LinePoint) -> Option<u32> {
+    pub(crate) fn slot_at(&self, point: WeightLinePoint) -> Option<u32> {
         let member = self.members[point.position as usize];
         (point.offset < u64::from(member.weight)).then_some(member.slot)
     }

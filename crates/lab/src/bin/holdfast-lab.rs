@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 fn main() {
-    holdfast_lab::init_main();
+    holdfast_lab::run_hidden_role();
     eprintln!("holdfast-lab only runs internal processes of a lab; use `holdfast lab`");
     std::process::exit(2);
 }

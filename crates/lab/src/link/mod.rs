@@ -7,15 +7,15 @@
 //! The loss and jitter of the n-th packet depend on the seed and n alone: the same seed and number of packets give the
 //! same losses.
 
-mod program;
+mod link_program;
 mod split_mix64;
 
 use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-pub use program::{DirectionCounters, DuplexCounters};
-pub(crate) use program::{LinkTask, SplicedLink, run};
+pub use link_program::{DirectionCounters, DuplexCounters};
+pub(crate) use link_program::{LinkTask, SplicedLink, run};
 use split_mix64::SplitMix64;
 
 /// Properties of one direction of a link.

@@ -22,7 +22,7 @@ use holdfast_api::app::{Channel, EncodeError, FromDaemon, Listener, ToDaemon, en
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio::task::JoinHandle;
 
-use crate::config::AppConfig;
+use crate::config::AppSocketConfig;
 use crate::engine_queue::{EngineQueue, EngineQueueReceiver, engine_queue};
 use crate::polled_socket::PolledSocket;
 use crate::socket_path::{SocketPath, SocketPermissions, acquire};
@@ -103,7 +103,7 @@ impl AppServer {
     ///
     /// # Errors
     /// Another daemon listens there, the path cannot be written, or the configured group does not exist.
-    pub fn bind(path: &Path, config: &AppConfig, node: &str) -> io::Result<AppServer> {
+    pub fn bind(path: &Path, config: &AppSocketConfig, node: &str) -> io::Result<AppServer> {
         let access = SocketPermissions {
             mode: match config.allowed_uids.is_empty() {
                 true => 0o660,

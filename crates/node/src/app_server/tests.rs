@@ -18,7 +18,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(config: &AppConfig) -> Server {
+    fn start(config: &AppSocketConfig) -> Server {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let server = AppServer::bind(&dir.path().join("app.sock"), config, "n1").unwrap();
@@ -103,7 +103,7 @@ fn kept_message(reason: usize) -> FromDaemon {
 #[test]
 fn messages_and_descriptors_pass_both_ways() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let mode = fs::metadata(server.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o660);
         let (session, program) = server.open("fileserver").await;
@@ -176,7 +176,7 @@ async fn assert_refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &
 #[test]
 fn a_malformed_message_ends_its_own_session_only() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let (session, program) = server.open("good").await;
         let open = || (encode(&open_message("bad")).unwrap(), 0);
         let garbage = vec![PROTOCOL_VERSION, 0xff, 0xff];
@@ -224,7 +224,7 @@ fn a_malformed_message_ends_its_own_session_only() {
 #[test]
 fn unopened_connections_are_limited() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let (session, program) = server.open("good").await;
         let path = server.path();
         let idle = run_blocking(move || {
@@ -258,7 +258,7 @@ fn unopened_connections_are_limited() {
 #[test]
 fn unread_messages_are_queued_in_order() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let (session, program) = server.open("slow").await;
         const MESSAGES: usize = 5_000;
         for number in 0..MESSAGES {
@@ -293,7 +293,7 @@ fn unread_messages_are_queued_in_order() {
 #[test]
 fn session_of_program_that_never_reads_is_closed() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let (session, _program) = server.open("stuck").await;
         let big = FromDaemon::Error {
             text: "x".repeat(50_000),
@@ -313,7 +313,7 @@ fn session_of_program_that_never_reads_is_closed() {
 #[test]
 fn the_daemon_can_close_a_session() {
     run(async {
-        let server = Server::start(&AppConfig::default());
+        let server = Server::start(&AppSocketConfig::default());
         let (session, program) = server.open("unwanted").await;
         server.server.close(session);
         assert!(
@@ -328,7 +328,7 @@ fn users_outside_allowed_uids_are_refused() {
     run(async {
         const NOBODY: u32 = 65_534;
         const SOMEBODY: u32 = 65_533;
-        let server = Server::start(&AppConfig {
+        let server = Server::start(&AppSocketConfig {
             group: None,
             allowed_uids: vec![SOMEBODY],
         });
@@ -368,7 +368,7 @@ fn users_outside_allowed_uids_are_refused() {
 fn unknown_socket_group_is_refused() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
-        let config = AppConfig {
+        let config = AppSocketConfig {
             group: Some("no-such-group".to_owned()),
             allowed_uids: Vec::new(),
         };
@@ -385,16 +385,16 @@ fn unknown_socket_group_is_refused() {
 #[test]
 fn programs_reconnect_after_restart() {
     run(async {
-        let Server { dir, server } = Server::start(&AppConfig::default());
+        let Server { dir, server } = Server::start(&AppSocketConfig::default());
         let path = dir.path().join("app.sock");
-        let second_bind = AppServer::bind(&path, &AppConfig::default(), "n1");
+        let second_bind = AppServer::bind(&path, &AppSocketConfig::default(), "n1");
         assert_eq!(second_bind.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         let server = Server { dir, server };
         let (_, program) = server.open("first").await;
         let Server { dir, server } = server;
         drop(server);
         run_blocking(move || assert!(receive_message(&program).is_none())).await;
-        let server = AppServer::bind(&path, &AppConfig::default(), "n1").unwrap();
+        let server = AppServer::bind(&path, &AppSocketConfig::default(), "n1").unwrap();
         Server { dir, server }.open("second").await;
     });
 }

@@ -16,8 +16,8 @@ use super::raw::{
     RawService,
 };
 use super::{
-    AppConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    NodeConfig, PacketRouting, PeerConfig, PlacementRule, Service,
+    AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
+    NodeConfig, PacketRouting, PeerConfig, PlacementRule, ServiceConfig,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -59,7 +59,7 @@ impl<'a> ConfigChecker<'a> {
         Ok(Config {
             tls: raw.tls.resolve_paths(self.file),
             channel: self.channel(&raw.channel)?,
-            app: AppConfig {
+            app: AppSocketConfig {
                 group: raw.app.group,
                 allowed_uids: raw.app.allowed_uids,
             },
@@ -214,7 +214,7 @@ impl<'a> ConfigChecker<'a> {
         ids: &NodeIdsByName,
         node: &NodeConfig,
         peers: &[PeerConfig],
-    ) -> Result<Vec<Service>, ConfigError> {
+    ) -> Result<Vec<ServiceConfig>, ConfigError> {
         let mut taken_addresses = BTreeSet::new();
         let mut services = Vec::with_capacity(raw.len());
         for service in raw {
@@ -235,7 +235,7 @@ impl<'a> ConfigChecker<'a> {
         Ok(services)
     }
 
-    fn service(&self, raw: &RawService, ids: &NodeIdsByName) -> Result<Service, ConfigError> {
+    fn service(&self, raw: &RawService, ids: &NodeIdsByName) -> Result<ServiceConfig, ConfigError> {
         let mut weights: BTreeMap<NodeId, u32> = ids.values().map(|id| (*id, 1)).collect();
         for (name, weight) in &raw.weights {
             let id = self.resolve_node(name, weight.span(), ids)?;
@@ -249,7 +249,7 @@ impl<'a> ConfigChecker<'a> {
             self.in_range(&Some(drain.clone()), 0, 0..=600_000)
                 .map(Duration::from_millis)
         });
-        Ok(Service {
+        Ok(ServiceConfig {
             pool: self.name(&raw.name)?,
             address: SocketAddr::new(
                 self.host(&raw.address)?,

@@ -39,11 +39,11 @@ pub struct Config {
     /// The *other* nodes of the group, in the order of the file.
     pub peers: Vec<PeerConfig>,
     /// Services that the group offers.
-    pub services: Vec<Service>,
+    pub services: Vec<ServiceConfig>,
     /// Timing and buffers of the channel between nodes.
     pub channel: ChannelConfig,
     /// Users that may open the server programs' socket.
-    pub app: AppConfig,
+    pub app: AppSocketConfig,
     /// Processes that may move here and away.
     pub migration: MigrationConfig,
     /// Address for metrics over TCP, besides the control socket, if any.
@@ -127,7 +127,7 @@ pub struct PeerConfig {
 
 /// `[[service]]`: one address that clients connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Service {
+pub struct ServiceConfig {
     /// Pool of the service; several services may share one.
     pub pool: String,
     /// Service address and port.
@@ -164,7 +164,7 @@ pub struct ChannelConfig {
 
 /// `[app]`: users that may open the server programs' socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct AppConfig {
+pub struct AppSocketConfig {
     /// Group that owns the socket file (mode 0660); `None`: root's.
     pub group: Option<String>,
     /// If not empty, only these users and root are admitted; the file's mode then admits every user, and the daemon

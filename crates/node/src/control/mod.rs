@@ -16,8 +16,8 @@ use axum::Router;
 use axum::serve::Listener;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
+    CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted,
+    HandoffList, HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
 };
 use tokio::net::{TcpListener, UnixListener};
@@ -42,7 +42,7 @@ pub enum ControlRequest {
     /// Return the node's status.
     Status(ReplySender<Status>),
     /// List flows.
-    Flows(FlowQuery, ReplySender<FlowList>),
+    Flows(FlowListQuery, ReplySender<FlowList>),
     /// Show one flow.
     Flow(FlowText, ReplySender<FlowDetail>),
     /// Hand flows off.

@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
-use holdfast_api::control::{CheckQuery, FlowQuery, MigrationStatus, ROUTES, openapi};
+use holdfast_api::control::{CheckQuery, FlowListQuery, MigrationStatus, ROUTES, openapi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -67,7 +67,7 @@ async fn status(State(engine): EngineState) -> Response {
 
 async fn flows(
     State(engine): EngineState,
-    query: Result<Query<FlowQuery>, QueryRejection>,
+    query: Result<Query<FlowListQuery>, QueryRejection>,
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,

@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use holdfast_api::Drain;
-use holdfast_api::control::{ClientError, ControlClient, FlowFilter, ROUTES, Selection};
+use holdfast_api::control::{ClientError, ControlClient, FlowFilter, FlowSelection, ROUTES};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -43,7 +43,7 @@ async fn engine(mut server: ControlServer) {
             ControlRequest::Flow(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::StartHandoff(request, reply) => {
                 let answer = match (request.to.as_str(), request.selection) {
-                    ("n2", Selection::Flows(flows)) => {
+                    ("n2", FlowSelection::Flows(flows)) => {
                         let flows = flows.len() as u64;
                         Ok(HandoffAccepted { id: 7, flows })
                     }
@@ -146,10 +146,10 @@ async fn client_returns_engine_answers() {
     let client = ControlClient::new(&daemon.socket);
     assert_eq!(client.status().await.unwrap(), sample_status());
     let flow: FlowText = FLOW.parse().unwrap();
-    let query = FlowQuery {
+    let query = FlowListQuery {
         limit: Some(9),
         after: Some(flow),
-        ..FlowQuery::default()
+        ..FlowListQuery::default()
     };
     let list = client.flows(&query).await.unwrap();
     assert_eq!((list.total, list.next), (9, Some(flow)));
@@ -178,7 +178,7 @@ async fn handoffs_are_accepted_refused_or_cut_off() {
     let daemon = Daemon::start();
     let client = ControlClient::new(&daemon.socket);
     let mut request = HandoffRequest {
-        selection: Selection::Flows(vec![FLOW.parse().unwrap(); 20_000]),
+        selection: FlowSelection::Flows(vec![FLOW.parse().unwrap(); 20_000]),
         to: "n2".to_owned(),
         drain: Drain::None,
     };
@@ -190,7 +190,7 @@ async fn handoffs_are_accepted_refused_or_cut_off() {
             flows: 20_000
         }
     );
-    request.selection = Selection::AllOf(FlowFilter::default());
+    request.selection = FlowSelection::AllOf(FlowFilter::default());
     assert_eq!(
         expect_refusal(client.hand_off(&request).await),
         (409, refusal_body())

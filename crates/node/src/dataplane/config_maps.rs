@@ -12,7 +12,7 @@ use holdfast_wire::{NodeId, Protocol};
 
 use super::Dataplane;
 use super::placement::placement_table;
-use crate::config::{PlacementRule, Service as ServiceConfig};
+use crate::config::{PlacementRule, ServiceConfig};
 
 /// Path to a node, from the neighbour and route tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Descriptors of processes from the kernel's iterator, converted to the types of `sys`.
 
 use holdfast_bpf::descriptors::{Descriptor, DescriptorLister, descriptor_flags};
-use holdfast_sys::process::files::{EpollDigest, FdInfo, ListedDescriptor, Listing};
+use holdfast_checkpoint::files::{DescriptorListing, EpollDigest, FdInfo, ListedDescriptor};
 use rustix::fs::OFlags;
 
 /// Lists all descriptors of a process in one pass, if the kernel supports it.
@@ -24,7 +24,7 @@ impl ProcessDescriptorLister {
 
     /// Returns the descriptors of these processes, which should be stopped; `None` if `/proc` has to be read.
     #[must_use]
-    pub fn list(&self, pids: &[i32]) -> Option<Vec<Listing>> {
+    pub fn list(&self, pids: &[i32]) -> Option<Vec<DescriptorListing>> {
         let lister = self.lister.as_ref()?;
         let listings = pids
             .iter()
@@ -45,10 +45,10 @@ impl Default for ProcessDescriptorLister {
     }
 }
 
-fn listing(pid: i32, observed: &[Descriptor]) -> Listing {
+fn listing(pid: i32, observed: &[Descriptor]) -> DescriptorListing {
     let is_own_table =
         |descriptor: &&Descriptor| descriptor.bits & descriptor_flags::THREAD_TABLE == 0;
-    Listing {
+    DescriptorListing {
         pid,
         thread_tables: !observed.iter().all(|one| is_own_table(&one)),
         table: observed.iter().find(is_own_table).map(|one| one.table),

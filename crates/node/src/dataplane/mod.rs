@@ -21,7 +21,7 @@ pub use hold_device::{HoldDevice, HoldDeviceError};
 pub use map_conversion::{flow_from_key, flow_key, record_from_map, record_to_map};
 pub use replay_order::{HeldPacket, sort_for_replay};
 pub use socket_observer::SocketObserver;
-pub use tcp_observer::{ConnectionSnapshot, Observation, TcpObserver};
+pub use tcp_observer::{ConnectionSnapshot, SnapshotResult, TcpObserver};
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -77,7 +77,7 @@ impl Dataplane {
         Ok(dataplane)
     }
 
-    /// Sets the node's own address. A flow at this address is never left to another node: see [`Dataplane::forget`].
+    /// Sets the node's own address. A flow at this address is never left to another node: see [`Dataplane::remove_flow`].
     pub fn set_own_address(&mut self, address: IpAddr) {
         self.own_address = Some(address);
     }
@@ -139,7 +139,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// The kernel refuses the change.
-    pub fn forget(&self, flow: &Flow) -> Result<(), Error> {
+    pub fn remove_flow(&self, flow: &Flow) -> Result<(), Error> {
         if self.own_address == Some(flow.local.ip())
             && let Some((FlowState::TransitIn, value)) = self.flow(flow)
         {

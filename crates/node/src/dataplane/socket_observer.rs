@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, socket_flags};
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_sys::tcp_repair::{QueueLevels, TcpSnapshot};
+use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
 
 /// Snapshots many sockets in one pass, if the kernel supports it.
 pub struct SocketObserver {

@@ -9,7 +9,7 @@ use holdfast_bpf::socket_snapshots::{
     OPTION_FINGERPRINT_BYTES, SnapshotReader, SocketSnapshot, socket_flags,
 };
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_sys::tcp_repair::{CongestionState, TcpDynamicState, TcpRepairWindow};
+use holdfast_tcp_repair::{CongestionState, TcpDynamicState, TcpRepairWindow};
 
 use super::{SocketObserver, monotonic_ns};
 
@@ -37,7 +37,7 @@ struct ObservedConnection {
 
 /// Result of one snapshot.
 #[derive(Debug)]
-pub struct Observation {
+pub struct SnapshotResult {
     /// Time of the snapshot in µs, by this host's monotonic clock.
     pub taken_at_us: u64,
     /// Connections that have changed since the previous snapshot, in the order of the iteration.
@@ -100,7 +100,7 @@ impl TcpObserver {
     ///
     /// # Errors
     /// The kernel's refusal, or endless changes; some changes are lost then.
-    pub fn snapshot(&mut self, pids: &[i32], all: bool) -> Result<Observation, Error> {
+    pub fn snapshot(&mut self, pids: &[i32], all: bool) -> Result<SnapshotResult, Error> {
         let at_us = monotonic_ns() / 1000;
         let mut changed = Vec::new();
         for _ in 0..PASSES_MAX {
@@ -113,7 +113,7 @@ impl TcpObserver {
             );
             if changes.complete || !all {
                 let unmet = self.not_visited(&changes.encountered);
-                return Ok(Observation {
+                return Ok(SnapshotResult {
                     taken_at_us: at_us,
                     changed,
                     not_visited: unmet,

@@ -6,13 +6,13 @@ use holdfast_bpf::AcceptQueue;
 use holdfast_bpf::shared_with_c::{FlowState, Handshake};
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_sys::sock_diag;
-use holdfast_sys::tcp_repair::{self, TcpDynamicState, TcpStaticState};
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 use super::Engine;
 use super::state_blobs::{DynamicBlob, StaticBlob, decode};
 use crate::app_server::SessionId;
-use crate::config::Service;
+use crate::config::ServiceConfig;
 use crate::dataplane::{FilterEntry, HoldDevice, flow_key, sort_for_replay};
 
 /// Session id of connections that no program gives or takes.
@@ -67,7 +67,7 @@ impl Engine {
     /// accept queues.
     fn check_listener(&self, local: SocketAddr) -> Result<(), String> {
         let is_tcp_service =
-            |service: &Service| (service.protocol, service.address) == (Protocol::Tcp, local);
+            |service: &ServiceConfig| (service.protocol, service.address) == (Protocol::Tcp, local);
         if !self.config.services.iter().any(is_tcp_service) {
             return Err(format!("{local} is not a service of the group"));
         }
@@ -232,7 +232,7 @@ fn create_in_queue(
     (static_state, state): (&TcpStaticState, &TcpDynamicState),
 ) -> Result<(), String> {
     let queue = queue.ok_or("this kernel does not support adding connections to accept queues")?;
-    let queued = tcp_repair::unaccepted_connection(static_state, state)
+    let queued = holdfast_tcp_repair::unaccepted_connection(static_state, state)
         .map_err(|error| error.to_string())?;
     let key = flow_key(flow);
     let bpf_error = |error: holdfast_bpf::Error| error.to_string();
@@ -253,7 +253,7 @@ fn create_in_queue(
     }
 }
 
-fn to_repair_handshake(parsed: &tcp_repair::Handshake) -> Handshake {
+fn to_repair_handshake(parsed: &holdfast_tcp_repair::HandshakeResult) -> Handshake {
     let (send_scale, receive_scale) = parsed.window_scale.unwrap_or_default();
     Handshake {
         peer_timestamp: 0,

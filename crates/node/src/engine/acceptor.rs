@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem, StateItem, split};
 use holdfast_bpf::shared_with_c::FlowState;
-use holdfast_proto::handoff::{CommandToken, Completion, RestoreFlow, Results};
-use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStaticState};
-use holdfast_wire::frame::{BatchId, PrepareFlow};
+use holdfast_proto::handoff::{CommandToken, Completion, FlowToRestore, Results};
+use holdfast_tcp_repair::{PreparedSocket, RestoredSocket, TcpStaticState};
+use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use holdfast_wire::{Flow, NodeId};
 
 use super::recovery::RecoveryVerdict;
@@ -100,7 +100,7 @@ impl Engine {
     pub(super) fn prepare_flow(
         &mut self,
         donor: NodeId,
-        prepare: &PrepareFlow,
+        prepare: &FlowToPrepare,
     ) -> Result<(FilterEntry, Vec<u8>), String> {
         self.refuse_owned_flow(&prepare.flow)?;
         let epoch = prepare
@@ -313,7 +313,7 @@ impl Engine {
                 }
             }
             let results = Results::PreparedSockets(prepare.results);
-            self.complete(Completion {
+            self.complete_handoff_command(Completion {
                 token: prepare.token,
                 results,
             });
@@ -327,19 +327,24 @@ impl Engine {
         }
     }
 
-    pub(super) fn restore(&mut self, token: CommandToken, batch: BatchId, flows: &[RestoreFlow]) {
+    pub(super) fn restore_flows(
+        &mut self,
+        token: CommandToken,
+        batch: BatchId,
+        flows: &[FlowToRestore],
+    ) {
         let results = flows
             .iter()
             .map(|restore| self.restore_flow(restore))
             .collect();
         self.journal.record_dynamic(batch, flows);
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Restored(results),
         });
     }
 
-    fn restore_flow(&mut self, restore: &RestoreFlow) -> Result<(), String> {
+    fn restore_flow(&mut self, restore: &FlowToRestore) -> Result<(), String> {
         let session = self
             .arrivals
             .get(&restore.flow)
@@ -361,7 +366,7 @@ impl Engine {
                     .tcp
                     .as_ref()
                     .ok_or("the flow's TCP state is missing")?;
-                let socket = tcp_repair::restore(prepared, static_state, state)
+                let socket = holdfast_tcp_repair::restore(prepared, static_state, state)
                     .map_err(|error| error.to_string())?;
                 let states = (static_state, state);
                 let congestion = &self.congestion;
@@ -380,7 +385,7 @@ impl Engine {
                     .tcp
                     .as_ref()
                     .ok_or("the flow's TCP state is missing")?;
-                tcp_repair::unaccepted_connection(static_state, state)
+                holdfast_tcp_repair::unaccepted_connection(static_state, state)
                     .map_err(|error| error.to_string())?;
                 arrival.socket = ArrivalSocket::Queued;
             }
@@ -394,7 +399,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn discard(&mut self, token: CommandToken, flows: &[Flow]) {
+    pub(super) fn discard_arrivals(&mut self, token: CommandToken, flows: &[Flow]) {
         let reason = "the handoff was given up";
         for (session, ids) in self.ids_by_session(flows.iter().copied()) {
             for ids in ids.chunks(IDS_PER_MESSAGE) {
@@ -409,7 +414,7 @@ impl Engine {
             self.remove_arrival(flow);
             self.on_recovery_verdict(flow, RecoveryVerdict::Cancelled);
         }
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Discarded,
         });
@@ -431,7 +436,7 @@ impl Engine {
         // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
         // way.
         if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
-            && let Err(error) = self.dataplane.forget(flow)
+            && let Err(error) = self.dataplane.remove_flow(flow)
         {
             tracing::warn!(%flow, %error, "cannot remove a flow that did not arrive from the flow table");
         }
@@ -465,7 +470,7 @@ pub(super) fn close_silently(socket: &ArrivalSocket) {
         ArrivalSocket::Active(socket) | ArrivalSocket::Reclaimed(socket) => Some(socket.as_fd()),
         ArrivalSocket::SharedUdp | ArrivalSocket::Queued | ArrivalSocket::Closed => None,
     };
-    if let Some(Err(error)) = descriptor.map(tcp_repair::abandon) {
+    if let Some(Err(error)) = descriptor.map(holdfast_tcp_repair::abandon) {
         tracing::warn!(%error, "cannot close a discarded socket");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, FlowEpoch, Results};
-use holdfast_sys::tcp_repair::{self, WindowProbe};
+use holdfast_tcp_repair::WindowProbe;
 use holdfast_wire::{Flow, NodeId};
 
 use super::Engine;
@@ -14,19 +14,19 @@ use crate::app_server::SessionId;
 use crate::dataplane::{FilterEntry, monotonic_ns, sort_for_replay};
 
 impl Engine {
-    pub(super) fn activate(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
+    pub(super) fn activate_arrivals(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
         let results = match self.activate_flows(flows) {
             Ok(results) => results,
             Err(error) => {
                 let failed = flows.iter().map(|_| Err(error.clone())).collect();
-                return self.complete(Completion {
+                return self.complete_handoff_command(Completion {
                     token,
                     results: Results::Activated(failed),
                 });
             }
         };
         // The donor can be answered before the remaining steps.
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Activated(results),
         });
@@ -109,13 +109,13 @@ impl Engine {
                     .tcp
                     .as_ref()
                     .ok_or("the flow's TCP state is missing")?;
-                if let Some(packet) = tcp_repair::state_injection(static_state, state) {
+                if let Some(packet) = holdfast_tcp_repair::state_packet(static_state, state) {
                     self.hold.inject(&packet);
                 }
                 for packet in &arrival.dynamic_state.packets {
                     self.hold.replay_if_of_flow(flow, packet);
                 }
-                let active = tcp_repair::activate(
+                let active = holdfast_tcp_repair::activate(
                     socket,
                     static_state,
                     state,
@@ -133,7 +133,7 @@ impl Engine {
                     .tcp
                     .as_ref()
                     .ok_or("the flow's TCP state is missing")?;
-                let active = tcp_repair::activate_again(socket, static_state, state);
+                let active = holdfast_tcp_repair::activate_again(socket, static_state, state);
                 arrival.socket = ArrivalSocket::Active(active.map_err(|error| error.to_string())?);
             }
             ArrivalSocket::SharedUdp => {

@@ -9,9 +9,9 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use holdfast_proto::handoff::RestoreFlow;
+use holdfast_proto::handoff::FlowToRestore;
 use holdfast_wire::Flow;
-use holdfast_wire::frame::{BatchId, PrepareFlow};
+use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -100,7 +100,7 @@ impl ArrivalJournal {
     }
 
     /// Records the static state of prepared sockets.
-    pub fn record_static(&mut self, batch: BatchId, flows: &[PrepareFlow]) {
+    pub fn record_static(&mut self, batch: BatchId, flows: &[FlowToPrepare]) {
         let entries = flows.iter().map(|prepare| JournalEntry::Static {
             flow: prepare.flow,
             blob: ByteBuf::from(prepare.static_state.to_vec()),
@@ -114,7 +114,7 @@ impl ArrivalJournal {
     }
 
     /// Records the dynamic state of restored sockets.
-    pub fn record_dynamic(&mut self, batch: BatchId, flows: &[RestoreFlow]) {
+    pub fn record_dynamic(&mut self, batch: BatchId, flows: &[FlowToRestore]) {
         let entries = flows.iter().map(|restore| JournalEntry::Dynamic {
             flow: restore.flow,
             blob: ByteBuf::from(restore.dynamic.to_vec()),

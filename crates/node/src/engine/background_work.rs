@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use holdfast_bpf::shared_with_c::FlowState;
-use holdfast_proto::handoff::{CommandToken, Completion, KeepReason, Results, StaticFlow};
+use holdfast_proto::handoff::{CommandToken, Completion, FlowKeptReason, Results, StaticFlow};
 use holdfast_wire::Flow;
-use holdfast_wire::frame::{BatchId, PrepareFlow};
+use holdfast_wire::frame::{BatchId, FlowToPrepare};
 
 use super::Engine;
 use super::fault_injection::InjectionPoint;
@@ -31,12 +31,12 @@ enum BackgroundJob {
     ReadStatic {
         token: CommandToken,
         flows: Vec<Flow>,
-        results: Vec<Result<StaticFlow, KeepReason>>,
+        results: Vec<Result<StaticFlow, FlowKeptReason>>,
     },
     Prepare {
         token: CommandToken,
         batch: BatchId,
-        flows: Vec<PrepareFlow>,
+        flows: Vec<FlowToPrepare>,
         results: Vec<Result<(), String>>,
     },
     RemoveTombstones {
@@ -75,7 +75,7 @@ impl Engine {
         &mut self,
         token: CommandToken,
         batch: BatchId,
-        flows: Vec<PrepareFlow>,
+        flows: Vec<FlowToPrepare>,
     ) {
         let results = Vec::with_capacity(flows.len());
         self.background_work.jobs.push_back(BackgroundJob::Prepare {
@@ -118,7 +118,7 @@ impl Engine {
         &mut self,
         token: CommandToken,
         flows: Vec<Flow>,
-        mut results: Vec<Result<StaticFlow, KeepReason>>,
+        mut results: Vec<Result<StaticFlow, FlowKeptReason>>,
     ) {
         let deadline = Instant::now() + SLICE_DURATION;
         let begin = results.len();
@@ -154,7 +154,7 @@ impl Engine {
         } else {
             self.faults
                 .inject_if_due("read", InjectionPoint::After, flows.len());
-            self.complete(Completion {
+            self.complete_handoff_command(Completion {
                 token,
                 results: Results::ReadStatic(results),
             });
@@ -174,7 +174,7 @@ impl Engine {
         &mut self,
         token: CommandToken,
         batch: BatchId,
-        flows: Vec<PrepareFlow>,
+        flows: Vec<FlowToPrepare>,
         mut results: Vec<Result<(), String>>,
     ) {
         let deadline = Instant::now() + SLICE_DURATION;

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use holdfast_bpf::shared_with_c::Congestion as MapCongestion;
 use holdfast_sys::tcp_info::TcpInfo;
-use holdfast_sys::tcp_repair::{self, TcpDynamicState, TcpStaticState};
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::Flow;
 
 use crate::dataplane::{Dataplane, flow_key};
@@ -61,8 +61,11 @@ impl CongestionRestorer {
             tracing::debug!(%flow, %error, "cannot restore the congestion window");
             return false;
         }
-        let result = tcp_repair::set_congestion_control(socket, restorer).and_then(|()| {
-            tcp_repair::set_congestion_control(socket, &static_state.options.congestion_control)
+        let result = holdfast_tcp_repair::set_congestion_control(socket, restorer).and_then(|()| {
+            holdfast_tcp_repair::set_congestion_control(
+                socket,
+                &static_state.options.congestion_control,
+            )
         });
         if let Err(error) = result {
             tracing::debug!(%flow, %error, "cannot restore the congestion window");

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_sys::tcp_repair::{self, TcpStaticState, TimeoutUncapCondition};
+use holdfast_tcp_repair::{TcpStaticState, TimeoutUncapCondition};
 
 use crate::dataplane::retransmission_timeouts;
 
@@ -18,7 +18,8 @@ impl DeferredOptions {
     /// Sets the deferred options of an arrived socket. Closes the descriptor's copy at once, because the copy would
     /// delay a close by the program.
     pub fn apply(&mut self, now: Duration, socket: OwnedFd, static_state: &TcpStaticState) {
-        if let Err(error) = tcp_repair::set_deferred_options(socket.as_fd(), static_state) {
+        if let Err(error) = holdfast_tcp_repair::set_deferred_options(socket.as_fd(), static_state)
+        {
             tracing::debug!(%error, "cannot set an option of a moved socket");
         }
         let Some(longest_ms) = static_state.longest_timeout_ms() else {
@@ -28,7 +29,7 @@ impl DeferredOptions {
             self.restore_at
                 .get_or_insert(now + retransmission_timeouts::CAP_DURATION);
         } else {
-            let _ = tcp_repair::uncap_timeout(
+            let _ = holdfast_tcp_repair::uncap_timeout(
                 socket.as_fd(),
                 static_state,
                 TimeoutUncapCondition::Always,

@@ -8,7 +8,7 @@ use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{
     CommandToken, Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo,
 };
-use holdfast_sys::tcp_repair::{self, TcpStaticState};
+use holdfast_tcp_repair::TcpStaticState;
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
@@ -28,7 +28,7 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_micros(500);
 const COLLECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A connection that a program gives away.
-pub struct Donation {
+pub struct DonatedConnection {
     /// Session of the program.
     pub session: SessionId,
     /// Duplicate of the program's descriptor; none for a flow of a shared UDP socket.
@@ -53,7 +53,7 @@ pub struct Donation {
     pub is_notified: bool,
 }
 
-impl Donation {
+impl DonatedConnection {
     /// Returns a donation at its beginning.
     pub(super) fn new(session: SessionId, socket: Option<OwnedFd>, application: Vec<u8>) -> Self {
         Self {
@@ -88,7 +88,12 @@ pub struct PendingCollect {
 }
 
 impl Engine {
-    pub(super) fn drain(&mut self, token: CommandToken, flows: Vec<Flow>, deadline: Duration) {
+    pub(super) fn drain_send_queues(
+        &mut self,
+        token: CommandToken,
+        flows: Vec<Flow>,
+        deadline: Duration,
+    ) {
         self.pending_drains.push(PendingDrain {
             token,
             flows,
@@ -110,7 +115,7 @@ impl Engine {
                 .iter()
                 .all(|queue| queue.unsent == 0 && queue.unacked == 0);
             if empty || now >= drain.deadline {
-                self.complete(Completion {
+                self.complete_handoff_command(Completion {
                     token: drain.token,
                     results: Results::Drained(queues),
                 });
@@ -129,7 +134,12 @@ impl Engine {
         socket.map(send_queue).unwrap_or_default()
     }
 
-    pub(super) fn freeze(&mut self, token: CommandToken, acceptor: NodeId, flows: Vec<FlowEpoch>) {
+    pub(super) fn freeze_flows(
+        &mut self,
+        token: CommandToken,
+        acceptor: NodeId,
+        flows: Vec<FlowEpoch>,
+    ) {
         let frozen_at_ns = monotonic_ns();
         let entries: Vec<FilterEntry> = flows
             .iter()
@@ -142,7 +152,7 @@ impl Engine {
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitOut) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.complete(Completion {
+            return self.complete_handoff_command(Completion {
                 token,
                 results: Results::Frozen(failed),
             });
@@ -204,22 +214,22 @@ impl Engine {
     fn finish_freeze(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
         let results = flows
             .iter()
-            .map(|flow_epoch| self.extract(&flow_epoch.flow))
+            .map(|flow_epoch| self.extract_flow(&flow_epoch.flow))
             .collect();
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Frozen(results),
         });
     }
 
-    fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
+    fn extract_flow(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
         let donation = self
             .donations
             .get_mut(flow)
             .ok_or("the flow's server program has ended")?;
         let mut blob = DynamicBlob::default();
         if let (Some(socket), Some(static_state)) = (&donation.socket, &donation.static_state) {
-            let state = tcp_repair::extract(socket.as_fd(), static_state)
+            let state = holdfast_tcp_repair::extract(socket.as_fd(), static_state)
                 .map_err(|error| error.to_string())?;
             let is_missing = |packet: &HeldPacket| {
                 packet.segment.is_some_and(|segment| {
@@ -251,12 +261,17 @@ impl Engine {
         })
     }
 
-    pub(super) fn resume(&mut self, token: CommandToken, flows: &[FlowEpoch], in_doubt: bool) {
+    pub(super) fn resume_flows(
+        &mut self,
+        token: CommandToken,
+        flows: &[FlowEpoch],
+        in_doubt: bool,
+    ) {
         let results = flows
             .iter()
             .map(|flow_epoch| self.resume_flow(flow_epoch, in_doubt))
             .collect();
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Resumed(results),
         });
@@ -300,7 +315,8 @@ impl Engine {
                 .static_state
                 .as_ref()
                 .ok_or("the flow's state was never read")?;
-            tcp_repair::resume(socket.as_fd(), static_state).map_err(|error| error.to_string())?;
+            holdfast_tcp_repair::resume(socket.as_fd(), static_state)
+                .map_err(|error| error.to_string())?;
         }
         if donation.is_notified && !in_doubt {
             self.donations.remove(&flow_epoch.flow);
@@ -308,7 +324,12 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn close(&mut self, token: CommandToken, acceptor: NodeId, flows: &[FlowEpoch]) {
+    pub(super) fn close_flows(
+        &mut self,
+        token: CommandToken,
+        acceptor: NodeId,
+        flows: &[FlowEpoch],
+    ) {
         let entries: Vec<FilterEntry> = flows
             .iter()
             .map(|flow_epoch| FilterEntry {
@@ -320,7 +341,7 @@ impl Engine {
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Moved) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.complete(Completion {
+            return self.complete_handoff_command(Completion {
                 token,
                 results: Results::Closed(failed),
             });
@@ -330,7 +351,7 @@ impl Engine {
             .iter()
             .map(|flow_epoch| self.close_flow(&flow_epoch.flow, flow_epoch.epoch, &acceptor_name))
             .collect();
-        self.complete(Completion {
+        self.complete_handoff_command(Completion {
             token,
             results: Results::Closed(results),
         });
@@ -351,7 +372,7 @@ impl Engine {
                 .on_frozen(flow, frozen_at_ns, donation.send_queue_bytes as u64);
         }
         if let Some(socket) = &donation.socket {
-            tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
+            holdfast_tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
         }
         self.gone_messages
             .entry((donation.session, to.to_owned()))

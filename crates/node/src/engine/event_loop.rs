@@ -16,7 +16,7 @@ use crate::migration::EventReceiver;
 use crate::peer_channel::PeerEvents;
 
 /// Event sources of the loop, besides those that the engine owns.
-pub(super) struct Inputs {
+pub(super) struct EventSources {
     pub(super) peers: PeerEvents,
     pub(super) control: ControlServer,
     /// Events from the threads that move processes.
@@ -26,7 +26,7 @@ pub(super) struct Inputs {
 /// Runs the loop until SIGTERM or SIGINT.
 pub(super) async fn run(
     mut engine: Engine,
-    mut inputs: Inputs,
+    mut inputs: EventSources,
     events: holdfast_bpf::EventReader<'_>,
     kernel_events: Rc<RefCell<Vec<KernelEvent>>>,
 ) -> Result<(), SetupError> {

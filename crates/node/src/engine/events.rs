@@ -4,7 +4,7 @@ use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::{
     EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_SUPERSEDED, Event as KernelEvent, FlowState,
 };
-use holdfast_proto::handoff::{Event, Outcome};
+use holdfast_proto::handoff::{Event, FlowHandoffOutcome};
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, OwnershipChange, OwnershipRecord, Protocol,
@@ -92,13 +92,18 @@ impl Engine {
         }
     }
 
-    fn on_handoff_outcome(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) {
+    fn on_handoff_outcome(
+        &mut self,
+        batch: Option<BatchId>,
+        flow: &Flow,
+        outcome: &FlowHandoffOutcome,
+    ) {
         match outcome {
-            Outcome::Moved { .. } => {
+            FlowHandoffOutcome::Moved { .. } => {
                 self.metrics.count_handoff("moved");
                 self.handoff_counts.donated += 1;
             }
-            Outcome::Kept { reason } => {
+            FlowHandoffOutcome::Kept { reason } => {
                 self.metrics.count_handoff("kept");
                 self.handoff_counts.kept += 1;
                 tracing::info!(%flow, %reason, "kept");
@@ -117,7 +122,7 @@ impl Engine {
                     self.send_to_program(session, &message, Vec::new());
                 }
             }
-            Outcome::Closed => {
+            FlowHandoffOutcome::Closed => {
                 if let Some(donation) = self.donations.remove(flow) {
                     let message = FromDaemon::Moved {
                         flows: vec![flow_text(flow)],
@@ -253,7 +258,7 @@ impl Engine {
         if state != FlowState::Closing {
             return None;
         }
-        if let Err(error) = self.dataplane.forget(flow) {
+        if let Err(error) = self.dataplane.remove_flow(flow) {
             tracing::warn!(%flow, %error, "cannot remove a closed flow from the flow table");
         }
         Some(OwnershipChange {

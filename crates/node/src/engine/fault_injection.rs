@@ -1,6 +1,7 @@
-//! Fault injection, for tests of a daemon that dies or pauses at a given step of a handoff.
+//! Fault injection, for tests of a daemon that dies or pauses at a given step of a handoff, and other settings of tests.
 //!
-//! Active only if `HOLDFAST_TEST_FAULTS` is set. The file `fault` in the run directory names a command, `before` or
+//! Builds without the feature `test-faults`, as released ones, have none of this. Active only if the environment variable
+//! `HOLDFAST_TEST_FAULTS` is set. The file `fault` in the run directory names a command, `before` or
 //! `after`, and an action, which happens once: `freeze after die`, `restore before pause 500` (milliseconds). A final
 //! `with 8` limits the fault to commands about at least 8 flows.
 
@@ -26,7 +27,7 @@ pub struct FaultInjector {
 impl FaultInjector {
     /// Reads faults from this directory if the environment variable is set.
     pub fn new(run_dir: &Path) -> Self {
-        let is_enabled = std::env::var_os("HOLDFAST_TEST_FAULTS").is_some();
+        let is_enabled = test_setting("HOLDFAST_TEST_FAULTS").is_some();
         Self {
             file: is_enabled.then(|| run_dir.join("fault")),
         }
@@ -72,10 +73,30 @@ impl FaultInjector {
 /// Returns the predicted freeze limit that a test sets, which allows larger batches than this machine would otherwise
 /// form.
 pub fn test_freeze_max() -> Option<Duration> {
-    let milliseconds = std::env::var("HOLDFAST_TEST_FREEZE_MS").ok()?;
+    let milliseconds = test_setting("HOLDFAST_TEST_FREEZE_MS")?;
     let freeze = Duration::from_millis(milliseconds.parse().ok()?);
     tracing::warn!(?freeze, "a test overrides the freeze limit of batches");
     Some(freeze)
+}
+
+/// Returns the number of ticks by which a test shifts the TCP timestamp clocks of connections that leave this node, for
+/// handoffs between hosts with different clocks.
+pub fn test_clock_shift() -> Option<u32> {
+    let ticks = test_setting("HOLDFAST_TEST_CLOCK_SHIFT")?.parse().ok()?;
+    tracing::warn!(
+        ticks,
+        "a test shifts the TCP timestamp clocks of connections that leave this node"
+    );
+    Some(ticks)
+}
+
+/// Returns an environment variable of a test; `None` in a build without the feature `test-faults`.
+fn test_setting(name: &str) -> Option<String> {
+    if cfg!(feature = "test-faults") {
+        std::env::var(name).ok()
+    } else {
+        None
+    }
 }
 
 /// Returns the number of flows (or changes) in a command.

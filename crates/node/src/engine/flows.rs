@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    ErrorBody, FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState as ApiState,
-    HandoffAccepted, HandoffRequest, Selection, TcpDetail,
+    ErrorBody, FlowDetail, FlowEntry, FlowFilter, FlowList, FlowListQuery, FlowSelection,
+    FlowState as ApiState, HandoffAccepted, HandoffRequest, TcpDetail,
 };
 use holdfast_bpf::shared_with_c::{FlowState, FlowValue};
 use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, NodeId, OwnershipRecord, RecordState};
 
 use super::holder::Holder;
-use super::query::error_body;
+use super::operator_view::error_body;
 use super::{Engine, flow_from_text, flow_text, wire_protocol};
-use crate::config::Service;
+use crate::config::ServiceConfig;
 
 /// Default number of flows in one answer.
 const FLOWS_PER_ANSWER: u64 = 1000;
@@ -128,12 +128,12 @@ impl Engine {
         })
     }
 
-    fn service_of(&self, flow: &Flow) -> Option<&Service> {
+    fn service_of(&self, flow: &Flow) -> Option<&ServiceConfig> {
         let row = usize::from(self.dataplane.service_index(flow)?);
         self.config.services.get(row)
     }
 
-    pub(super) fn list_flows(&self, query: FlowQuery) -> FlowList {
+    pub(super) fn list_flows(&self, query: FlowListQuery) -> FlowList {
         let filter = FlowFilter {
             pool: query.pool,
             owner: query.owner,
@@ -213,14 +213,14 @@ impl Engine {
     }
 
     /// Returns the flows of this node that a handoff request selects.
-    fn select_flows(&self, selection: Selection) -> Vec<Flow> {
+    fn select_flows(&self, selection: FlowSelection) -> Vec<Flow> {
         match selection {
             // A flow that is named twice moves once.
-            Selection::Flows(flows) => {
+            FlowSelection::Flows(flows) => {
                 let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_from_text).collect();
                 flows.into_iter().collect()
             }
-            Selection::AllOf(filter) => {
+            FlowSelection::AllOf(filter) => {
                 let limit = filter.limit.map_or(usize::MAX, |limit| {
                     usize::try_from(limit).unwrap_or(usize::MAX)
                 });

@@ -7,7 +7,7 @@ use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
-use holdfast_proto::handoff::{BatchPhaseTimes, KeepReason, Outcome};
+use holdfast_proto::handoff::{BatchPhaseTimes, FlowHandoffOutcome, FlowKeptReason};
 use holdfast_wire::Flow;
 use holdfast_wire::frame::BatchId;
 
@@ -184,7 +184,7 @@ impl HandoffOperations {
         &mut self,
         batch: Option<BatchId>,
         flow: &Flow,
-        outcome: &Outcome,
+        outcome: &FlowHandoffOutcome,
     ) -> Option<u64> {
         self.unanswered.remove(flow);
         let id = self.by_flow.remove(flow)?;
@@ -192,11 +192,11 @@ impl HandoffOperations {
         let index = *operation.index.get(flow)?;
         let result = operation.status.results.get_mut(index)?;
         result.outcome = match outcome {
-            Outcome::Moved { .. } => FlowOutcome::Moved,
-            Outcome::Kept { reason } => FlowOutcome::Kept {
+            FlowHandoffOutcome::Moved { .. } => FlowOutcome::Moved,
+            FlowHandoffOutcome::Kept { reason } => FlowOutcome::Kept {
                 reason: reason.to_string(),
             },
-            Outcome::Closed => FlowOutcome::Kept {
+            FlowHandoffOutcome::Closed => FlowOutcome::Kept {
                 reason: "the flow was closed meanwhile".into(),
             },
         };
@@ -218,8 +218,8 @@ impl HandoffOperations {
 
     /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
     pub fn on_refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
-        let reason = KeepReason::Unmovable(why.to_owned());
-        let id = self.on_flow_end(None, flow, &Outcome::Kept { reason })?;
+        let reason = FlowKeptReason::Unmovable(why.to_owned());
+        let id = self.on_flow_end(None, flow, &FlowHandoffOutcome::Kept { reason })?;
         if let Some(result) = self
             .operations
             .get_mut(&id)

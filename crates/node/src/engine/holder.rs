@@ -14,7 +14,7 @@ use holdfast_wire::{
 };
 
 use super::Engine;
-use crate::config::{Config, Service};
+use crate::config::{Config, ServiceConfig};
 use crate::dataplane::{flow_from_key, flow_key, record_from_map, record_to_map};
 
 /// Reads and changes ownership records. Only this daemon writes the table, so a read followed by a write is atomic.
@@ -40,8 +40,8 @@ struct RecordCounts {
 }
 
 impl RecordCounts {
-    fn new(services: &[Service], capacity: u32) -> Self {
-        let address = |service: &Service| (service.protocol, service.address);
+    fn new(services: &[ServiceConfig], capacity: u32) -> Self {
+        let address = |service: &ServiceConfig| (service.protocol, service.address);
         let rows = services.iter().map(address).zip(0..).collect();
         let records = vec![0; services.len()];
         Self {
@@ -388,17 +388,17 @@ impl Engine {
         asker: NodeId,
         changes: &[OwnershipChange],
     ) {
-        let results = Results::Arbitrated(self.decide(asker, changes));
-        self.complete(Completion { token, results });
+        let results = Results::Arbitrated(self.decide_ownership_changes(asker, changes));
+        self.complete_handoff_command(Completion { token, results });
     }
 
     pub(super) fn look_up(&mut self, token: CommandToken, flows: &[Flow]) {
         let results = Results::LookedUp(self.records_of(flows));
-        self.complete(Completion { token, results });
+        self.complete_handoff_command(Completion { token, results });
     }
 
     /// Decides as the holder. Any other node refuses all changes.
-    pub(super) fn decide(
+    pub(super) fn decide_ownership_changes(
         &mut self,
         asker: NodeId,
         changes: &[OwnershipChange],

@@ -8,11 +8,11 @@ use holdfast_api::FlowText;
 use holdfast_api::app::{
     APPLICATION_STATE_BYTES_MAX, DatagramPiece, FromDaemon, HandOffItem, ToDaemon, join_pieces,
 };
-use holdfast_proto::handoff::{DrainPolicy as MachineDrain, Request};
+use holdfast_proto::handoff::{DrainPolicy as MachineDrain, FlowHandoffRequest};
 use holdfast_wire::Flow;
 use serde_bytes::ByteBuf;
 
-use super::donor::Donation;
+use super::donor::DonatedConnection;
 use super::handoff_operations::ANSWER_TIMEOUT;
 use super::{Engine, flow_from_text, flow_text, wire_protocol};
 use crate::app_server::{AppEvent, NO_DESCRIPTOR, SessionId};
@@ -213,7 +213,7 @@ impl Engine {
                 self.send_kept(session, &[flow], NO_DESCRIPTOR);
                 continue;
             }
-            let donation = Donation::new(session, socket, item.application_state);
+            let donation = DonatedConnection::new(session, socket, item.application_state);
             self.donations.insert(flow, donation);
             flows.push(flow);
         }
@@ -302,7 +302,7 @@ impl Engine {
             }
         };
         let now = self.now();
-        let request = Request {
+        let request = FlowHandoffRequest {
             flows: flows.clone(),
             to: id,
             drain,

@@ -10,7 +10,7 @@ use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::Engine;
 use super::fault_injection::InjectionPoint;
-use super::query::error_body;
+use super::operator_view::error_body;
 use crate::control::ReplySender;
 use crate::migration::{
     MachineOutput, MoveInquiry, WorkerEvent, name_of_command, name_of_results, token_of,
@@ -207,7 +207,7 @@ impl Engine {
                 connections,
                 ..
             } => {
-                let translated = self.translate(*hops, (*step, *to), connections);
+                let translated = self.update_translations(*hops, (*step, *to), connections);
                 Some(Results::Translated(translated))
             }
             _ => None,
@@ -252,7 +252,7 @@ impl Engine {
                 asker,
                 changes,
             } => {
-                let results = Results::Arbitrated(self.decide(asker, &changes));
+                let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
                 Some(Completion { token, results })
             }
             Command::Lookup { token, flows } => {

@@ -17,6 +17,7 @@ mod donor;
 mod event_loop;
 mod events;
 mod fault_injection;
+mod flow_reclaim;
 mod flows;
 mod handoff_operations;
 mod hold_slots;
@@ -24,12 +25,11 @@ mod holder;
 mod inbound_messages;
 mod migrations;
 mod network_setup;
+mod operator_view;
 mod private_flows;
 mod process_flows;
 mod programs;
-mod query;
 mod read_static;
-mod reclaim;
 mod recovery;
 mod setup;
 mod state_blobs;
@@ -48,11 +48,11 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_sys::tcp_repair::{SocketPreparer, TcpStaticReader};
+use holdfast_tcp_repair::{SocketPreparer, TcpStaticReader};
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 pub(crate) use process_flows::Redirect;
-pub use setup::{SetupError, check_capabilities, start};
+pub use setup::{SetupError, check_capabilities, run_until_signal};
 
 use crate::app_server::{AppServer, SessionId};
 use crate::config::Config;
@@ -67,7 +67,7 @@ use background_work::BackgroundWork;
 use congestion::CongestionRestorer;
 use cpu_pressure::CpuPressure;
 use deferred_options::DeferredOptions;
-use donor::{Donation, PendingCollect, PendingDrain};
+use donor::{DonatedConnection, PendingCollect, PendingDrain};
 use fault_injection::{FaultInjector, InjectionPoint};
 use handoff_operations::HandoffOperations;
 use hold_slots::HoldSlots;
@@ -109,7 +109,7 @@ pub struct Engine {
     deferred_options: DeferredOptions,
     congestion: CongestionRestorer,
     programs: ConnectedPrograms,
-    donations: HashMap<Flow, Donation>,
+    donations: HashMap<Flow, DonatedConnection>,
     arrivals: HashMap<Flow, ArrivingConnection>,
     arrival_ids: HashMap<u64, (Flow, u32)>,
     next_arrival: u64,
@@ -153,7 +153,7 @@ impl Engine {
         self.started.elapsed()
     }
 
-    fn complete(&mut self, completion: Completion) {
+    fn complete_handoff_command(&mut self, completion: Completion) {
         let now = self.now();
         self.machine.handle_completion(now, completion);
     }
@@ -193,14 +193,14 @@ impl Engine {
             command,
             Command::ReadStatic { .. } | Command::PrepareSockets { .. }
         );
-        self.execute(command);
+        self.execute_handoff_command(command);
         if !runs_in_slices {
             self.faults
                 .inject_if_due(name, InjectionPoint::After, count);
         }
     }
 
-    fn execute(&mut self, command: Command) {
+    fn execute_handoff_command(&mut self, command: Command) {
         if matches!(command, Command::Resume { .. } | Command::Discard { .. }) {
             self.finish_background_work();
         }
@@ -210,22 +210,22 @@ impl Engine {
                 token,
                 flows,
                 deadline,
-            } => self.drain(token, flows, deadline),
+            } => self.drain_send_queues(token, flows, deadline),
             Command::Freeze {
                 token,
                 acceptor,
                 flows,
-            } => self.freeze(token, acceptor, flows),
+            } => self.freeze_flows(token, acceptor, flows),
             Command::Resume {
                 token,
                 flows,
                 in_doubt,
-            } => self.resume(token, &flows, in_doubt),
+            } => self.resume_flows(token, &flows, in_doubt),
             Command::Close {
                 token,
                 acceptor,
                 flows,
-            } => self.close(token, acceptor, &flows),
+            } => self.close_flows(token, acceptor, &flows),
             Command::PrepareSockets {
                 token,
                 batch,
@@ -235,9 +235,9 @@ impl Engine {
                 token,
                 batch,
                 flows,
-            } => self.restore(token, batch, &flows),
-            Command::Activate { token, flows } => self.activate(token, &flows),
-            Command::Discard { token, flows } => self.discard(token, &flows),
+            } => self.restore_flows(token, batch, &flows),
+            Command::Activate { token, flows } => self.activate_arrivals(token, &flows),
+            Command::Discard { token, flows } => self.discard_arrivals(token, &flows),
             Command::Arbitrate {
                 token,
                 asker,

@@ -4,16 +4,15 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use holdfast_bpf::shared_with_c::{
-    Config as MapConfig, PRIVATE_MARK, REACH_BROADCAST, REACH_STEER,
-};
+use holdfast_bpf::shared_with_c::{Config as MapConfig, PRIVATE_MARK};
 use holdfast_sys::local_delivery_routes::deliver_locally;
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
 
 use super::setup::{SetupError, other_error, system_error};
-use crate::config::{Config, PacketRouting};
+use crate::config::Config;
 use crate::dataplane::{Dataplane, HoldDevice, NodeRoute};
+use crate::reach::reach_of;
 
 /// Name of the TUN device that holds packets.
 pub(super) const HOLD_DEVICE: &str = "hf-hold";
@@ -25,7 +24,7 @@ const ROUTING_TABLE: u32 = 18_534;
 const NEIGHBOUR_WAIT_MAX: Duration = Duration::from_millis(300);
 
 /// Writes nodes and settings to the maps; services only if `ready`, until which the programs fail closed.
-pub(super) fn configure(
+pub(super) fn configure_dataplane(
     config: &Config,
     interface: &Interface,
     hold: &HoldDevice,
@@ -54,19 +53,16 @@ pub(super) fn configure(
     let clamp = |headers: u16| {
         outer_header.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers))
     };
-    let (reach, shared_link) = match config.group.reach {
-        PacketRouting::Steer => (REACH_STEER, [0; 6]),
-        PacketRouting::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
-    };
+    let reach = reach_of(config.group.reach);
     let map_config = MapConfig {
         own_id: config.node.id.0,
-        reach,
+        reach: reach.program_number(),
         holder: u8::from(config.is_holder()),
         hold_ifindex: hold.ifindex(),
         mss_clamp_v4: clamp(40),
         mss_clamp_v6: clamp(60),
         mtu: mtu(interface),
-        shared_link,
+        shared_link: reach.shared_link_address(),
         ready: u32::from(ready),
     };
     dataplane
@@ -164,7 +160,7 @@ pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<()
         sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
             .map_err(system_error(format!("net.ipv4.conf.{name}.{setting}")))?;
     }
-    let on_interface = config.is_holder() && config.group.reach == PacketRouting::Steer;
+    let on_interface = config.is_holder() && reach_of(config.group.reach).has_contact_node();
     let ifindex = if on_interface {
         interface.index
     } else {

@@ -396,7 +396,7 @@ impl Engine {
         // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
         // way.
         if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
-            && let Err(error) = self.dataplane.forget(flow)
+            && let Err(error) = self.dataplane.remove_flow(flow)
         {
             tracing::warn!(%flow, %error, "cannot remove a flow that did not arrive from the flow table");
         }

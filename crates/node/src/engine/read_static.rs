@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_bpf::socket_snapshots::SocketSnapshot;
-use holdfast_proto::handoff::{KeepReason, SendQueueInfo, StaticFlow};
-use holdfast_sys::tcp_repair::{self, QueueLevels, TcpSnapshot};
+use holdfast_proto::handoff::{FlowKeptReason, SendQueueInfo, StaticFlow};
+use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
@@ -41,20 +41,23 @@ impl Engine {
         &mut self,
         flow: &Flow,
         observed: Option<&SocketSnapshot>,
-    ) -> Result<(StaticFlow, FilterEntry), KeepReason> {
-        let (state, value) = self.dataplane.flow(flow).ok_or(KeepReason::UnknownFlow)?;
+    ) -> Result<(StaticFlow, FilterEntry), FlowKeptReason> {
+        let (state, value) = self
+            .dataplane
+            .flow(flow)
+            .ok_or(FlowKeptReason::UnknownFlow)?;
         match state {
             FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
-            FlowState::Closing => return Err(KeepReason::UnknownFlow),
-            FlowState::Moved => return Err(KeepReason::OwnedElsewhere(None)),
+            FlowState::Closing => return Err(FlowKeptReason::UnknownFlow),
+            FlowState::Moved => return Err(FlowKeptReason::OwnedElsewhere(None)),
             FlowState::RedirectingData | FlowState::TransitIn | FlowState::TransitOut => {
-                return Err(KeepReason::AlreadyMoving);
+                return Err(FlowKeptReason::AlreadyMoving);
             }
         }
         let donation = self
             .donations
             .get_mut(flow)
-            .ok_or(KeepReason::UnknownFlow)?;
+            .ok_or(FlowKeptReason::UnknownFlow)?;
         let mut queue = SendQueueInfo::default();
         if flow.protocol == Protocol::Tcp {
             let socket = donation
@@ -62,7 +65,8 @@ impl Engine {
                 .as_ref()
                 .ok_or_else(|| unmovable("the server program sent no descriptor"))?;
             if let Some(ticks) = self.clock_shift {
-                tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks).map_err(unmovable)?;
+                holdfast_tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks)
+                    .map_err(unmovable)?;
             }
             let snapshot =
                 observed.and_then(|observed| self.dataplane.sockets.to_tcp_snapshot(observed));
@@ -105,12 +109,12 @@ impl Engine {
     }
 }
 
-fn unmovable(why: impl ToString) -> KeepReason {
-    KeepReason::Unmovable(why.to_string())
+fn unmovable(why: impl ToString) -> FlowKeptReason {
+    FlowKeptReason::Unmovable(why.to_string())
 }
 
 pub(super) fn send_queue(socket: &OwnedFd) -> SendQueueInfo {
-    let queue = tcp_repair::queue_levels(socket.as_fd());
+    let queue = holdfast_tcp_repair::queue_levels(socket.as_fd());
     queue.map_or_else(|_| SendQueueInfo::default(), |queue| queue_info(&queue))
 }
 

@@ -264,7 +264,7 @@ impl Engine {
                 Some(RecoveryVerdict::Owned(epoch)) => Some(epoch),
                 _ => self.dataplane.flow(&flow).map(|(_, value)| value.epoch),
             };
-            if let Err(error) = self.dataplane.forget(&flow) {
+            if let Err(error) = self.dataplane.remove_flow(&flow) {
                 tracing::warn!(%flow, %error, "cannot remove a flow from the flow table");
             }
             changes.extend(epoch.map(|epoch| OwnershipChange {

@@ -12,7 +12,7 @@ use holdfast_sys::caps::{
 };
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::become_realtime;
-use holdfast_sys::tcp_repair::{SocketPreparer, TcpStaticReader};
+use holdfast_tcp_repair::{SocketPreparer, TcpStaticReader};
 use holdfast_wire::NodeId;
 
 use super::Engine;
@@ -21,12 +21,14 @@ use super::background_work::BackgroundWork;
 use super::congestion::CongestionRestorer;
 use super::cpu_pressure::CpuPressure;
 use super::deferred_options::DeferredOptions;
-use super::event_loop::{Inputs, run};
+use super::event_loop::{EventSources, run};
 use super::fault_injection::FaultInjector;
 use super::handoff_operations::HandoffOperations;
 use super::hold_slots::HoldSlots;
 use super::holder::Holder;
-use super::network_setup::{HOLD_DEVICE, add_addresses, configure, deliver_private_flows};
+use super::network_setup::{
+    HOLD_DEVICE, add_addresses, configure_dataplane, deliver_private_flows,
+};
 use super::private_flows::PrivateFlows;
 use super::programs::ConnectedPrograms;
 use super::successors::Successors;
@@ -110,7 +112,7 @@ pub(super) fn other_error(error: impl std::error::Error + 'static) -> SetupError
 ///
 /// # Errors
 /// The node cannot start.
-pub async fn start(config: Config) -> Result<(), SetupError> {
+pub async fn run_until_signal(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = build_engine(config)?;
     engine.recover();
     engine.end_handshake_redirects();
@@ -165,7 +167,7 @@ fn needed_capabilities(config: &Config) -> Vec<Capability> {
     needed
 }
 
-fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
+fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
     let interface = Interface::find(&config.node.interface).map_err(system_error(format!(
         "interface {} (node.interface)",
         config.node.interface
@@ -238,11 +240,11 @@ fn build_engine(config: Config) -> Result<(Engine, Inputs), SetupError> {
         handoff_counts: HandoffCounts::default(),
         taken_at_ns: HashMap::new(),
         problems: Vec::new(),
-        clock_shift: test_clock_shift(),
+        clock_shift: super::fault_injection::test_clock_shift(),
         faults: FaultInjector::new(&run_dir),
         background_work: BackgroundWork::default(),
     };
-    let inputs = Inputs {
+    let inputs = EventSources {
         peers: peer_events,
         control,
         worker_events,
@@ -290,7 +292,7 @@ fn attach_dataplane(
         Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other_error)?;
     dataplane.set_own_address(config.node.address);
     let hold = HoldDevice::new(HOLD_DEVICE).map_err(other_error)?;
-    configure(config, interface, &hold, &mut dataplane, false)?;
+    configure_dataplane(config, interface, &hold, &mut dataplane, false)?;
     dataplane
         .programs
         .attach_interface(interface.index, true)
@@ -301,19 +303,6 @@ fn attach_dataplane(
         .map_err(other_error)?;
     add_addresses(config, interface)?;
     deliver_private_flows(config)?;
-    configure(config, interface, &hold, &mut dataplane, true)?;
+    configure_dataplane(config, interface, &hold, &mut dataplane, true)?;
     Ok((dataplane, hold))
-}
-
-/// Reads a test setting for handoffs between hosts with different TCP clocks.
-fn test_clock_shift() -> Option<u32> {
-    let ticks = std::env::var("HOLDFAST_TEST_CLOCK_SHIFT")
-        .ok()?
-        .parse()
-        .ok()?;
-    tracing::warn!(
-        ticks,
-        "a test shifts the TCP timestamp clocks of connections that leave this node"
-    );
-    Some(ticks)
 }

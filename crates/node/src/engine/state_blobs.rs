@@ -1,7 +1,7 @@
 //! State blobs carried in frames. Opaque to `wire` and `proto`; encoded and decoded here for both sides.
 
 use bytes::Bytes;
-use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 

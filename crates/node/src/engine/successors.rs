@@ -15,7 +15,7 @@ use holdfast_bpf::shared_with_c::{
 use holdfast_wire::{MoveId, NodeId, Protocol};
 
 use super::Engine;
-use crate::config::Service;
+use crate::config::ServiceConfig;
 use crate::dataplane::monotonic_s;
 use crate::migration::SocketEndpoint;
 
@@ -134,15 +134,15 @@ impl Engine {
     fn services_of_sockets<'a>(
         &'a self,
         endpoints: &'a [SocketEndpoint],
-    ) -> impl Iterator<Item = (usize, &'a Service)> {
-        let is_served = move |(_, service): &(usize, &Service)| {
+    ) -> impl Iterator<Item = (usize, &'a ServiceConfig)> {
+        let is_served = move |(_, service): &(usize, &ServiceConfig)| {
             let mut endpoints = endpoints.iter();
             endpoints.any(|endpoint| endpoint.receives_new_flow(service.protocol, service.address))
         };
         self.config.services.iter().enumerate().filter(is_served)
     }
 
-    fn set_successor(&self, service: &Service, to: Option<Successor>) {
+    fn set_successor(&self, service: &ServiceConfig, to: Option<Successor>) {
         if let Err(error) = self.dataplane.set_successor(service, to) {
             tracing::warn!(at = %service.address, %error, "cannot redirect new clients of a service");
         }

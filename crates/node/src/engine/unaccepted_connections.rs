@@ -11,7 +11,7 @@ use holdfast_wire::{Flow, NodeId};
 use tokio::sync::oneshot;
 
 use super::accept_queue::{NO_SESSION, WaitingConnection};
-use super::donor::Donation;
+use super::donor::DonatedConnection;
 use super::{Engine, flow_from_text};
 use crate::dataplane::{Dataplane, HoldDevice};
 
@@ -53,7 +53,7 @@ impl Engine {
         if let Some(why) = self.handoff_obstacle(NO_SESSION, &flow, &to, &[]) {
             return self.send_kept(NO_SESSION, &[flow], why);
         }
-        let donation = Donation::new(NO_SESSION, Some(socket), Vec::new());
+        let donation = DonatedConnection::new(NO_SESSION, Some(socket), Vec::new());
         self.donations.insert(flow, donation);
         self.operations
             .begin(vec![flow], to.clone(), Drain::None, false);

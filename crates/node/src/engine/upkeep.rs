@@ -67,7 +67,7 @@ impl Engine {
         let flow = &tombstone.flow;
         if let Some((state, value)) = self.dataplane.flow(flow)
             && tombstone.matches_entry(state, value.epoch)
-            && let Err(error) = self.dataplane.forget(flow)
+            && let Err(error) = self.dataplane.remove_flow(flow)
         {
             tracing::warn!(%flow, %error, "cannot remove a tombstone from the flow table");
         }
@@ -97,7 +97,7 @@ impl Engine {
                     if silent_s >= 2 * TIME_WAIT_S
                         && !self.migrations.addresses().is_private(&flow) =>
                 {
-                    let _ = self.dataplane.forget(&flow);
+                    let _ = self.dataplane.remove_flow(&flow);
                 }
                 _ => {}
             }

@@ -10,19 +10,19 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use bytes::Bytes;
+use holdfast_checkpoint::acceptor::Restorer;
+use holdfast_checkpoint::digest::TreeDigest;
+use holdfast_checkpoint::donor::ProcessRef;
+use holdfast_checkpoint::image::{
+    ClockReadings, MissingPages, ProcessTreeState, TreeLayout, decode,
+};
+use holdfast_checkpoint::image_judge::MessageSequence;
+use holdfast_checkpoint::postcopy::LazyPages;
+use holdfast_checkpoint::sockets::RestoredSockets;
 use holdfast_proto::migration::{CommandToken, Completion, Results, ResumeReport};
 use holdfast_sys::cgroup::{ControlGroup, ControlGroups};
 use holdfast_sys::priority::RealtimeGuard;
-use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::digest::TreeDigest;
-use holdfast_sys::process::donor::ProcessRef;
-use holdfast_sys::process::image::{
-    ClockReadings, MissingPages, ProcessTreeState, TreeLayout, decode,
-};
-use holdfast_sys::process::image_judge::MessageSequence;
-use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_sys::process::sockets::RestoredSockets;
-use holdfast_sys::tcp_repair::WindowProbe;
+use holdfast_tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
@@ -31,8 +31,8 @@ use super::admission_policy::AdmissionPolicy;
 use super::compression::decompress_message;
 use super::donor_sockets;
 use super::image_messages::{ImageMessage, MessageAssembler, MessageKind};
+use super::move_records::{MoveRecord, RecordEntry};
 use super::postcopy_receiver::PostcopyReceiver;
-use super::records::{Record, RecordEntry};
 use super::residents::ProcessInfo;
 use super::restore_setup::{bind_adoption_socket, clock_offsets};
 use super::socket_endpoints::listening_endpoints;
@@ -82,7 +82,7 @@ impl AcceptorThread {
     pub(super) fn start(
         id: MoveId,
         policy: AdmissionPolicy,
-        (record, adoption_socket): (Record, PathBuf),
+        (record, adoption_socket): (MoveRecord, PathBuf),
         (info, is_clone, group, realtime): (
             ProcessInfo,
             bool,
@@ -155,7 +155,7 @@ impl AcceptorThread {
 struct AcceptorWorker {
     id: MoveId,
     policy: AdmissionPolicy,
-    record: Record,
+    record: MoveRecord,
     adoption_socket: PathBuf,
     events: EventSender,
     assembler: MessageAssembler,
@@ -568,6 +568,6 @@ fn wake_event() -> std::io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, flags)?)
 }
 
-fn error_text(error: holdfast_sys::process::error::Error) -> String {
+fn error_text(error: holdfast_checkpoint::error::Error) -> String {
     error.to_string()
 }

@@ -1,18 +1,18 @@
 //! Admission policy: the processes that this node takes.
 //!
 //! A donor's offer is judged before anything is made, and its messages are judged again: another node is trusted only
-//! as far as the configuration says. [`holdfast_sys::process::judge`] decides about the contents of an image.
+//! as far as the configuration says. [`holdfast_checkpoint::judge`] decides about the contents of an image.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use holdfast_checkpoint::file_rights::{FileRights, UserIdentity};
+use holdfast_checkpoint::files::RiskyLock;
+use holdfast_checkpoint::files::image::OpenFileKind;
+use holdfast_checkpoint::image::DescriptorUpdate;
+use holdfast_checkpoint::image_judge::{ImageJudge, ImagePolicy, NodeLimits};
+use holdfast_checkpoint::procfs::ProcStatus;
 use holdfast_sys::cgroup::ControlGroup;
-use holdfast_sys::process::file_rights::{FileRights, UserIdentity};
-use holdfast_sys::process::files::RiskyLock;
-use holdfast_sys::process::files::image::OpenFileKind;
-use holdfast_sys::process::image::DescriptorUpdate;
-use holdfast_sys::process::image_judge::{ImageJudge, ImagePolicy, NodeLimits};
-use holdfast_sys::process::procfs::Status;
 use serde::{Deserialize, Serialize};
 
 use super::socket_endpoints::MovableAddresses;
@@ -40,7 +40,7 @@ impl ProcessDescription {
     pub(super) fn read(pids: &[i32]) -> ProcessDescription {
         let mut description = ProcessDescription::default();
         for pid in pids {
-            if let Ok(status) = Status::read(*pid, *pid) {
+            if let Ok(status) = ProcStatus::read(*pid, *pid) {
                 description.users.extend(status.uids);
                 description.identities.insert(UserIdentity {
                     user: status.uids[3],

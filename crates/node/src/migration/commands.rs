@@ -1,12 +1,12 @@
 //! Execution of the migration machine's commands.
 
+use holdfast_checkpoint::acceptor::Restorer;
+use holdfast_checkpoint::donor::ProcessRef;
+use holdfast_checkpoint::postcopy;
 use holdfast_proto::migration::{
     Command, CommandToken, Completion, FlowEpoch, ProcessId, Results, ResumeReport,
 };
-use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::ProcessRef;
-use holdfast_sys::process::postcopy;
-use holdfast_wire::move_frames::{DonorFlow, Offer};
+use holdfast_wire::move_frames::{DonorFlow, MoveOffer};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::acceptor::{self, AcceptorThread};
@@ -14,9 +14,11 @@ use super::admission_policy::ProcessDescription;
 use super::command_names::token_of;
 use super::donor::{self, DonorThread};
 use super::donor_sockets::MoveOptions;
-use super::records::{MoveRole, RecordEntry};
+use super::move_records::{MoveRole, RecordEntry};
 use super::residents::ProcessInfo;
-use super::{Migrations, admission_policy, crash_recovery, locks, process_check, systemd_units};
+use super::{
+    Migrations, admission_policy, crash_recovery, lock_handover, process_check, systemd_units,
+};
 
 /// Results of a command that completes at once; `None` if a thread reports them later.
 type ImmediateResults = Option<Results>;
@@ -41,7 +43,7 @@ impl Migrations {
             } => {
                 let options = MoveOptions {
                     sockets,
-                    after_hold: self.is_broadcast,
+                    after_hold: self.every_node_receives,
                     is_clone: clone,
                     verify,
                     rehearsal,
@@ -84,8 +86,8 @@ impl Migrations {
                     thread_ended,
                 )
             }
-            Command::Resume { id, .. } => self.go(token, id),
-            Command::Discard { id, .. } => self.discard(token, id),
+            Command::Resume { id, .. } => self.resume_process(token, id),
+            Command::Discard { id, .. } => self.discard_process(token, id),
             Command::Forget { id, .. } => {
                 self.remove_records(id);
                 Some(Results::Forgotten)
@@ -203,8 +205,12 @@ impl Migrations {
         let given_locks = crash_recovery::given_locks(&entries);
         if !given_locks.is_empty() {
             let thaw = move || crash_recovery::thaw(&entries);
-            let resumed =
-                locks::regain_then_thaw((id, token), given_locks, thaw, self.events.clone());
+            let resumed = lock_handover::regain_then_thaw(
+                (id, token),
+                given_locks,
+                thaw,
+                self.events.clone(),
+            );
             let failed = |error| Results::Thawed(Err(format!("cannot start a thread: {error}")));
             return resumed.err().map(failed);
         }
@@ -281,7 +287,7 @@ impl Migrations {
         self.residents.remove_ended();
     }
 
-    fn examine_offer(&self, offer: &Offer) -> Result<(), Vec<String>> {
+    fn examine_offer(&self, offer: &MoveOffer) -> Result<(), Vec<String>> {
         let description =
             ProcessDescription::decode(&offer.description).map_err(|why| vec![why])?;
         let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
@@ -310,7 +316,7 @@ impl Migrations {
         &mut self,
         token: CommandToken,
         id: MoveId,
-        offer: &Offer,
+        offer: &MoveOffer,
     ) -> ImmediateResults {
         let build_failed = |why| Some(Results::Built(Err(why)));
         let description = match ProcessDescription::decode(&offer.description) {
@@ -367,7 +373,7 @@ impl Migrations {
         (!is_running).then(thread_ended)
     }
 
-    fn go(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
+    fn resume_process(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
         let acceptor = self.acceptors.get(&id);
         if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Resume(token)))
         {
@@ -382,7 +388,8 @@ impl Migrations {
         let restorer = match adopted {
             Some((restorer, locks)) if !locks.is_empty() => {
                 let events = self.events.clone();
-                let started = locks::acquire_then_report((id, token), restorer, locks, events);
+                let started =
+                    lock_handover::acquire_then_report((id, token), restorer, locks, events);
                 let failed =
                     |error| Results::Resumed(Err(format!("cannot start a thread: {error}")));
                 return started.err().map(failed);
@@ -433,7 +440,7 @@ impl Migrations {
         self.residents.add(restorer, child, (info, donor_name));
     }
 
-    fn discard(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
+    fn discard_process(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
         let acceptor = self.acceptors.get(&id);
         if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Discard(token)))
         {

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use holdfast_sys::process::image::MESSAGE_MAX;
+use holdfast_checkpoint::image::MESSAGE_MAX;
 use lz4_flex::block::{compress_prepend_size, decompress, uncompressed_size};
 
 /// Bytes after which a rate is known.

@@ -6,7 +6,9 @@ use holdfast_api::control::{
     ErrorBody, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
     SocketStrategy as RequestedStrategy, UnitEntry,
 };
-use holdfast_proto::migration::{FreezeLoad, Options, ProcessId, ProcessTree, Request};
+use holdfast_proto::migration::{
+    FreezeLoad, MoveRequest, MoveRequestOptions, ProcessId, ProcessTree,
+};
 use holdfast_wire::NodeId;
 use holdfast_wire::move_frames::SocketStrategy;
 
@@ -89,10 +91,10 @@ impl Migrations {
             RequestedStrategy::Collective => SocketStrategy::Collective,
             RequestedStrategy::Incremental => SocketStrategy::Incremental,
         };
-        let proto_request = Request {
+        let proto_request = MoveRequest {
             process: ProcessId(process),
             to,
-            options: Options {
+            options: MoveRequestOptions {
                 clone: request.clone,
                 sockets,
                 max_freeze: request.max_freeze_us.map(Duration::from_micros),

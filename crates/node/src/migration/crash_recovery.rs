@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::{LockHandover, ProcessRef};
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::ContendedLock;
-use holdfast_sys::process::postcopy::LazyPages;
-use holdfast_sys::tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_checkpoint::acceptor::Restorer;
+use holdfast_checkpoint::donor::{LockHandover, ProcessRef};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::files::ContendedLock;
+use holdfast_checkpoint::postcopy::LazyPages;
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 
-use super::records::{Record, RecordEntry};
+use super::move_records::{MoveRecord, RecordEntry};
 use super::residents::ProcessInfo;
 
 /// Resumes processes that an earlier daemon stopped.
@@ -78,7 +78,7 @@ pub(super) fn resume_adopted(
     entries: &[RecordEntry],
     restorer: Option<Restorer>,
     adoption_socket: &Path,
-    record: &Record,
+    record: &MoveRecord,
 ) -> Result<(Option<Restorer>, Option<LazyPages>), String> {
     if entries
         .iter()
@@ -108,7 +108,7 @@ fn unfinished_connections(entries: &[RecordEntry]) -> Vec<(TcpStaticState, TcpDy
 }
 
 /// Ends the partial process of a daemon that died.
-pub(super) fn discard(entries: &[RecordEntry], adoption_socket: &Path, record: &Record) {
+pub(super) fn discard(entries: &[RecordEntry], adoption_socket: &Path, record: &MoveRecord) {
     if let Some(restorer_ref) = restorer_of(entries) {
         // A failure to end it cannot be remedied.
         let _ = restorer_ref.release();

@@ -11,12 +11,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_proto::migration::{CommandToken, Completion, ProcessTree, Results, RoundReport};
-use holdfast_sys::process::donor::{PageSource, TreeTracker};
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{
+use holdfast_checkpoint::donor::{PageSource, TreeTracker};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::image::{
     DescriptorUpdate, MissingPages, ProcessLayout, TreeLayout, encode,
 };
+use holdfast_proto::migration::{CommandToken, Completion, ProcessTree, Results, RoundReport};
 use holdfast_wire::move_frames::PageRequest;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
@@ -26,8 +26,8 @@ use super::donor_sockets::{self, MoveOptions, TrackedConnections};
 use super::donor_state::DonorState;
 use super::image_messages::{ImageSender, MessageKind, SendWindow};
 use super::lingering_listeners::LingeringListeners;
+use super::move_records::MoveRecord;
 use super::process_check;
-use super::records::Record;
 use super::socket_endpoints::{MovableAddresses, TreeSockets};
 use super::step_timer::StepTimer;
 use super::worker_events::EventSender;
@@ -74,7 +74,7 @@ impl DonorThread {
         id: MoveId,
         root: i32,
         to: NodeId,
-        (record, addresses): (Record, MovableAddresses),
+        (record, addresses): (MoveRecord, MovableAddresses),
         options: MoveOptions,
         events: EventSender,
     ) -> std::io::Result<DonorThread> {
@@ -114,7 +114,7 @@ impl DonorThread {
     pub(super) fn start_postcopy_sender(
         (id, to): (MoveId, NodeId),
         pids: Vec<Option<i32>>,
-        record: Record,
+        record: MoveRecord,
         token: CommandToken,
         events: EventSender,
     ) -> std::io::Result<DonorThread> {
@@ -180,7 +180,7 @@ struct DonorWorker {
     root: i32,
     to: NodeId,
     sender: ImageSender,
-    record: Record,
+    record: MoveRecord,
     addresses: MovableAddresses,
     sockets: TreeSockets,
     /// Options of the move.
@@ -330,7 +330,7 @@ impl DonorWorker {
             }
         }
         while let Some(pages) = tracker
-            .read(&mut round, PAGES_MESSAGE_BYTES)
+            .read_pages(&mut round, PAGES_MESSAGE_BYTES)
             .map_err(error_text)?
         {
             self.sender.send_pages(pages)?;
@@ -349,7 +349,7 @@ impl DonorWorker {
         self.connections = Some(connections);
         self.sender.wait_until_taken()?;
         self.report_sockets();
-        let (dirty, dirtied_in) = self.touch_up(tracker, started_at)?;
+        let (dirty, dirtied_in) = self.recopy_dirty_pages(tracker, started_at)?;
         let duration = started_at.elapsed();
         Ok(RoundReport {
             sent_bytes: self.sender.sent_bytes - counts_before.0,
@@ -384,7 +384,7 @@ impl DonorWorker {
     /// Copies pages dirtied since the round `started_at`, and repeats this as long as each pass finds less: passes get
     /// shorter, whereas a whole round stays long. Returns an estimate of the bytes dirtied since the last pass, and the
     /// time since then.
-    fn touch_up(
+    fn recopy_dirty_pages(
         &mut self,
         tracker: &mut TreeTracker,
         round_started_at: Instant,
@@ -392,10 +392,10 @@ impl DonorWorker {
         let (mut previous_at, mut previous_bytes) = (round_started_at, u64::MAX);
         for _ in 0..TOUCH_UPS_MAX {
             let pass_at = Instant::now();
-            let mut round = tracker.update_changed();
-            let changed = round.bytes();
+            let mut round = tracker.scan_delivered_pages();
+            let changed = round.remaining_bytes();
             while let Some(pages) = tracker
-                .read(&mut round, PAGES_MESSAGE_BYTES)
+                .read_pages(&mut round, PAGES_MESSAGE_BYTES)
                 .map_err(error_text)?
             {
                 self.sender.send_pages(pages)?;

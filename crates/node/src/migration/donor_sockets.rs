@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use holdfast_checkpoint::donor::{DescriptorReader, FrozenDescriptors, StoppedTree, TreeTracker};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::files::DescriptorCopier;
+use holdfast_checkpoint::files::image::FileId;
+use holdfast_checkpoint::image::DescriptorUpdate as Found;
+use holdfast_checkpoint::sockets::{SocketState, SocketStaticState};
 use holdfast_sys::priority::RealtimeGuard;
-use holdfast_sys::process::donor::{DescriptorReader, FrozenDescriptors, StoppedTree, TreeTracker};
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::DescriptorCopier;
-use holdfast_sys::process::files::image::FileId;
-use holdfast_sys::process::image::DescriptorUpdate as Found;
-use holdfast_sys::process::sockets::{SocketState, SocketStaticState};
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{Flow, Protocol};
 use serde::{Deserialize, Serialize};
@@ -160,7 +160,7 @@ impl TrackedConnections {
     /// followed.
     pub(super) fn count_unseen(&mut self) -> Option<usize> {
         self.snapshot_again(false);
-        Some(self.snapshots.as_ref()?.unseen().len())
+        Some(self.snapshots.as_ref()?.needing_extraction().len())
     }
 
     /// Returns the snapshots not yet sent to the acceptor, for connections whose options are known.
@@ -221,7 +221,7 @@ impl TrackedConnections {
         let found = match described {
             Some(described) => {
                 let unseen = match &self.snapshots {
-                    Some(snapshots) => snapshots.unseen(),
+                    Some(snapshots) => snapshots.needing_extraction(),
                     None => self.expected_sockets.iter().copied().collect(),
                 };
                 stopped.finish_descriptors(described, &unseen)?
@@ -259,7 +259,7 @@ impl TrackedConnections {
         } else if self.options.sockets == SocketStrategy::Iterative {
             let ids: Vec<FileId> = stopped.sockets().map(|(id, ..)| id).collect();
             for id in ids {
-                let states = stopped.extract_one(id).map_err(text)?;
+                let states = stopped.extract_socket(id).map_err(text)?;
                 let single = SocketStates {
                     at_us,
                     states,
@@ -274,7 +274,8 @@ impl TrackedConnections {
                 .as_mut()
                 .map_or(states, |snapshots| take_final_snapshots(snapshots, stopped));
             let snapshot_count = states.len();
-            let extracted_states = stopped.extract(EXTRACT_THREADS, |id| states.contains_key(&id));
+            let extracted_states =
+                stopped.extract_sockets(EXTRACT_THREADS, |id| states.contains_key(&id));
             states.extend(extracted_states.map_err(text)?);
             tracing::debug!(
                 snapshot_count,
@@ -354,7 +355,7 @@ fn take_final_snapshots(
 ) -> BTreeMap<FileId, SocketState> {
     let mut states = snapshots.take_complete(false);
     for (id, mut state, unread_bytes) in snapshots.take_with_unread_data() {
-        if let Some(unread) = stopped.unread_bytes(id, unread_bytes) {
+        if let Some(unread) = stopped.unread_socket_bytes(id, unread_bytes) {
             state.unread = unread;
             states.insert(id, SocketState::Connection(Box::new(state)));
         }

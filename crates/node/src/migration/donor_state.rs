@@ -1,12 +1,12 @@
 //! State of a process that moves away, with its two possible ends: resumed here, or ended after the move.
 
-use holdfast_sys::process::donor::{StoppedTree, TreeTracker};
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{DescriptorUpdate, ProcessTreeState};
+use holdfast_checkpoint::donor::{StoppedTree, TreeTracker};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::image::{DescriptorUpdate, ProcessTreeState};
 use holdfast_wire::MoveId;
 
 use super::lingering_listeners::LingeringListeners;
-use super::locks;
+use super::lock_handover;
 
 /// State of the departing process.
 pub(super) enum DonorState {
@@ -32,7 +32,7 @@ impl DonorState {
     /// Resumes the process here, after it has its locks again.
     pub(super) fn thaw(self, id: MoveId) -> Result<(), String> {
         if let DonorState::Stopped(stopped) = &self {
-            locks::retry_regain(id, || stopped.regain_locks());
+            lock_handover::retry_regain(id, || stopped.regain_locks());
         }
         ignore_gone(match self {
             DonorState::New | DonorState::Cloned | DonorState::Ended => Ok(()),

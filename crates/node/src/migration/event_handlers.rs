@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use holdfast_checkpoint::postcopy::LazyPages;
 use holdfast_proto::migration::{Completion, Results};
-use holdfast_sys::process::postcopy::LazyPages;
 use holdfast_wire::move_frames::{MoveFrame, PageRequest};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
@@ -11,8 +11,8 @@ use super::acceptor::AcceptorThread;
 use super::donor::DonorJob;
 use super::donor::postcopy_sender::missing_pages_question;
 use super::image_messages::MessageKind;
+use super::move_records::{MoveRole, RecordEntry};
 use super::postcopy_receiver::PostcopyReceiver;
-use super::records::{MoveRole, RecordEntry};
 use super::worker_events::WorkerEvent;
 use super::{Migrations, crash_recovery};
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_sys::process::image::{MESSAGE_MAX, PagesMessage};
-use holdfast_sys::process::image_judge as conversation;
+use holdfast_checkpoint::image::{MESSAGE_MAX, PagesMessage};
+use holdfast_checkpoint::image_judge as conversation;
 use holdfast_wire::{MoveId, NodeId};
 
 use super::compression::{Compressor, LinkRate};
@@ -25,11 +25,11 @@ pub(super) const WINDOW_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum MessageKind {
-    /// `sys::process::image::TreeLayout`.
+    /// `holdfast_checkpoint::image::TreeLayout`.
     Tree = 1,
     /// `PagesMessage`.
     Pages = 2,
-    /// `sys::process::image::ProcessTreeState`.
+    /// `holdfast_checkpoint::image::ProcessTreeState`.
     Frozen = 3,
     /// `DescriptorUpdate`.
     Descriptors = 4,

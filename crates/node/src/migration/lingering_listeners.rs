@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use holdfast_sys::process::donor::StoppedTree;
-use holdfast_sys::process::sockets::SocketStaticState;
+use holdfast_checkpoint::donor::StoppedTree;
+use holdfast_checkpoint::sockets::SocketStaticState;
 use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 use rustix::event::{PollFd, PollFlags, poll};

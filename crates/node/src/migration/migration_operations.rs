@@ -7,7 +7,7 @@ use holdfast_api::control::{
     MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     PostCopyMemory, RoundEntry,
 };
-use holdfast_proto::migration::{Event, MoveSummary, Outcome};
+use holdfast_proto::migration::{Event, MoveOutcome, MoveSummary};
 use holdfast_wire::MoveId;
 use holdfast_wire::move_frames::StepTime;
 
@@ -159,20 +159,20 @@ impl MigrationOperations {
     }
 }
 
-fn set_outcome(status: &mut MigrationStatus, outcome: &Outcome, summary: &MoveSummary) {
+fn set_outcome(status: &mut MigrationStatus, outcome: &MoveOutcome, summary: &MoveSummary) {
     status.outcome = match outcome {
-        Outcome::Moved => MigrationOutcome::Moved,
-        Outcome::Cloned => MigrationOutcome::Cloned,
-        Outcome::Kept { reason } => MigrationOutcome::Kept {
+        MoveOutcome::Moved => MigrationOutcome::Moved,
+        MoveOutcome::Cloned => MigrationOutcome::Cloned,
+        MoveOutcome::Kept { reason } => MigrationOutcome::Kept {
             reason: reason.to_string(),
         },
     };
     let phases = &summary.phases;
     status.freeze_us = match outcome {
-        Outcome::Moved => Some(micros(phases.freeze())),
+        MoveOutcome::Moved => Some(micros(phases.freeze())),
         // The original resumed before the copy was restored.
-        Outcome::Cloned => Some(micros(phases.extract)),
-        Outcome::Kept { .. } => None,
+        MoveOutcome::Cloned => Some(micros(phases.extract)),
+        MoveOutcome::Kept { .. } => None,
     };
     if summary.post_copy {
         // The rounds predicted the freeze for sending all memory.

@@ -20,11 +20,11 @@ mod image_messages;
 mod keyrings;
 mod landlock_domains;
 mod lingering_listeners;
-mod locks;
+mod lock_handover;
 mod migration_operations;
+mod move_records;
 mod postcopy_receiver;
 mod process_check;
-mod records;
 mod rehearsals;
 mod residents;
 mod restore_setup;
@@ -49,13 +49,14 @@ pub use acceptor::RESTORER_ARG;
 pub(crate) use command_names::{name_of_command, name_of_results, token_of};
 pub(crate) use worker_events::{EventReceiver, WorkerEvent};
 
-use crate::config::{Config, PacketRouting};
+use crate::config::Config;
+use crate::reach::reach_of;
 use acceptor::AcceptorThread;
 use admission_policy::AdmissionPolicy;
 use donor::DonorThread;
 use image_messages::WINDOW_BYTES;
 use migration_operations::MigrationOperations;
-use records::Records;
+use move_records::MoveRecords;
 pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
 use residents::Residents;
@@ -67,7 +68,7 @@ pub(crate) struct Migrations {
     machine: Migration,
     enabled: bool,
     policy: AdmissionPolicy,
-    records: Records,
+    records: MoveRecords,
     residents: Residents,
     operations: MigrationOperations,
     rehearsals: Rehearsals,
@@ -87,7 +88,7 @@ pub(crate) struct Migrations {
     /// Control groups of this node.
     cgroups: ControlGroups,
     /// True if every node receives every packet.
-    is_broadcast: bool,
+    every_node_receives: bool,
     /// True if freezes run at real-time priority.
     realtime: bool,
     /// Names of the nodes.
@@ -116,7 +117,7 @@ impl Migrations {
     ) -> std::io::Result<(Migrations, EventReceiver)> {
         let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
         let cgroups = ControlGroups::new(cgroup_path);
-        let records = Records::open(&config.node.run_dir)?;
+        let records = MoveRecords::open(&config.node.run_dir)?;
         let (events, listener) = worker_events::event_channel();
         let nodes = config
             .nodes()
@@ -148,7 +149,7 @@ impl Migrations {
             addresses,
             cgroups,
             realtime: config.node.realtime,
-            is_broadcast: matches!(config.group.reach, PacketRouting::Broadcast { .. }),
+            every_node_receives: reach_of(config.group.reach).every_node_receives(),
             node_names: nodes,
             events,
         };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use holdfast_sys::process::image::{MemorySpace, PAGE, PageRun};
-use holdfast_sys::process::postcopy::{LazyPages, PageFault};
+use holdfast_checkpoint::image::{MemorySpace, PAGE, PageRun};
+use holdfast_checkpoint::postcopy::{LazyPages, PageFault};
 use holdfast_wire::MoveId;
 use holdfast_wire::move_frames::{PageRange, PageRequest};
 

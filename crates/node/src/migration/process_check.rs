@@ -1,11 +1,11 @@
 //! Checks whether a process can move. The checks run on threads of their own, because they read much of `/proc`.
 
 use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::inspect::{self, Blocker, InspectionReport, Obstacle};
 use holdfast_proto::migration::{
     CheckReport, CommandToken, Completion, ProcessId, ProcessTree, Results,
 };
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::inspect::{self, Blocker, InspectionReport, Obstacle};
 use holdfast_wire::Flow;
 
 use super::admission_policy::{ProcessDescription, process_name};

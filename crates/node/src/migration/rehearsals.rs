@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_api::control::{ErrorBody, ProcessCheck};
-use holdfast_proto::migration::{KeepReason, Options, Outcome, ProcessId, Request};
+use holdfast_proto::migration::{
+    MoveOutcome, MoveRequest, MoveRequestOptions, ProcessId, ProcessKeptReason,
+};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::Migrations;
@@ -26,11 +28,11 @@ pub(super) struct Rehearsals(BTreeMap<MoveId, (ProcessCheck, ReplySender<Process
 
 impl Rehearsals {
     /// Answers the inquiry if the move was a rehearsal. Returns true in that case.
-    pub(super) fn on_move_end(&mut self, id: MoveId, outcome: &Outcome) -> bool {
+    pub(super) fn on_move_end(&mut self, id: MoveId, outcome: &MoveOutcome) -> bool {
         let Some((mut check, reply)) = self.0.remove(&id) else {
             return false;
         };
-        let Outcome::Kept { reason } = outcome else {
+        let MoveOutcome::Kept { reason } = outcome else {
             // A rehearsal never moves anything; the reply is dropped.
             return true;
         };
@@ -57,12 +59,12 @@ impl Migrations {
             }
             (check, _) => return drop(reply.send(check)),
         };
-        let request = Request {
+        let request = MoveRequest {
             process: ProcessId(u64::try_from(check.0.pid).unwrap_or(0)),
             to: check.1,
-            options: Options {
+            options: MoveRequestOptions {
                 rehearsal: true,
-                ..Options::default()
+                ..MoveRequestOptions::default()
             },
         };
         match self.machine.handle_request(now, request) {
@@ -77,10 +79,10 @@ impl Migrations {
 }
 
 /// Returns the refusals with which a rehearsal ended.
-fn refusals_of(reason: &KeepReason) -> Vec<String> {
+fn refusals_of(reason: &ProcessKeptReason) -> Vec<String> {
     match reason {
-        KeepReason::Rehearsed => Vec::new(),
-        KeepReason::Refused { whys, .. } | KeepReason::Blocked(whys) => whys.clone(),
+        ProcessKeptReason::Rehearsed => Vec::new(),
+        ProcessKeptReason::Refused { whys, .. } | ProcessKeptReason::Blocked(whys) => whys.clone(),
         other => vec![other.to_string()],
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_api::control::ResidentProcess;
+use holdfast_checkpoint::acceptor::Restorer;
+use holdfast_checkpoint::donor::ProcessRef;
+use holdfast_checkpoint::procfs;
 use holdfast_sys::cgroup::ControlGroups;
-use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::ProcessRef;
-use holdfast_sys::process::procfs;
 use serde::{Deserialize, Serialize};
 
 /// Facts about a process known before it is restored.

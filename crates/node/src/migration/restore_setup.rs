@@ -3,8 +3,8 @@
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use holdfast_sys::process::acceptor::ClockOffsets;
-use holdfast_sys::process::image::ClockReadings;
+use holdfast_checkpoint::acceptor::ClockOffsets;
+use holdfast_checkpoint::image::ClockReadings;
 use rustix::time::ClockId;
 
 /// Binds the socket at which a later daemon finds the restorer.

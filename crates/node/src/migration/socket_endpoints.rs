@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use holdfast_sys::process::files::image::FileId;
-use holdfast_sys::process::image::DescriptorUpdate;
-use holdfast_sys::process::sockets::{
+use holdfast_checkpoint::files::image::FileId;
+use holdfast_checkpoint::image::DescriptorUpdate;
+use holdfast_checkpoint::sockets::{
     RestoredSockets, SocketAddresses, SocketStaticState, split_connections,
 };
 use holdfast_wire::{Flow, NodeId, Protocol};
@@ -325,10 +325,10 @@ mod tests {
         use std::net::{TcpListener, TcpStream};
         use std::os::fd::AsFd;
         let descriptors_of = |sockets: &[(FileId, &TcpStream)]| {
-            let mut reader = holdfast_sys::process::sockets::SocketReader::new().expect("a reader");
+            let mut reader = holdfast_checkpoint::sockets::SocketReader::new().expect("a reader");
             let mut read = |stream: &TcpStream| reader.read(stream.as_fd()).expect("read");
             DescriptorUpdate {
-                files: holdfast_sys::process::image::OpenFilesUpdate::Changes(Default::default()),
+                files: holdfast_checkpoint::image::OpenFilesUpdate::Changes(Default::default()),
                 sockets: sockets.iter().map(|(id, one)| (*id, read(one))).collect(),
                 removed: BTreeSet::new(),
             }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 
 use holdfast_bpf::Error;
-use holdfast_sys::process::files::image::FileId;
-use holdfast_sys::process::sockets::{SentStates, SocketState};
-use holdfast_sys::tcp_repair::TcpDynamicState;
+use holdfast_checkpoint::files::image::FileId;
+use holdfast_checkpoint::sockets::{SentConnectionStates, SocketState};
+use holdfast_tcp_repair::TcpDynamicState;
 
-use crate::dataplane::{ConnectionSnapshot, Observation, TcpObserver};
+use crate::dataplane::{ConnectionSnapshot, SnapshotResult, TcpObserver};
 
 /// Snapshots of followed connections.
 pub(super) struct TcpSnapshots {
@@ -17,7 +17,7 @@ pub(super) struct TcpSnapshots {
     known_options: BTreeSet<FileId>,
     /// Connections followed since that reading.
     new_connections: BTreeSet<FileId>,
-    sent: SentStates,
+    sent: SentConnectionStates,
     /// Latest snapshots that are not sent yet and that suffice.
     unsent: BTreeMap<FileId, UnsentSnapshot>,
     /// Connections whose last snapshot does not suffice, so that the socket has to be asked.
@@ -48,7 +48,7 @@ impl TcpSnapshots {
             tracked: TcpObserver::new()?,
             known_options: BTreeSet::new(),
             new_connections: BTreeSet::new(),
-            sent: SentStates::default(),
+            sent: SentConnectionStates::default(),
             unsent: BTreeMap::new(),
             insufficient: BTreeSet::new(),
             at_us: 0,
@@ -75,7 +75,7 @@ impl TcpSnapshots {
     /// Snapshots all connections of which these processes have descriptors. `last` means that they are stopped and none
     /// may be missed.
     pub(super) fn snapshot_all(&mut self, pids: &[i32], last: bool) -> Result<(), Error> {
-        let Observation {
+        let SnapshotResult {
             taken_at_us: at_us,
             changed,
             not_visited: unmet,
@@ -149,7 +149,7 @@ impl TcpSnapshots {
     }
 
     /// Returns the connections that must be extracted after all, or hold unread data.
-    pub(super) fn unseen(&self) -> Vec<FileId> {
+    pub(super) fn needing_extraction(&self) -> Vec<FileId> {
         let unread = self
             .unsent
             .iter()

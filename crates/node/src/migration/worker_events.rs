@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, PostCopyMemory, ProcessCheck};
+use holdfast_checkpoint::acceptor::Restorer;
+use holdfast_checkpoint::donor::ProcessRef;
 use holdfast_proto::migration::{CommandToken, Completion};
-use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::ProcessRef;
 use holdfast_wire::move_frames::{DonorFlow, PageRequest};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};

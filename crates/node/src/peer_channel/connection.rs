@@ -219,7 +219,7 @@ impl PeerConnection {
         let mut decoder = self.decoder.borrow_mut();
         match decoder.next_frame()? {
             None if self.ended_by_peer.get() => {
-                decoder.finish()?;
+                decoder.check_complete()?;
                 Err(PeerConnectionError::Closed)
             }
             frame => Ok(frame),

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
-    DeregistrationResult, ElementEvent, ElementService as Wanted, FromPool, Registration,
+    DeregistrationResult, ElementEvent, ElementService as Wanted, FromPool, RegistrationRequest,
 };
 use holdfast_proto::pool_element::{
     self, Event, LinkId, PoolElement, PoolElementConfig, ServerHuntConfig, UserSessionEvent,
     UserSessions, UserSessionsConfig,
 };
-use holdfast_sys::transport::{self, TransportConfig as EndpointConfig, TransportEndpoint};
+use holdfast_sctp::{TransportConfig as EndpointConfig, TransportEndpoint};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
-    Cause, ElementId, Policy, PoolHandle, SctpTransport, Transport, TransportUse,
+    ElementId, ErrorCause, Policy, PoolHandle, SctpTransport, Transport, TransportUse,
 };
 
 use super::event_loop::PoolEventLoop;
@@ -22,7 +22,7 @@ use super::links::{AssociationKey, LinkOwner};
 use super::policy_conversion;
 use crate::api_conversion::parse_handle;
 use crate::config::pool::{PoolConfig, RegistrarAddress, cookie_keys};
-use crate::sctp::{data_transport, reachable_addresses, source_towards};
+use crate::sctp_addresses::{data_transport, reachable_addresses, source_towards};
 
 /// Maximum number of users of an element.
 const USERS_MAX: usize = 20_000;
@@ -37,11 +37,11 @@ pub(super) struct HostedElement {
     /// Transport address for its users.
     pub(super) transport: Transport,
     /// Sessions with its users, if the daemon accepts them.
-    pub(super) service: Option<Service>,
+    pub(super) service: Option<SessionService>,
 }
 
 /// Sessions of an element with its users.
-pub(super) struct Service {
+pub(super) struct SessionService {
     pub(super) endpoint: Box<dyn TransportEndpoint>,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) sessions: UserSessions,
@@ -54,7 +54,7 @@ impl PoolEventLoop {
     pub(super) fn register(
         &mut self,
         number: u64,
-        registration: Registration,
+        registration: RegistrationRequest,
     ) -> Result<(), String> {
         let handle = parse_handle(&registration.handle).map_err(|error| error.to_string())?;
         let policy = policy_conversion::policy_from_detail(&registration.policy)?;
@@ -85,16 +85,16 @@ impl PoolEventLoop {
         self.elements.insert(number, element);
         let now = self.now();
         self.with_element(number, |machine| machine.handle_register(now));
-        self.carry_out(LinkOwner::Element(number));
+        self.execute_outputs(LinkOwner::Element(number));
         Ok(())
     }
 
     fn open_service(
         &self,
-        registration: &Registration,
+        registration: &RegistrationRequest,
         handle: &PoolHandle,
         policy: Policy,
-    ) -> Result<(Transport, Option<Service>), String> {
+    ) -> Result<(Transport, Option<SessionService>), String> {
         let usage = TransportUse::DataOnly;
         let transport = match &registration.service {
             Wanted::Tcp(at) => Transport::Tcp {
@@ -173,10 +173,10 @@ impl PoolEventLoop {
         &self,
         addresses: &[IpAddr],
         port: u16,
-        registration: &Registration,
+        registration: &RegistrationRequest,
         handle: &PoolHandle,
         policy: Policy,
-    ) -> Result<Service, String> {
+    ) -> Result<SessionService, String> {
         let addresses = match addresses {
             [] => vec![self.own_address()?],
             named => named
@@ -193,7 +193,7 @@ impl PoolEventLoop {
             ..EndpointConfig::new(local.collect())
         };
         let open = || {
-            let endpoint = transport::open(&config)?;
+            let endpoint = holdfast_sctp::open(&config)?;
             let addresses = endpoint.local_addresses()?;
             std::io::Result::Ok((endpoint, addresses))
         };
@@ -204,7 +204,7 @@ impl PoolEventLoop {
             policy,
             keys: cookie_keys(registration.cookie_keys.clone()),
         });
-        Ok(Service {
+        Ok(SessionService {
             endpoint,
             addresses,
             sessions,
@@ -220,7 +220,7 @@ impl PoolEventLoop {
             return Ok(());
         };
         let updated = element.machine.handle_policy(now, policy);
-        self.carry_out(LinkOwner::Element(number));
+        self.execute_outputs(LinkOwner::Element(number));
         updated.map_err(|error| error.to_string())
     }
 
@@ -238,7 +238,7 @@ impl PoolEventLoop {
         for link in links.into_iter().flatten() {
             self.end_user(number, link);
         }
-        self.carry_out(LinkOwner::Element(number));
+        self.execute_outputs(LinkOwner::Element(number));
     }
 
     /// Calls `action` with an element's machine, if the element exists.
@@ -254,7 +254,8 @@ impl PoolEventLoop {
             return;
         };
         let handle = &element.handle;
-        let texts = |causes: &[Cause]| causes.iter().map(Cause::to_string).collect::<Vec<_>>();
+        let texts =
+            |causes: &[ErrorCause]| causes.iter().map(ErrorCause::to_string).collect::<Vec<_>>();
         let report = match event {
             Event::Registered { id, warnings } => {
                 tracing::info!(%handle, %id, "registered");
@@ -344,11 +345,11 @@ impl PoolEventLoop {
         let session = session_number(link);
         let event = ElementEvent::Connected { session, from };
         self.programs.send(number, &FromPool::Element(event));
-        self.carry_out(owner);
+        self.execute_outputs(owner);
     }
 
     /// Returns the service of an element.
-    pub(super) fn service_of(&mut self, number: u64) -> Option<&mut Service> {
+    pub(super) fn service_of(&mut self, number: u64) -> Option<&mut SessionService> {
         self.elements.get_mut(&number)?.service.as_mut()
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::PoolUser;
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     DownReason, PathState, SctpProvider, TransportEndpoint, TransportEvent, provider,
 };
 use holdfast_wire::rserpool::asap::{self, Message};
@@ -19,11 +19,11 @@ use super::element_index::ElementIndex;
 use super::elements::HostedElement;
 use super::links::{AssociationKey, LinkOwner, LinkTable};
 use super::machine_io::MachineInput;
-use super::pending_callers::PendingCallers;
 use super::probes::Probes;
 use super::program_roles::PoolPrograms;
 use super::requests::PoolRequest;
 use super::session_streams::StreamHandle;
+use super::unconfirmed_callers::UnconfirmedCallers;
 use super::user_sessions::UserSessions;
 use crate::asap_over_tcp::Refusals;
 use crate::config::pool::PoolConfig;
@@ -54,7 +54,7 @@ pub(super) struct PoolEventLoop {
     pub(super) services: HashSet<SocketAddr>,
     pub(super) programs: PoolPrograms,
     pub(super) links: LinkTable,
-    pub(super) pending_callers: PendingCallers,
+    pub(super) pending_callers: UnconfirmedCallers,
     pub(super) probes: Probes,
     pub(super) streams: HashMap<u64, StreamHandle>,
     pub(super) streams_opened: u64,

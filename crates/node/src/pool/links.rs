@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use holdfast_proto::pool_element::LinkId;
-use holdfast_sys::transport::{AssocId, MessageToSend};
+use holdfast_sctp::{AssocId, MessageToSend};
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Owner of a link.

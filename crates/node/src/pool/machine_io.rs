@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::pool_element::{LinkId, LinkOutput};
-use holdfast_sys::transport::{ENCAPSULATION_PORT, MessageToSend as Packet};
+use holdfast_sctp::{ENCAPSULATION_PORT, MessageToSend as Packet};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 
@@ -13,7 +13,7 @@ use super::event_loop::PoolEventLoop;
 use super::links::{AssociationKey, DetachedLink, LinkOwner, LinkTarget};
 use super::session_streams::StreamKind;
 use crate::api_conversion::sctp_addresses;
-use crate::sctp::data_transport;
+use crate::sctp_addresses::data_transport;
 
 /// An input for a machine.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PoolEventLoop {
                 MachineInput::Ended(owner, _) | MachineInput::Message(owner, ..) => *owner,
             };
             self.handle_input(input);
-            self.carry_out(owner);
+            self.execute_outputs(owner);
         }
     }
 
@@ -72,7 +72,7 @@ impl PoolEventLoop {
     }
 
     /// Carries out the outputs of a machine.
-    pub(super) fn carry_out(&mut self, owner: LinkOwner) {
+    pub(super) fn execute_outputs(&mut self, owner: LinkOwner) {
         match owner {
             LinkOwner::User => {
                 while let Some(output) = self.user.poll_output() {
@@ -111,7 +111,7 @@ impl PoolEventLoop {
     fn carry_out_link_output<E>(&mut self, owner: LinkOwner, output: LinkOutput<E>) -> Option<E> {
         match output {
             LinkOutput::Connect { link, to } => self.connect(owner, link, &to),
-            LinkOutput::Close { link } => self.close(owner, link),
+            LinkOutput::Close { link } => self.close_link(owner, link),
             LinkOutput::Send { link, message } => self.send_control(owner, link, &message),
             LinkOutput::Event(event) => return Some(event),
         }
@@ -146,7 +146,7 @@ impl PoolEventLoop {
                 }
                 LinkOwner::Service(_) => {}
             }
-            self.carry_out(owner);
+            self.execute_outputs(owner);
             self.process_inputs();
         }
     }
@@ -163,13 +163,13 @@ impl PoolEventLoop {
         let source = Some(Transport::Sctp(data_transport(&[at])));
         self.user
             .handle_announce(now, registrar, transports.clone(), source.clone());
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
         let numbers: Vec<u64> = self.elements.keys().copied().collect();
         for number in numbers {
             self.with_element(number, |machine| {
                 machine.handle_announce(now, registrar, transports.clone(), source.clone());
             });
-            self.carry_out(LinkOwner::Element(number));
+            self.execute_outputs(LinkOwner::Element(number));
         }
         self.process_inputs();
     }
@@ -320,7 +320,7 @@ impl PoolEventLoop {
         }
     }
 
-    fn close(&mut self, owner: LinkOwner, link: LinkId) {
+    fn close_link(&mut self, owner: LinkOwner, link: LinkId) {
         if owner == LinkOwner::User {
             self.users.remove_link(link);
         }

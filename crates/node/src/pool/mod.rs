@@ -4,6 +4,7 @@
 //! SCTP sockets ([`run`]). Another thread has the control API, the programs' channels and the sessions' TCP and UDP
 //! sockets, and sends requests and events to the first.
 
+mod api_server;
 mod control;
 mod element_index;
 mod elements;
@@ -11,16 +12,15 @@ mod event_loop;
 mod links;
 mod machine_io;
 mod operator_view;
-mod pending_callers;
 mod policy_conversion;
 mod probes;
 mod program_channels;
 mod program_roles;
 mod requests;
-mod server;
 mod session_data;
 mod session_streams;
 mod setup;
+mod unconfirmed_callers;
 mod user_sessions;
 
 pub use setup::run;

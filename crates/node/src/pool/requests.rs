@@ -8,7 +8,7 @@ use holdfast_api::control::{
     OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
-use holdfast_sys::transport::TlsSecurity;
+use holdfast_sctp::TlsSecurity;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use crate::mailbox::ReplySender;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
 use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::SessionId;
-use holdfast_sys::transport::MessageToSend as Packet;
+use holdfast_sctp::MessageToSend as Packet;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::elements::session_number;
@@ -139,7 +139,7 @@ impl PoolEventLoop {
                 .sessions
                 .handle_state(LinkId::Accepted(session), state);
         }
-        self.carry_out(LinkOwner::Service(number));
+        self.execute_outputs(LinkOwner::Service(number));
     }
 
     /// Ends a user's session for a program.

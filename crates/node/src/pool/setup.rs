@@ -5,26 +5,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
 use holdfast_proto::pool_user::{PoolUser, PoolUserConfig as UserConfig};
-use holdfast_sys::caps::keep_only_capabilities;
-use holdfast_sys::syscall_confinement::confine;
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
     StreamTransport, TransportConfig as EndpointConfig, TransportEndpoint, provider,
 };
+use holdfast_sys::caps::keep_only_capabilities;
+use holdfast_sys::syscall_confinement::confine;
 use holdfast_wire::rserpool::LENGTH_MAX;
 use tokio::runtime::Handle;
 
+use super::api_server::PoolApiServer;
 use super::element_index::ElementIndex;
 use super::elements::hunt_config;
 use super::event_loop::PoolEventLoop;
 use super::links::LinkTable;
-use super::pending_callers::PendingCallers;
 use super::probes::Probes;
 use super::program_roles::PoolPrograms;
 use super::requests::PoolRequest;
-use super::server::PoolApiServer;
+use super::unconfirmed_callers::UnconfirmedCallers;
 use super::user_sessions::UserSessions;
-use crate::asap_over_tcp::{Refusals, framing_rules, security};
+use crate::asap_over_tcp::{Refusals, framing_rules, tls_security};
 use crate::config::pool::{PoolConfig, UdpEncapsulation};
 use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::MulticastGroups;
@@ -86,7 +86,7 @@ impl PoolEventLoop {
             services: HashSet::new(),
             programs: PoolPrograms::default(),
             links: LinkTable::default(),
-            pending_callers: PendingCallers::default(),
+            pending_callers: UnconfirmedCallers::default(),
             probes: Probes::default(),
             streams: HashMap::new(),
             streams_opened: 0,
@@ -115,7 +115,7 @@ fn open_endpoint(config: &PoolConfig) -> Result<Box<dyn TransportEndpoint>, Star
         ..EndpointConfig::new(local.collect())
     };
     let operation = || format!("SCTP at {:?} (pool.listen)", endpoint.local);
-    transport::open(&endpoint).map_err(|error| start_error(operation())(error))
+    holdfast_sctp::open(&endpoint).map_err(|error| start_error(operation())(error))
 }
 
 /// Adds registrars over TCP and TLS to the endpoint, if configured.
@@ -126,7 +126,7 @@ fn add_streams(
     if config.registrars.iter().all(|at| at.transport.is_none()) {
         return Ok(sctp);
     }
-    let security = security(config.tls.as_ref()).map_err(start_error("[tls]"))?;
+    let security = tls_security(config.tls.as_ref()).map_err(start_error("[tls]"))?;
     let endpoint = StreamConfig {
         tcp: Vec::new(),
         tls: Vec::new(),

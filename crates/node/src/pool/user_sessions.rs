@@ -124,7 +124,7 @@ impl PoolEventLoop {
             items,
         };
         self.users.pending.insert(request, pending);
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
     }
 
     /// Handles a report of an unreachable element.
@@ -141,7 +141,7 @@ impl PoolEventLoop {
         let id = ElementId(id);
         let now = self.now();
         self.user.handle_unreachable(now, &handle, id);
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
         Ok(ReportAccepted { id: id.to_string() })
     }
 
@@ -170,7 +170,7 @@ impl PoolEventLoop {
             ended_in_order: false,
         };
         self.users.sessions.insert(id, session);
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
         id
     }
 
@@ -192,7 +192,7 @@ impl PoolEventLoop {
         self.users.sessions.remove(&id);
         let now = self.now();
         self.user.handle_close(now, id);
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
     }
 
     /// Handles a program's end of data.
@@ -211,7 +211,7 @@ impl PoolEventLoop {
         }
         let now = self.now();
         self.user.handle_malfunction(now, id);
-        self.carry_out(LinkOwner::User);
+        self.execute_outputs(LinkOwner::User);
     }
 
     /// Handles the end of a link of the user's machine. An orderly end of a finished session ends the session too.

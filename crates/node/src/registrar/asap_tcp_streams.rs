@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     CombinedEndpoint, ConnectionRules, StreamConfig, StreamTransport, TlsSecurity,
     TransportEndpoint,
 };

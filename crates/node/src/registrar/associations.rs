@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use holdfast_proto::registrar::{AssociationId, DialId, PoolProtocol};
-use holdfast_sys::transport::AssocId;
+use holdfast_sctp::AssocId;
 
 /// Returns the machine's number of an association, made of the endpoint's number and the endpoint.
 pub(super) fn association_id(protocol: PoolProtocol, assoc: AssocId) -> AssociationId {

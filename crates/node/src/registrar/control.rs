@@ -13,13 +13,13 @@ use holdfast_api::control::{
     PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
 use holdfast_proto::registrar::RegistrarSettings;
-use holdfast_sys::transport::TlsSecurity;
+use holdfast_sctp::TlsSecurity;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::metrics;
-use crate::asap_over_tcp::security;
+use crate::asap_over_tcp::tls_security;
 use crate::config::registrar::RegistrarConfig;
 use crate::control::http_responses::{
     METRICS_TYPE, bad_request, method_not_allowed, not_found, response,
@@ -136,7 +136,7 @@ fn reload(current: &RegistrarConfig) -> Result<Option<ReloadedConfig>, String> {
     };
     let tls = current.streams.tls.as_ref();
     let tls = tls.and(reloaded.streams.tls.as_ref());
-    let security = security(tls).map_err(|error| error.to_string())?;
+    let security = tls_security(tls).map_err(|error| error.to_string())?;
     Ok(Some((reloaded.settings, security)))
 }
 

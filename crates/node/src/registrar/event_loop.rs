@@ -7,16 +7,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, DialId, Output, PoolProtocol, Registrar};
-use holdfast_sys::transport::{
-    AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent,
-};
+use holdfast_sctp::{AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent};
 
 use super::asap_tcp_streams::StreamsStatus;
 use super::associations::{AssociationLookup, AssociationTable, association_id, endpoint_of};
 use super::backlog::Backlog;
 use super::control::{RegistrarRequest, ReloadedConfig};
 use super::event_log::log_event;
-use super::pacer::Pacer;
+use super::request_batcher::RequestBatcher;
 use crate::mailbox::Inbox;
 use crate::multicast::MulticastGroups;
 
@@ -33,7 +31,7 @@ pub(super) struct RegistrarEventLoop {
     pub(super) remote_encapsulation: Option<u16>,
     /// Messages to peers.
     pub(super) backlog: Backlog,
-    pub(super) pacer: Pacer,
+    pub(super) pacer: RequestBatcher,
     pub(super) requests: Inbox<RegistrarRequest>,
     /// State of TCP and TLS of `asap`.
     pub(super) streams: StreamsStatus,
@@ -51,7 +49,7 @@ impl RegistrarEventLoop {
     /// The sockets of the transport are unusable.
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {
-            self.carry_out();
+            self.execute_outputs();
             self.send_backlog();
             self.asap.flush()?;
             self.enrp.flush()?;
@@ -121,7 +119,7 @@ impl RegistrarEventLoop {
             self.prefetch(protocol, ahead);
             self.handle_endpoint_event(now, protocol, event);
             // Carried out after each event, because the next event may reuse an association's number.
-            self.carry_out();
+            self.execute_outputs();
         }
         drop(remaining);
         self.events = events;
@@ -254,7 +252,7 @@ impl RegistrarEventLoop {
     }
 
     /// Carries out the machine's outputs, including those that follow from them.
-    fn carry_out(&mut self) {
+    fn execute_outputs(&mut self) {
         while let Some(output) = self.machine.poll_output() {
             match output {
                 Output::Send {

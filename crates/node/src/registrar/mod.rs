@@ -11,7 +11,7 @@ mod event_log;
 mod event_loop;
 mod metrics;
 mod operator_view;
-mod pacer;
+mod request_batcher;
 mod round_trips;
 mod setup;
 mod wait;

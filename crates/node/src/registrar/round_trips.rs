@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_proto::registrar::PoolProtocol;
-use holdfast_sys::transport::AssocId;
+use holdfast_sctp::AssocId;
 
 use super::associations::{association_id, endpoint_of};
 use super::event_loop::RegistrarEventLoop;

@@ -4,12 +4,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use holdfast_proto::registrar::{Config as MachineConfig, PoolProtocol, Registrar};
-use holdfast_sys::caps::keep_only_capabilities;
-use holdfast_sys::syscall_confinement::confine;
-use holdfast_sys::transport::{
+use holdfast_proto::registrar::{PoolProtocol, Registrar, RegistrarMachineConfig as MachineConfig};
+use holdfast_sctp::{
     self, ENCAPSULATION_PORT, TransportConfig as EndpointConfig, TransportEndpoint,
 };
+use holdfast_sys::caps::keep_only_capabilities;
+use holdfast_sys::syscall_confinement::confine;
 use holdfast_wire::rserpool::{RegistrarId, Transport};
 
 use super::asap_tcp_streams;
@@ -17,12 +17,12 @@ use super::associations::AssociationTable;
 use super::backlog::Backlog;
 use super::control::RegistrarApiServer;
 use super::event_loop::RegistrarEventLoop;
-use super::pacer::Pacer;
-use crate::asap_over_tcp::security;
+use super::request_batcher::RequestBatcher;
+use crate::asap_over_tcp::tls_security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
 use crate::multicast::MulticastGroups;
-use crate::sctp::{data_transport, reachable_addresses};
+use crate::sctp_addresses::{data_transport, reachable_addresses};
 use crate::start_error::{StartError, start_error};
 
 /// Runs a registrar until a signal stops it.
@@ -34,7 +34,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let server =
         RegistrarApiServer::bind(config, &mailbox).map_err(start_error("the control socket"))?;
     let groups = join_groups(config).map_err(start_error("[multicast]"))?;
-    let security = security(config.streams.tls.as_ref()).map_err(start_error("[tls]"))?;
+    let security = tls_security(config.streams.tls.as_ref()).map_err(start_error("[tls]"))?;
     let asap = open_endpoint(config, config.asap_port)?;
     let (asap, streams) = asap_tcp_streams::add_streams(config, asap, security)?;
     let enrp = open_endpoint(config, config.enrp_port)?;
@@ -73,7 +73,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         links: AssociationTable::default(),
         encapsulations: config.encapsulations(),
         backlog: Backlog::new(config.update_delay, config.send_to_all_at_once),
-        pacer: Pacer::new(config.batch_delay),
+        pacer: RequestBatcher::new(config.batch_delay),
         requests,
         streams,
         sends_refused: 0,
@@ -105,7 +105,7 @@ fn open_endpoint(
             config.listen
         )
     };
-    transport::open(&endpoint).map_err(|source| start_error(operation())(source))
+    holdfast_sctp::open(&endpoint).map_err(|source| start_error(operation())(source))
 }
 
 /// Joins the multicast groups that the configuration uses.

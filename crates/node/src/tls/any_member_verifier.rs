@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use holdfast_api::ca::node_dns_name;
-use holdfast_sys::transport::TlsSecurity;
+use holdfast_sctp::TlsSecurity;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};

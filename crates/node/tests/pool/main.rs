@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use holdfast_api::app::{Channel, PROTOCOL_VERSION, decode, encode};
 use holdfast_api::control::{ErrorBody, POOL_ROUTES, PoolDaemonStatus, openapi};
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, ElementService, FromPool, PoolSession, Registration,
-    SessionOptions, ToPool,
+    DATA_BYTES_MAX, Element, ElementEvent, ElementService, FromPool, PoolSession,
+    RegistrationRequest, SessionOptions, ToPool,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -121,9 +121,9 @@ fn wait_for<T>(condition: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn registration(port: u16) -> Registration {
+fn registration(port: u16) -> RegistrationRequest {
     let address = format!("127.0.0.1:{port}").parse().expect("an address");
-    Registration::new("web", ElementService::Tcp(address))
+    RegistrationRequest::new("web", ElementService::Tcp(address))
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn invalid_message_is_refused_without_affecting_others() {
     let socket = daemon.path("pool-app.sock");
     let valid_element = Element::register(&socket, registration(80)).expect("a channel");
     let encoded = |message: &ToPool| encode(message).expect("an encoding");
-    let register = |change: &dyn Fn(&mut Registration)| {
+    let register = |change: &dyn Fn(&mut RegistrationRequest)| {
         let mut wanted = registration(80);
         change(&mut wanted);
         encoded(&ToPool::Register(wanted))

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use holdfast_api::control::BlockingControlClient;
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, ElementService, PoolSession, Registration,
+    DATA_BYTES_MAX, Element, ElementEvent, ElementService, PoolSession, RegistrationRequest,
     SelectionRule, SessionEvent, SessionOptions,
 };
 
@@ -81,7 +81,7 @@ fn wait_until_up(events: &Receiver<SessionEvent>) -> u64 {
 }
 
 fn register_element(socket: &Path, service: ElementService) -> Element {
-    let element = Element::register(socket, Registration::new("echo", service));
+    let element = Element::register(socket, RegistrationRequest::new("echo", service));
     let element = element.expect("a channel");
     let registered = || {
         matches!(
@@ -179,7 +179,9 @@ fn slow_reader_slows_element_without_loss() {
         while received_bytes < MORE_THAN_BUFFERS {
             match session.next_event().expect("a channel").expect("an event") {
                 SessionEvent::Data { bytes } => received_bytes += bytes.len(),
-                SessionEvent::Up { connection, .. } => session.finish(connection).expect("said"),
+                SessionEvent::Up { connection, .. } => {
+                    session.finish_sending(connection).expect("said")
+                }
                 other => panic!("after {received_bytes} bytes: {other:?}"),
             }
         }
@@ -205,7 +207,7 @@ fn start_answering_element(
 ) -> (String, Receiver<()>) {
     let addresses = Vec::new();
     let service = ElementService::Sessions { addresses, port: 0 };
-    let element = Element::register(socket, Registration::new("two", service));
+    let element = Element::register(socket, RegistrationRequest::new("two", service));
     let element = element.expect("a channel");
     let id = wait_for("the registration", || match element.next_event() {
         Ok(Some(ElementEvent::Registered { id, .. })) => Some(id),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use holdfast_api::control::RegistrarStatus;
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     AssocId, FailureDetection, MessageToSend as Packet, TransportConfig, TransportEndpoint,
     TransportEvent, open,
 };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use daemon::Daemon;
 use element::TestHost;
 use holdfast_api::control::{ErrorBody, PoolDetail, PoolList, REGISTRAR_ROUTES, openapi};
-use holdfast_sys::transport::AssocId;
+use holdfast_sctp::AssocId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
 

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use holdfast_sctp::MulticastSocket;
 use holdfast_sys::net::Interface;
-use holdfast_sys::transport::MulticastSocket;
 use holdfast_wire::rserpool::Transport;
 use holdfast_wire::rserpool::asap::Message;
 use nix::sched::{CloneFlags, unshare};

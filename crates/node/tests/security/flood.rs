@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 
 use bytes::{Bytes, BytesMut};
 use holdfast_api::control::RegistrarStatus;
-use holdfast_sys::transport::{
+use holdfast_sctp::{
     AssocId, MessageToSend as Packet, TransportConfig, TransportEndpoint, TransportEvent, open,
 };
 use holdfast_wire::rserpool::asap::{self, Message};
-use holdfast_wire::rserpool::enrp::{self, Body};
+use holdfast_wire::rserpool::enrp::{self, EnrpBody};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, SctpTransport, ServerInformation,
     Transport, TransportUse,
@@ -276,7 +276,7 @@ fn forged_presence(number: u32) -> Bytes {
     let message = enrp::Message {
         sender: id,
         receiver: RegistrarId(0),
-        body: Body::Presence {
+        body: EnrpBody::Presence {
             reply_required: true,
             checksum: Some(number as u16),
             server: Some(ServerInformation {

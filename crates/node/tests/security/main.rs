@@ -19,7 +19,7 @@ use daemon::Daemon;
 use element::TestHost;
 use flood::{Flood, FloodKind};
 use holdfast_api::control::RegistrarCounters;
-use holdfast_sys::transport::AssocId;
+use holdfast_sctp::AssocId;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{CauseCode, ElementId, PoolHandle};
 use nix::sched::{CloneFlags, unshare};

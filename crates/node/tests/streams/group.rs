@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 use holdfast_api::control::{BlockingControlClient, ClientError, Resolution, ResolveQuery};
-use holdfast_api::pool::{Element, ElementService, Registration};
+use holdfast_api::pool::{Element, ElementService, RegistrationRequest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -155,7 +155,7 @@ impl PoolDaemon {
 
     pub fn register(&self, address: &str) -> Element {
         let service = ElementService::Tcp(address.parse().expect("an address"));
-        let registration = Registration::new("web", service);
+        let registration = RegistrationRequest::new("web", service);
         Element::register(self.directory.join("pool-app.sock"), registration).expect("a channel")
     }
 

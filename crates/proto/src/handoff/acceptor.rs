@@ -1,9 +1,9 @@
 //! The acceptor role: prepares sockets, restores state, commits the flows at the holder, and only then activates them.
 
-use super::core::{CommandPurpose, HandoffTimer, MovingFlow};
-use super::{Command, Handoff, RestoreFlow};
+use super::shared_state::{CommandPurpose, HandoffTimer, MovingFlow};
+use super::{Command, FlowToRestore, Handoff};
 use core::time::Duration;
-use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, PrepareFlow, StateFlow};
+use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +35,7 @@ pub(super) struct InboundBatch {
     pub deadline: Option<Duration>,
     pub flows: Vec<InboundFlow>,
     /// Received state, by flow index.
-    pub states: BTreeMap<usize, StateFlow>,
+    pub states: BTreeMap<usize, FrozenFlowState>,
     pub times: AcceptorPhaseTimes,
     /// Reason for giving the batch up once its command is complete.
     pub pending_failure: Option<String>,
@@ -94,7 +94,7 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         batch: BatchId,
-        flows: Vec<PrepareFlow>,
+        flows: Vec<FlowToPrepare>,
     ) {
         if batch.donor != from {
             return self
@@ -202,7 +202,7 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         batch: BatchId,
-        states: Vec<StateFlow>,
+        states: Vec<FrozenFlowState>,
         last: bool,
     ) {
         if batch.donor != from {
@@ -251,16 +251,16 @@ impl Handoff {
                 missing.push(inbound.refuse(index, "the flow's state did not arrive"));
             }
         }
-        let flows: Vec<RestoreFlow> = std::mem::take(&mut inbound.states)
+        let flows: Vec<FlowToRestore> = std::mem::take(&mut inbound.states)
             .into_iter()
-            .map(|(index, state)| RestoreFlow {
+            .map(|(index, state)| FlowToRestore {
                 flow: inbound.flows[index].flow,
                 dynamic: state.dynamic,
                 application: state.application,
             })
             .collect();
         if flows.is_empty() {
-            self.discard(Some(batch), missing, "the flow's state did not arrive");
+            self.discard_flows(Some(batch), missing, "the flow's state did not arrive");
             return self.send_done(now, batch);
         }
         self.core
@@ -269,6 +269,6 @@ impl Handoff {
                 batch,
                 flows,
             });
-        self.discard(Some(batch), missing, "the flow's state did not arrive");
+        self.discard_flows(Some(batch), missing, "the flow's state did not arrive");
     }
 }

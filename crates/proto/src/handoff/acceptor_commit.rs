@@ -2,9 +2,9 @@
 
 use super::acceptor::{InboundBatchStage, InboundFlow};
 use super::command_retry::Retryable;
-use super::core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::event::Event;
 use super::requests_to_holder::HolderAnswers;
+use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff};
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
@@ -43,7 +43,7 @@ impl Handoff {
         } else {
             self.request_changes(now, changes, HolderRequestPurpose::Commit(batch));
         }
-        self.discard(
+        self.discard_flows(
             Some(batch),
             failed,
             "the flow's state could not be restored",
@@ -77,7 +77,7 @@ impl Handoff {
         } else {
             self.command_activate(Some(batch), Retryable::first_attempt(activations));
         }
-        self.discard(Some(batch), refused, "the holder did not commit the flow");
+        self.discard_flows(Some(batch), refused, "the holder did not commit the flow");
     }
 
     pub(super) fn command_activate(
@@ -173,10 +173,10 @@ impl Handoff {
             .map(|index| inbound.refuse(index, reason))
             .collect();
         self.end_batch(batch);
-        self.discard(Some(batch), flows, reason);
+        self.discard_flows(Some(batch), flows, reason);
     }
 
-    pub(super) fn discard(&mut self, batch: Option<BatchId>, flows: Vec<Flow>, reason: &str) {
+    pub(super) fn discard_flows(&mut self, batch: Option<BatchId>, flows: Vec<Flow>, reason: &str) {
         if flows.is_empty() {
             return;
         }

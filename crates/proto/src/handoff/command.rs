@@ -20,10 +20,10 @@
 //! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply_change`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
-use super::KeepReason;
+use super::FlowKeptReason;
 use bytes::Bytes;
 use core::time::Duration;
-use holdfast_wire::frame::{BatchId, PrepareFlow};
+use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 
 /// Identifies a command, unique during the life of a machine.
@@ -41,7 +41,7 @@ pub struct FlowEpoch {
 
 /// State to put into a prepared socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RestoreFlow {
+pub struct FlowToRestore {
     /// The flow.
     pub flow: Flow,
     /// [`FrozenFlow::dynamic`] of the donor.
@@ -89,12 +89,12 @@ pub enum Command {
         token: CommandToken,
         batch: BatchId,
         /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
-        flows: Vec<PrepareFlow>,
+        flows: Vec<FlowToPrepare>,
     },
     Restore {
         token: CommandToken,
         batch: BatchId,
-        flows: Vec<RestoreFlow>,
+        flows: Vec<FlowToRestore>,
     },
     Activate {
         token: CommandToken,
@@ -186,7 +186,7 @@ pub struct Completion {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
-    ReadStatic(Vec<Result<StaticFlow, KeepReason>>),
+    ReadStatic(Vec<Result<StaticFlow, FlowKeptReason>>),
     /// Queue contents after the wait.
     Drained(Vec<SendQueueInfo>),
     Frozen(Vec<Result<FrozenFlow, String>>),

@@ -1,9 +1,9 @@
 //! Commands that must succeed are repeated for the flows that failed.
 
 use super::command::FlowEpoch;
-use super::core::{CommandPurpose, HandoffCore};
-use super::donor_end::EndingFlow;
+use super::donor_resume_or_close::EndingFlow;
 use super::event::Event;
+use super::shared_state::{CommandPurpose, HandoffCore};
 use super::{CommandToken, Handoff};
 use holdfast_wire::Flow;
 

@@ -5,10 +5,10 @@
 //! the record names this node.
 
 use super::command_retry::Retryable;
-use super::core::{HolderRequestPurpose, MovingFlow};
-use super::donor_end::EndingFlow;
-use super::event::KeepReason;
+use super::donor_resume_or_close::EndingFlow;
+use super::event::FlowKeptReason;
 use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
+use super::shared_state::{HolderRequestPurpose, MovingFlow};
 use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
 use core::time::Duration;
 use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
@@ -52,7 +52,7 @@ impl Handoff {
                 request: None,
                 batch: None,
                 is_frozen: frozen,
-                reason: KeepReason::Restarted,
+                reason: FlowKeptReason::Restarted,
                 is_reported: false,
                 in_doubt: false,
             });
@@ -89,7 +89,7 @@ impl Handoff {
         if !owned.is_empty() {
             self.command_activate(None, Retryable::first_attempt(owned));
         }
-        self.discard(
+        self.discard_flows(
             None,
             not_owned,
             "the daemon restarted before the flow was committed",

@@ -4,9 +4,12 @@
 //! by predicted freeze. A few batches prepare while one is in its freeze (`give`).
 
 use super::batch_cost::BatchCostModel;
-use super::core::{HandoffTimer, MovingFlow};
-use super::event::{BatchPhaseTimes, Event, KeepReason, Outcome};
-use super::{DrainPolicy, Handoff, Request, RequestError, RequestId, SendQueueInfo, StaticFlow};
+use super::event::{BatchPhaseTimes, Event, FlowHandoffOutcome, FlowKeptReason};
+use super::shared_state::{HandoffTimer, MovingFlow};
+use super::{
+    DrainPolicy, FlowHandoffRequest, FlowHandoffRequestError, Handoff, RequestId, SendQueueInfo,
+    StaticFlow,
+};
 use core::time::Duration;
 use holdfast_wire::{BatchId, Epoch, Flow, NodeId};
 use std::collections::{BTreeMap, VecDeque};
@@ -43,11 +46,11 @@ struct RequestProgress {
 pub(super) struct AcceptorLane {
     pub waiting_flows: VecDeque<WaitingFlow>,
     pub flows_being_read: Option<Vec<WaitingFlow>>,
-    pub read_flows: VecDeque<ReadFlow>,
+    pub read_flows: VecDeque<FlowWithStaticState>,
     /// Batches between `Prepare` and divert.
     pub preparing_batches: usize,
     /// Reason the lane fails: the acceptor failed while flows were being read.
-    pub pending_failure: Option<KeepReason>,
+    pub pending_failure: Option<FlowKeptReason>,
 }
 
 #[derive(Debug)]
@@ -59,7 +62,7 @@ pub(super) struct WaitingFlow {
 }
 
 #[derive(Debug)]
-pub(super) struct ReadFlow {
+pub(super) struct FlowWithStaticState {
     pub waiting: WaitingFlow,
     pub state: StaticFlow,
     /// Duration of the read.
@@ -101,7 +104,7 @@ pub(super) struct OutboundBatch {
     pub predicted: Duration,
     pub phases: BatchPhaseTimes,
     /// Reason the batch fails once its freeze is complete.
-    pub pending_failure: Option<KeepReason>,
+    pub pending_failure: Option<FlowKeptReason>,
 }
 
 /// A flow of a batch; identified by its index there.
@@ -139,17 +142,17 @@ impl Handoff {
     pub(super) fn start_request(
         &mut self,
         now: Duration,
-        request: Request,
-    ) -> Result<RequestId, RequestError> {
-        let Request { flows, to, drain } = request;
+        request: FlowHandoffRequest,
+    ) -> Result<RequestId, FlowHandoffRequestError> {
+        let FlowHandoffRequest { flows, to, drain } = request;
         if to == self.core.config.node {
-            return Err(RequestError::ToSelf(to));
+            return Err(FlowHandoffRequestError::ToSelf(to));
         }
         if !self.core.config.peers.contains(&to) {
-            return Err(RequestError::UnknownNode(to));
+            return Err(FlowHandoffRequestError::UnknownNode(to));
         }
         if flows.is_empty() {
-            return Err(RequestError::NoFlows);
+            return Err(FlowHandoffRequestError::NoFlows);
         }
         let drain = match drain {
             DrainPolicy::No => None,
@@ -167,8 +170,8 @@ impl Handoff {
         let lane = self.donor.lanes.entry(to).or_default();
         for flow in flows {
             if self.core.moving_flows.contains_key(&flow) {
-                let reason = KeepReason::AlreadyMoving;
-                refused.push((flow, Outcome::Kept { reason }));
+                let reason = FlowKeptReason::AlreadyMoving;
+                refused.push((flow, FlowHandoffOutcome::Kept { reason }));
                 continue;
             }
             self.core.moving_flows.insert(flow, MovingFlow::default());
@@ -196,13 +199,15 @@ impl Handoff {
         &mut self,
         request: Option<RequestId>,
         seq: Option<u64>,
-        flows: Vec<(Flow, Outcome)>,
+        flows: Vec<(Flow, FlowHandoffOutcome)>,
     ) {
         if flows.is_empty() {
             return;
         }
         let count = flows.len();
-        let is_moved = |(_, outcome): &&(Flow, Outcome)| matches!(outcome, Outcome::Moved { .. });
+        let is_moved = |(_, outcome): &&(Flow, FlowHandoffOutcome)| {
+            matches!(outcome, FlowHandoffOutcome::Moved { .. })
+        };
         let moved = flows.iter().filter(is_moved).count();
         let batch = seq.map(|seq| self.batch_id(seq));
         self.core.push_event(Event::Outcome {

@@ -3,12 +3,12 @@
 //! Only one batch at a time is between divert and `Done`, so that each has the machine to itself. A batch that fails
 //! ends its turn at once and settles in parallel.
 
-use super::core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::donor::{OutboundBatch, OutboundBatchStage};
-use super::donor_end::EndingFlow;
-use super::event::KeepReason;
+use super::donor_resume_or_close::EndingFlow;
+use super::event::FlowKeptReason;
 use super::requests_to_holder::HolderAnswers;
-use super::{Command, FlowEpoch, Handoff, SendQueueInfo, drain};
+use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
+use super::{Command, FlowEpoch, Handoff, SendQueueInfo, drain_prediction};
 use core::time::Duration;
 use holdfast_wire::{ChangeKind, NodeId, OwnershipChange, RecordState};
 
@@ -19,7 +19,7 @@ impl OutboundBatch {
         seq: u64,
         index: usize,
         frozen: bool,
-        reason: KeepReason,
+        reason: FlowKeptReason,
     ) -> EndingFlow {
         let flow = &mut self.flows[index];
         flow.is_active = false;
@@ -41,7 +41,7 @@ impl OutboundBatch {
         &mut self,
         seq: u64,
         frozen: bool,
-        reason: &KeepReason,
+        reason: &FlowKeptReason,
     ) -> Vec<EndingFlow> {
         let active: Vec<usize> = self.active_indices().collect();
         active
@@ -125,7 +125,7 @@ impl Handoff {
                     seq,
                     index,
                     false,
-                    KeepReason::Refused {
+                    FlowKeptReason::Refused {
                         by: from,
                         why: error,
                     },
@@ -155,7 +155,7 @@ impl Handoff {
             .collect();
         let drain_waits = active
             .iter()
-            .map(|flow| drain::drain_wait(&flow.queue, limit));
+            .map(|flow| drain_prediction::drain_wait(&flow.queue, limit));
         let wait = drain_waits.max().unwrap_or_default();
         if wait.is_zero() {
             return false;
@@ -209,7 +209,7 @@ impl Handoff {
             {
                 self.donor.freezing_batch = Some(seq);
                 self.donor.busy_since.get_or_insert(now);
-                self.divert(now, seq);
+                self.request_divert(now, seq);
             }
         }
     }
@@ -238,7 +238,7 @@ impl Handoff {
         }
     }
 
-    fn divert(&mut self, now: Duration, seq: u64) {
+    fn request_divert(&mut self, now: Duration, seq: u64) {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
@@ -251,7 +251,8 @@ impl Handoff {
                 kind: ChangeKind::Divert { acceptor },
                 epoch: flow.epoch,
             });
-            queued += super::batch_cost::STATE_BYTES + drain::bytes_to_move(&flow.queue, None);
+            queued +=
+                super::batch_cost::STATE_BYTES + drain_prediction::bytes_to_move(&flow.queue, None);
         }
         batch.predicted = self.donor.model.predict(changes.len(), queued);
         let deadline = now + self.core.config.divert_timeout;
@@ -297,12 +298,12 @@ impl Handoff {
                 Ok(record) => {
                     let refusal = holdfast_wire::ChangeRefusal { current: record };
                     let ending_flow =
-                        batch.remove_flow(seq, index, false, KeepReason::NotDiverted(refusal));
+                        batch.remove_flow(seq, index, false, FlowKeptReason::NotDiverted(refusal));
                     refused.push((ending_flow, record));
                 }
                 Err(refusal) => {
                     let ending_flow =
-                        batch.remove_flow(seq, index, false, KeepReason::NotDiverted(refusal));
+                        batch.remove_flow(seq, index, false, FlowKeptReason::NotDiverted(refusal));
                     refused.push((ending_flow, refusal.current));
                 }
             }

@@ -1,12 +1,14 @@
 //! A donor's lane: flows for one acceptor are read, carved into batches, and prepared there.
 
-use super::core::{CommandPurpose, HandoffTimer};
-use super::donor::{OutboundBatch, OutboundBatchStage, OutboundFlow, ReadFlow, WaitingFlow};
-use super::donor_end::EndingFlow;
-use super::event::{BatchPhaseTimes, KeepReason, Outcome};
-use super::{Command, Handoff, RequestId, StaticFlow, drain};
+use super::donor::{
+    FlowWithStaticState, OutboundBatch, OutboundBatchStage, OutboundFlow, WaitingFlow,
+};
+use super::donor_resume_or_close::EndingFlow;
+use super::event::{BatchPhaseTimes, FlowHandoffOutcome, FlowKeptReason};
+use super::shared_state::{CommandPurpose, HandoffTimer};
+use super::{Command, Handoff, RequestId, StaticFlow, drain_prediction};
 use core::time::Duration;
-use holdfast_wire::frame::PrepareFlow;
+use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{Frame, NodeId};
 use std::collections::BTreeMap;
 
@@ -51,7 +53,7 @@ impl Handoff {
         now: Duration,
         acceptor: NodeId,
         since: Duration,
-        results: Vec<Result<StaticFlow, KeepReason>>,
+        results: Vec<Result<StaticFlow, FlowKeptReason>>,
     ) {
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
@@ -63,7 +65,7 @@ impl Handoff {
         let mut read = Vec::new();
         for (waiting, result) in reading.into_iter().zip(results) {
             match result {
-                Ok(state) => read.push(ReadFlow {
+                Ok(state) => read.push(FlowWithStaticState {
                     waiting,
                     state,
                     read_time: elapsed,
@@ -77,7 +79,7 @@ impl Handoff {
         }
         for (waiting, reason) in refused {
             self.core.end_untouched_move(&waiting.flow);
-            let outcome = Outcome::Kept { reason };
+            let outcome = FlowHandoffOutcome::Kept { reason };
             self.report_outcomes(Some(waiting.request), None, vec![(waiting.flow, outcome)]);
         }
         self.advance_lane(now, acceptor);
@@ -107,7 +109,7 @@ impl Handoff {
             .iter()
             .take_while(|read| read.waiting.drain == drain)
             .take(config.batch_flows_max)
-            .map(|read| drain::bytes_to_move(&read.state.queue, drain));
+            .map(|read| drain_prediction::bytes_to_move(&read.state.queue, drain));
         let count =
             self.donor
                 .model
@@ -121,7 +123,7 @@ impl Handoff {
             return false;
         }
         lane.preparing_batches += 1;
-        let read: Vec<ReadFlow> = lane.read_flows.drain(..count).collect();
+        let read: Vec<FlowWithStaticState> = lane.read_flows.drain(..count).collect();
         self.prepare(now, acceptor, read, drain);
         true
     }
@@ -130,7 +132,7 @@ impl Handoff {
         &mut self,
         now: Duration,
         acceptor: NodeId,
-        read: Vec<ReadFlow>,
+        read: Vec<FlowWithStaticState>,
         drain: Option<Duration>,
     ) {
         let seq = self.core.next_number();
@@ -145,8 +147,8 @@ impl Handoff {
         };
         let mut flows = Vec::with_capacity(read.len());
         let mut prepare = Vec::with_capacity(read.len());
-        for ReadFlow { waiting, state, .. } in read {
-            prepare.push(PrepareFlow {
+        for FlowWithStaticState { waiting, state, .. } in read {
+            prepare.push(FlowToPrepare {
                 flow: waiting.flow,
                 epoch: state.epoch,
                 static_state: state.static_state,
@@ -189,12 +191,12 @@ impl Handoff {
     }
 
     /// Fails all flows of the lane, because the acceptor cannot be reached.
-    pub(super) fn fail_lane(&mut self, acceptor: NodeId, reason: &KeepReason) {
+    pub(super) fn fail_lane(&mut self, acceptor: NodeId, reason: &FlowKeptReason) {
         let Some(lane) = self.donor.lanes.get_mut(&acceptor) else {
             return;
         };
         let waiting: Vec<WaitingFlow> = lane.waiting_flows.drain(..).collect();
-        let read: Vec<ReadFlow> = lane.read_flows.drain(..).collect();
+        let read: Vec<FlowWithStaticState> = lane.read_flows.drain(..).collect();
         if lane.flows_being_read.is_some() {
             lane.pending_failure = Some(reason.clone());
         }
@@ -204,7 +206,7 @@ impl Handoff {
             self.core.end_untouched_move(&flow.flow);
             let reason = reason.clone();
             let flows = by_request.entry(flow.request).or_default();
-            flows.push((flow.flow, Outcome::Kept { reason }));
+            flows.push((flow.flow, FlowHandoffOutcome::Kept { reason }));
         }
         for (request, flows) in by_request {
             self.report_outcomes(Some(request), None, flows);
@@ -212,21 +214,28 @@ impl Handoff {
     }
 
     /// Resumes flows that were only read.
-    fn resume_read_flows(&mut self, read: Vec<ReadFlow>, acceptor: NodeId, reason: &KeepReason) {
-        let flows = read.into_iter().map(|ReadFlow { waiting, state, .. }| {
-            let ending_flow = EndingFlow {
-                flow: waiting.flow,
-                epoch: state.epoch,
-                acceptor,
-                request: Some(waiting.request),
-                batch: None,
-                is_frozen: false,
-                reason: reason.clone(),
-                is_reported: false,
-                in_doubt: false,
-            };
-            (ending_flow, state.epoch)
-        });
+    fn resume_read_flows(
+        &mut self,
+        read: Vec<FlowWithStaticState>,
+        acceptor: NodeId,
+        reason: &FlowKeptReason,
+    ) {
+        let flows = read
+            .into_iter()
+            .map(|FlowWithStaticState { waiting, state, .. }| {
+                let ending_flow = EndingFlow {
+                    flow: waiting.flow,
+                    epoch: state.epoch,
+                    acceptor,
+                    request: Some(waiting.request),
+                    batch: None,
+                    is_frozen: false,
+                    reason: reason.clone(),
+                    is_reported: false,
+                    in_doubt: false,
+                };
+                (ending_flow, state.epoch)
+            });
         let flows = flows.collect();
         self.resume(flows);
     }

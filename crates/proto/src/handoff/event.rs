@@ -8,7 +8,7 @@ use std::fmt;
 
 /// Outcome of a handoff for one flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum FlowHandoffOutcome {
     /// The acceptor owns the flow.
     Moved {
         /// First epoch of the acceptor's ownership.
@@ -17,7 +17,7 @@ pub enum Outcome {
     /// The flow stays on this node and continues.
     Kept {
         /// Reason for staying.
-        reason: KeepReason,
+        reason: FlowKeptReason,
     },
     /// The flow was closed meanwhile, here or by its new owner.
     Closed,
@@ -25,7 +25,7 @@ pub enum Outcome {
 
 /// Reason for a flow to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum KeepReason {
+pub enum FlowKeptReason {
     /// The flow does not exist on this node.
     #[error("there is no such flow on this node; `holdfast flow list` shows those there are")]
     UnknownFlow,
@@ -162,7 +162,7 @@ pub enum Event {
         /// The flows' batch, if they reached one.
         batch: Option<BatchId>,
         /// Outcome of each flow.
-        flows: Vec<(Flow, Outcome)>,
+        flows: Vec<(Flow, FlowHandoffOutcome)>,
     },
     /// A batch given by this node has ended; its outcomes were reported before.
     BatchFinished {

@@ -18,29 +18,29 @@ mod batch_cost;
 mod command;
 mod command_retry;
 mod config;
-mod core;
 mod crash_recovery;
 mod donor;
 mod donor_divert;
-mod donor_end;
 mod donor_lane;
-mod drain;
+mod donor_resume_or_close;
+mod donor_transfer;
+mod drain_prediction;
 mod event;
 mod holder;
 mod requests_to_holder;
-mod transfer;
+mod shared_state;
 
 pub use command::{
-    Command, CommandToken, Completion, FlowEpoch, FrozenFlow, RestoreFlow, Results, SendQueueInfo,
-    StaticFlow,
+    Command, CommandToken, Completion, FlowEpoch, FlowToRestore, FrozenFlow, Results,
+    SendQueueInfo, StaticFlow,
 };
 pub use config::HandoffMachineConfig;
-pub use event::{BatchPhaseTimes, Event, HandoffStep, KeepReason, Outcome};
+pub use event::{BatchPhaseTimes, Event, FlowHandoffOutcome, FlowKeptReason, HandoffStep};
 
 use self::acceptor::Acceptor;
-use self::core::{CommandPurpose, HandoffCore, HandoffTimer};
 use self::donor::Donor;
 use self::holder::Holder;
+use self::shared_state::{CommandPurpose, HandoffCore, HandoffTimer};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ pub enum DrainPolicy {
 
 /// A request to hand flows to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct FlowHandoffRequest {
     /// The flows, in the order in which they are to move.
     pub flows: Vec<Flow>,
     /// The acceptor.
@@ -72,7 +72,7 @@ pub struct Request {
 
 /// Reason for refusing a request as a whole; nothing was touched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub enum FlowHandoffRequestError {
     /// The target is this node.
     #[error("node {0} is this node; name another")]
     ToSelf(NodeId),
@@ -153,10 +153,10 @@ impl Handoff {
     pub fn handle_request(
         &mut self,
         now: Duration,
-        request: Request,
-    ) -> Result<RequestId, RequestError> {
+        request: FlowHandoffRequest,
+    ) -> Result<RequestId, FlowHandoffRequestError> {
         let id = self.start_request(now, request)?;
-        self.advance(now);
+        self.start_possible_actions(now);
         Ok(id)
     }
 
@@ -199,7 +199,7 @@ impl Handoff {
                 );
             }
         }
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Handles the completion of a command.
@@ -219,7 +219,7 @@ impl Handoff {
                     .report_ignored(node, "completion", "no open command has this token");
             }
         }
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Reports flows established or closed on this node to the holder, in this order and reliably: the request is
@@ -232,7 +232,7 @@ impl Handoff {
     /// itself.
     pub fn handle_changes(&mut self, now: Duration, changes: Vec<OwnershipChange>) {
         self.queue_reports(changes);
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Handles the loss of the channel to `peer`, and of frames on their way. The daemon also calls this function when
@@ -240,7 +240,7 @@ impl Handoff {
     pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
         self.on_donor_lost(peer);
         self.on_acceptor_lost(now, peer);
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
@@ -248,14 +248,14 @@ impl Handoff {
         if peer == self.core.config.holder {
             self.repeat_all_requests_to_holder(now);
         }
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Takes over flows that the daemon found in the middle of a handoff at its start; must be called before any other
     /// handler. The machine asks the holder and then commands `Resume`, `Close`, `Activate` or `Discard`.
     pub fn handle_recovered(&mut self, now: Duration, flows: Vec<RecoveredFlow>) {
         self.on_recovered(now, flows);
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Handles all timers due at `now`.
@@ -273,7 +273,7 @@ impl Handoff {
                 HandoffTimer::RestEnd => self.end_yield_pause(now),
             }
         }
-        self.advance(now);
+        self.start_possible_actions(now);
     }
 
     /// Returns the next output, none if there is none left.
@@ -311,7 +311,7 @@ impl Handoff {
         core.outputs.is_empty()
             && core.moving_flows.is_empty()
             && core.open_commands.is_empty()
-            && core.holder_requests.is_empty()
+            && core.holder_client.is_idle()
             && core.timers.is_empty()
             && core.reports.is_empty()
             && self.donor.is_idle()
@@ -319,7 +319,7 @@ impl Handoff {
     }
 
     /// Starts actions that an input may have made possible.
-    fn advance(&mut self, now: Duration) {
+    fn start_possible_actions(&mut self, now: Duration) {
         self.start_next_freeze(now);
         self.send_reports(now);
     }
@@ -347,7 +347,7 @@ impl Handoff {
             return self.fail_batch(
                 now,
                 batch.seq,
-                KeepReason::Aborted {
+                FlowKeptReason::Aborted {
                     by: from,
                     why: reason,
                 },

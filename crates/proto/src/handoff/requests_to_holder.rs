@@ -1,20 +1,17 @@
 //! Requests to the holder, repeated until it answers.
 
-use super::core::{CommandPurpose, HandoffTimer, HolderRequestPurpose, RequestToHolder};
 use super::event::Event;
+use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, Handoff};
+pub(super) use crate::holder_client::HolderAnswers;
+use crate::holder_client::{AnswerShape, HolderRequestBody};
 use core::time::Duration;
 use holdfast_wire::{
-    ChangeKind, ChangeRefusal, Frame, NodeId, OwnershipChange, OwnershipRecord, RecordState,
+    ChangeKind, ChangeRefusal, NodeId, OwnershipChange, OwnershipRecord, RecordState,
 };
-
-/// The holder's answer to each change.
-pub(super) type HolderAnswers = Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>;
 
 /// Most changes in one request.
 pub(super) const CHANGES_MAX: usize = 8_192;
-/// Number of transmissions without an answer after which the holder is reported as silent.
-const SILENT_AFTER_ATTEMPTS: u32 = 4;
 
 impl Handoff {
     /// Sends a request to the holder (which may be this node) and returns the request's number.
@@ -25,16 +22,12 @@ impl Handoff {
         purpose: HolderRequestPurpose,
     ) -> u64 {
         let request = self.core.next_number();
+        let body = HolderRequestBody::Change(changes.clone());
+        let due = self
+            .core
+            .holder_client
+            .open(now, request, body.clone(), purpose);
         let config = &self.core.config;
-        let due = now + config.holder_retry_min;
-        let holder_request = RequestToHolder {
-            changes: changes.clone(),
-            purpose,
-            due,
-            next_wait: config.holder_retry_min,
-            transmissions: 1,
-        };
-        self.core.holder_requests.insert(request, holder_request);
         if config.holder == config.node {
             let changes = self.raise_epochs(changes);
             let asker = self.core.config.node;
@@ -45,64 +38,48 @@ impl Handoff {
                 changes,
             });
         } else {
-            let to = config.holder;
-            self.core
-                .timers
-                .insert((due, HandoffTimer::HolderRequest(request)));
-            self.core
-                .send(to, Frame::ChangeRequest { request, changes });
+            let timer = (due, HandoffTimer::HolderRequest(request));
+            self.core.timers.insert(timer);
+            self.send_holder_request(request, body);
         }
         request
     }
 
+    fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
+        let holder = self.core.config.holder;
+        self.core.send(holder, body.into_frame(request));
+    }
+
     /// Cancels a request; a later answer is ignored.
     pub(super) fn cancel_request_to_holder(&mut self, request: u64) {
-        if let Some(holder_request) = self.core.holder_requests.remove(&request) {
+        if let Some(open) = self.core.holder_client.cancel(request) {
             self.core
                 .timers
-                .remove(&(holder_request.due, HandoffTimer::HolderRequest(request)));
+                .remove(&(open.due, HandoffTimer::HolderRequest(request)));
         }
     }
 
     /// Repeats a request.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
-        let max = self.core.config.holder_retry_max;
-        let holder = self.core.config.holder;
-        let Some(holder_request) = self.core.holder_requests.get_mut(&request) else {
+        let Some(repetition) = self.core.holder_client.repeat(now, request) else {
             return;
         };
-        self.core
-            .timers
-            .remove(&(holder_request.due, HandoffTimer::HolderRequest(request)));
-        holder_request.next_wait = (holder_request.next_wait * 2).min(max);
-        holder_request.due = now + holder_request.next_wait;
-        holder_request.transmissions += 1;
-        let (due, transmissions, change_count) = (
-            holder_request.due,
-            holder_request.transmissions,
-            holder_request.changes.len(),
-        );
-        let changes = holder_request.changes.clone();
-        self.core
-            .timers
-            .insert((due, HandoffTimer::HolderRequest(request)));
-        self.core
-            .send(holder, Frame::ChangeRequest { request, changes });
-        if transmissions == SILENT_AFTER_ATTEMPTS {
+        let timer = HandoffTimer::HolderRequest(request);
+        self.core.timers.remove(&(repetition.previous_due, timer));
+        self.core.timers.insert((repetition.due, timer));
+        let items = repetition.body.len();
+        self.send_holder_request(request, repetition.body);
+        if repetition.is_holder_silent {
             self.core.push_event(Event::HolderSilent {
-                holder,
-                changes: change_count,
+                holder: self.core.config.holder,
+                changes: items,
             });
         }
     }
 
     /// Repeats all requests at once over a new channel to the holder, and starts their waits from the beginning.
     pub(super) fn repeat_all_requests_to_holder(&mut self, now: Duration) {
-        let requests: Vec<u64> = self.core.holder_requests.keys().copied().collect();
-        for request in requests {
-            if let Some(holder_request) = self.core.holder_requests.get_mut(&request) {
-                holder_request.next_wait = self.core.config.holder_retry_min / 2;
-            }
+        for request in self.core.holder_client.restart_waits() {
             self.repeat_request_to_holder(now, request);
         }
     }
@@ -113,46 +90,27 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         request: u64,
-        mut answers: HolderAnswers,
+        answers: HolderAnswers,
     ) {
-        if from != self.core.config.holder {
-            return self.core.report_ignored(
-                from,
-                "ChangeResponse",
-                "the sender is not the holder",
-            );
-        }
-        let Some(holder_request) = self.core.holder_requests.get(&request) else {
-            return self.core.report_ignored(
-                from,
-                "ChangeResponse",
-                "no open request with this number",
-            );
+        let shape = AnswerShape::Changes(answers.len());
+        let open = match self.core.holder_client.take_answered(from, request, shape) {
+            Ok(open) => open,
+            Err(reason) => return self.core.report_ignored(from, "ChangeResponse", reason),
         };
-        if holder_request.changes.len() != answers.len() {
-            return self.core.report_ignored(
-                from,
-                "ChangeResponse",
-                "the number of results differs from the number of changes",
-            );
-        }
-        let holder_request = self
-            .core
-            .holder_requests
-            .remove(&request)
-            .expect("the request was found above");
         self.core
             .timers
-            .remove(&(holder_request.due, HandoffTimer::HolderRequest(request)));
-        match holder_request.purpose {
-            HolderRequestPurpose::Divert(seq) => self.on_diverted(now, seq, answers),
-            HolderRequestPurpose::Rollback(settling) => self.on_rolled_back(now, settling, answers),
-            HolderRequestPurpose::Commit(batch) => self.on_committed(now, batch, answers),
-            HolderRequestPurpose::Recovery(takes) => self.on_recovery_answered(takes, answers),
-            HolderRequestPurpose::Report => {
-                let changes = holder_request.changes.into_iter();
-                self.on_reports_answered(changes.zip(answers.drain(..)));
+            .remove(&(open.due, HandoffTimer::HolderRequest(request)));
+        match (open.purpose, open.body) {
+            (HolderRequestPurpose::Divert(seq), _) => self.on_diverted(now, seq, answers),
+            (HolderRequestPurpose::Rollback(settling), _) => {
+                self.on_rolled_back(now, settling, answers);
             }
+            (HolderRequestPurpose::Commit(batch), _) => self.on_committed(now, batch, answers),
+            (HolderRequestPurpose::Recovery(takes), _) => self.on_recovery_answered(takes, answers),
+            (HolderRequestPurpose::Report, HolderRequestBody::Change(changes)) => {
+                self.on_reports_answered(changes.into_iter().zip(answers));
+            }
+            (HolderRequestPurpose::Report, HolderRequestBody::Lookup(_)) => {}
         }
     }
 

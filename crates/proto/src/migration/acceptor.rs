@@ -2,11 +2,11 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, MoveTimer};
 use super::event::Event;
+use super::shared_state::{CommandPurpose, MoveTimer};
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorPhaseTimes;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, Offer, PeerConnections, StepTime};
+use holdfast_wire::move_frames::{DonorFlow, MoveFrame, MoveOffer, PeerConnections, StepTime};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub(super) struct InboundMove {
     /// Start of the stage.
     pub since: Duration,
     pub deadline: Option<Duration>,
-    pub offer: Option<Offer>,
+    pub offer: Option<MoveOffer>,
     pub hops: u32,
     /// Flows whose packets are held, or will be.
     pub held_flows: BTreeSet<Flow>,
@@ -115,7 +115,7 @@ impl Migration {
     }
 
     /// Handles a donor's offer of a process.
-    pub(super) fn on_offer(&mut self, now: Duration, from: NodeId, id: MoveId, offer: Offer) {
+    pub(super) fn on_offer(&mut self, now: Duration, from: NodeId, id: MoveId, offer: MoveOffer) {
         if id.donor != from {
             return self
                 .core

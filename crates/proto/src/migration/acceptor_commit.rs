@@ -3,12 +3,12 @@
 use super::Migration;
 use super::acceptor::InboundMoveStage;
 use super::command::{Command, FlowEpoch, ResumeReport};
-use super::core::CommandPurpose;
 use super::donor::OutboundMoveStage::Removing;
 use super::event::Event;
 use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, TRANSIT_EPOCH, process_change,
 };
+use super::shared_state::CommandPurpose;
 use core::time::Duration;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections, TranslationStep};
 use holdfast_wire::{ChangeKind, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};

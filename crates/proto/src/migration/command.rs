@@ -30,7 +30,7 @@ use super::freeze_cost::ProcessTree;
 use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::move_frames::{
-    DonorFlow, Offer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
+    DonorFlow, MoveOffer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
 };
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 
@@ -112,12 +112,12 @@ pub enum Command {
     Examine {
         token: CommandToken,
         id: MoveId,
-        offer: Offer,
+        offer: MoveOffer,
     },
     Build {
         token: CommandToken,
         id: MoveId,
-        offer: Offer,
+        offer: MoveOffer,
     },
     Arm {
         token: CommandToken,

@@ -8,10 +8,10 @@ use super::acceptor::{InboundMove, InboundMoveStage};
 use super::acceptor_commit::process_and_flow_changes;
 use super::command::ProcessId;
 use super::donor::OutboundMove;
-use super::donor_divert::{FlowState, OutboundFlow};
-use super::event::KeepReason;
+use super::donor_divert::{OutboundFlow, OutboundFlowState};
+use super::event::ProcessKeptReason;
 use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose};
-use super::{Migration, Options};
+use super::{Migration, MoveRequestOptions};
 use core::time::Duration;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
@@ -73,9 +73,9 @@ impl Migration {
                     saved_flows: noted,
                     maybe_stopped: frozen,
                 } => {
-                    let options = Options {
+                    let options = MoveRequestOptions {
                         clone,
-                        ..Options::default()
+                        ..MoveRequestOptions::default()
                     };
                     let mut outbound = OutboundMove::new(process, to, options, now);
                     outbound.hops = hops;
@@ -106,7 +106,7 @@ impl Migration {
     ) {
         let (to, divert_requested) = (outbound.to, saved_flows.is_some());
         let (flows, peers) = saved_flows.unwrap_or_default();
-        let state = FlowState::Frozen;
+        let state = OutboundFlowState::Frozen;
         let outbound_flows = flows.iter().map(|saved| {
             let epoch = saved.epoch;
             (saved.flow, OutboundFlow { epoch, state })
@@ -120,7 +120,7 @@ impl Migration {
         self.outbound_moves.insert(id, outbound);
         let flows_free = self.core.begin_flows(id, flow_names.into_iter());
         debug_assert!(flows_free.is_ok(), "a flow was recorded twice");
-        let reason = KeepReason::Restarted.to_string();
+        let reason = ProcessKeptReason::Restarted.to_string();
         self.core.send(to, id, MoveFrame::Abort { reason });
         match divert_requested {
             true => self.request_rollback(now, id),

@@ -3,15 +3,15 @@
 //! Nothing has been touched until then, and a failure costs nothing.
 
 use super::command::{CheckReport, Command, ProcessId};
-use super::core::{CommandPurpose, MoveTimer};
+use super::copy_rounds::CopyRounds;
 use super::donor_divert::{OutboundFlow, outbound_flow};
-use super::event::{Event, KeepReason, MigrationStep, MoveSummary, Outcome};
+use super::event::{Event, MigrationStep, MoveOutcome, MoveSummary, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
-use super::rounds::CopyRounds;
-use super::{Migration, Options, Request, RequestError};
+use super::shared_state::{CommandPurpose, MoveTimer};
+use super::{Migration, MoveRequest, MoveRequestError, MoveRequestOptions};
 use core::time::Duration;
 use holdfast_wire::frame::ENTRIES_MAX;
-use holdfast_wire::move_frames::{MoveFrame, Offer, PeerConnections};
+use holdfast_wire::move_frames::{MoveFrame, MoveOffer, PeerConnections};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ pub(super) enum OutboundMoveStage {
 pub(super) struct OutboundMove {
     pub process: ProcessId,
     pub to: NodeId,
-    pub options: Options,
+    pub options: MoveRequestOptions,
     pub stage: OutboundMoveStage,
     /// Start of the move; from the preparation of the freeze on, start of the stage.
     pub since: Duration,
@@ -69,7 +69,7 @@ pub(super) struct OutboundMove {
     pub post_copy_allowed: bool,
     pub load: FreezeLoad,
     /// Reason reported if the process stays.
-    pub reason: KeepReason,
+    pub reason: ProcessKeptReason,
     /// Epoch at which this node owns the process's record again.
     pub record_epoch: Option<Epoch>,
     /// True if a clone of the process runs.
@@ -85,7 +85,7 @@ impl OutboundMove {
     pub(super) fn new(
         process: ProcessId,
         to: NodeId,
-        options: Options,
+        options: MoveRequestOptions,
         now: Duration,
     ) -> OutboundMove {
         OutboundMove {
@@ -110,7 +110,7 @@ impl OutboundMove {
             rounds: CopyRounds::default(),
             post_copy_allowed: false,
             load: FreezeLoad::default(),
-            reason: KeepReason::Restarted,
+            reason: ProcessKeptReason::Restarted,
             record_epoch: None,
             clone_runs: false,
             in_doubt: false,
@@ -152,31 +152,31 @@ impl Migration {
     pub(super) fn start_request(
         &mut self,
         now: Duration,
-        request: Request,
-    ) -> Result<MoveId, RequestError> {
-        let Request {
+        request: MoveRequest,
+    ) -> Result<MoveId, MoveRequestError> {
+        let MoveRequest {
             process,
             to,
             options,
         } = request;
         let config = &self.core.config;
         if to == config.node {
-            return Err(RequestError::ToSelf(to));
+            return Err(MoveRequestError::ToSelf(to));
         }
         if !config.peers.contains(&to) {
-            return Err(RequestError::UnknownNode(to));
+            return Err(MoveRequestError::UnknownNode(to));
         }
         match options {
-            Options {
+            MoveRequestOptions {
                 post_copy: true,
                 clone: true,
                 ..
-            } => return Err(RequestError::CloneByPostCopy),
-            Options {
+            } => return Err(MoveRequestError::CloneByPostCopy),
+            MoveRequestOptions {
                 post_copy: true,
                 verify: true,
                 ..
-            } => return Err(RequestError::VerifyByPostCopy),
+            } => return Err(MoveRequestError::VerifyByPostCopy),
             _ => {}
         }
         if self
@@ -184,7 +184,7 @@ impl Migration {
             .values()
             .any(|outbound| outbound.process == process)
         {
-            return Err(RequestError::AlreadyMoving(process));
+            return Err(MoveRequestError::AlreadyMoving(process));
         }
         let (donor, boot) = (config.node, config.boot);
         let seq = self.core.next_number();
@@ -214,7 +214,7 @@ impl Migration {
         };
         let report = match result {
             Ok(report) => report,
-            Err(blockers) => return self.end_untouched(id, KeepReason::Blocked(blockers)),
+            Err(blockers) => return self.end_untouched(id, ProcessKeptReason::Blocked(blockers)),
         };
         let options = outbound.options;
         outbound.hops = report.hops;
@@ -234,13 +234,13 @@ impl Migration {
         outbound.summary.predicted = predicted;
         let max = options.max_freeze.filter(|_| !options.post_copy);
         if let Some(max) = max.filter(|max| predicted > *max) {
-            return self.end_untouched(id, KeepReason::FreezeTooLong { predicted, max });
+            return self.end_untouched(id, ProcessKeptReason::FreezeTooLong { predicted, max });
         }
         let (to, flows) = (outbound.to, outbound.flows.len());
         if let Err(reason) = self.check_sockets(id) {
             return self.end_untouched(id, reason);
         }
-        let offer = Offer {
+        let offer = MoveOffer {
             clone: options.clone,
             sockets: options.sockets,
             post_copy: options.post_copy,
@@ -257,23 +257,23 @@ impl Migration {
     }
 
     /// Checks that the current sockets can move, and marks their flows as moving.
-    pub(super) fn check_sockets(&mut self, id: MoveId) -> Result<(), KeepReason> {
+    pub(super) fn check_sockets(&mut self, id: MoveId) -> Result<(), ProcessKeptReason> {
         let Some(outbound) = self.outbound_moves.get(&id) else {
             return Ok(());
         };
         // A request has two more changes, for the process itself.
         if outbound.flows.len() > ENTRIES_MAX - 2 {
-            return Err(KeepReason::TooManyFlows(outbound.flows.len()));
+            return Err(ProcessKeptReason::TooManyFlows(outbound.flows.len()));
         }
         for connection in outbound.peers.iter().flat_map(|peer| &peer.connections) {
             if self.has_prepared_translation(connection) {
-                return Err(KeepReason::PeerMoving(*connection));
+                return Err(ProcessKeptReason::PeerMoving(*connection));
             }
         }
         let flows = outbound.flows.keys().copied();
         self.core
             .begin_flows(id, flows)
-            .map_err(KeepReason::FlowMoving)
+            .map_err(ProcessKeptReason::FlowMoving)
     }
 
     pub(super) fn on_offered(
@@ -293,30 +293,30 @@ impl Migration {
         }
         if !refusals.is_empty() {
             let (by, whys) = (from, refusals);
-            return self.end_untouched(id, KeepReason::Refused { by, whys });
+            return self.end_untouched(id, ProcessKeptReason::Refused { by, whys });
         }
         self.set_deadline(id, Some(now + self.core.config.build_timeout));
         self.copy_round(id);
     }
 
     /// Ends a move before anything was touched.
-    pub(super) fn end_untouched(&mut self, id: MoveId, reason: KeepReason) {
+    pub(super) fn end_untouched(&mut self, id: MoveId, reason: ProcessKeptReason) {
         let Some(outbound) = self.outbound_moves.get(&id) else {
             return;
         };
         let owned_flows = outbound.flows.iter().map(|(flow, at)| (*flow, at.epoch));
         let owned_flows = owned_flows.collect();
         self.core.end_flows(id, &owned_flows, |_| false);
-        self.end_outbound(id, Outcome::Kept { reason });
+        self.end_outbound(id, MoveOutcome::Kept { reason });
     }
 
     /// Ends a move that has no saved state.
-    pub(super) fn end_outbound(&mut self, id: MoveId, outcome: Outcome) {
+    pub(super) fn end_outbound(&mut self, id: MoveId, outcome: MoveOutcome) {
         self.report_outcome(id, outcome);
         self.outbound_moves.remove(&id);
     }
 
-    pub(super) fn report_outcome(&mut self, id: MoveId, outcome: Outcome) {
+    pub(super) fn report_outcome(&mut self, id: MoveId, outcome: MoveOutcome) {
         self.set_deadline(id, None);
         self.cancel_outbound_request(id);
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
@@ -355,7 +355,7 @@ impl Migration {
             }
             _ => return,
         };
-        self.fail_move(now, id, KeepReason::TimedOut { peer, step });
+        self.fail_move(now, id, ProcessKeptReason::TimedOut { peer, step });
     }
 
     /// Handles the loss of a channel: moves to that node fail, or the holder decides them.
@@ -377,7 +377,7 @@ impl Migration {
                 OutboundMoveStage::Freezing => MigrationStep::Freeze,
                 _ => MigrationStep::Transfer,
             };
-            self.fail_move(now, id, KeepReason::PeerLost { peer, step });
+            self.fail_move(now, id, ProcessKeptReason::PeerLost { peer, step });
         }
     }
 }

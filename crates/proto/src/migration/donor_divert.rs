@@ -5,10 +5,10 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, MoveTimer, MovingFlow};
 use super::donor::{OutboundMove, OutboundMoveStage};
-use super::event::{Event, KeepReason, MigrationStep};
+use super::event::{Event, MigrationStep, ProcessKeptReason};
 use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, process_change};
+use super::shared_state::{CommandPurpose, MoveTimer, MovingFlow};
 use core::time::Duration;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, TranslationStep};
 use holdfast_wire::{
@@ -23,12 +23,12 @@ const DIVERT_RETRY: Duration = Duration::from_millis(1);
 pub(super) struct OutboundFlow {
     /// Epoch at which this node owns the flow.
     pub epoch: Epoch,
-    pub state: FlowState,
+    pub state: OutboundFlowState,
 }
 
 /// Progress of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FlowState {
+pub(super) enum OutboundFlowState {
     Owned,
     Diverted,
     Frozen,
@@ -40,12 +40,15 @@ pub(super) enum FlowState {
 }
 
 pub(super) fn outbound_flow(flow: &DonorFlow) -> (Flow, OutboundFlow) {
-    let (epoch, state) = (flow.epoch, FlowState::Owned);
+    let (epoch, state) = (flow.epoch, OutboundFlowState::Owned);
     (flow.flow, OutboundFlow { epoch, state })
 }
 
 impl OutboundMove {
-    pub(super) fn flows_in(&self, state: FlowState) -> impl Iterator<Item = DonorFlow> + '_ {
+    pub(super) fn flows_in(
+        &self,
+        state: OutboundFlowState,
+    ) -> impl Iterator<Item = DonorFlow> + '_ {
         let flows = self
             .flows
             .iter()
@@ -89,7 +92,7 @@ impl Migration {
         outbound.arm_count += 1;
         outbound.armed = false;
         let (to, part) = (outbound.to, outbound.arm_count);
-        let flows = outbound.flows_in(FlowState::Owned).collect();
+        let flows = outbound.flows_in(OutboundFlowState::Owned).collect();
         self.core.send(to, id, MoveFrame::Arm { part, flows });
     }
 
@@ -113,7 +116,7 @@ impl Migration {
         }
         if let Err(error) = result {
             let (by, whys) = (from, vec![error]);
-            return self.fail_move(now, id, KeepReason::Refused { by, whys });
+            return self.fail_move(now, id, ProcessKeptReason::Refused { by, whys });
         }
         outbound.armed = true;
         self.save_flows(now, id);
@@ -138,7 +141,7 @@ impl Migration {
             Err(error) => self.fail_move(
                 now,
                 id,
-                KeepReason::PeerRefused {
+                ProcessKeptReason::PeerRefused {
                     by: peer,
                     why: error,
                 },
@@ -210,7 +213,7 @@ impl Migration {
         }
         if let Err(error) = result {
             let step = MigrationStep::Arm;
-            return self.fail_move(now, id, KeepReason::Failed { step, why: error });
+            return self.fail_move(now, id, ProcessKeptReason::Failed { step, why: error });
         }
         // One deadline covers all repetitions.
         if self.outbound_moves[&id].deadline.is_none() {
@@ -233,7 +236,7 @@ impl Migration {
             changes.push(process_change(id, ChangeKind::Establish, OWNED_EPOCH));
             changes.push(process_change(id, kind, OWNED_EPOCH));
         }
-        let flows = outbound.flows_in(FlowState::Owned);
+        let flows = outbound.flows_in(OutboundFlowState::Owned);
         changes.extend(flows.map(|DonorFlow { flow, epoch }| OwnershipChange {
             flow,
             kind,
@@ -261,7 +264,7 @@ impl Migration {
         };
         let mut answers = answers.into_iter();
         let pending: Vec<Flow> = outbound
-            .flows_in(FlowState::Owned)
+            .flows_in(OutboundFlowState::Owned)
             .map(|flow| flow.flow)
             .collect();
         if answers.len() > pending.len() {
@@ -270,7 +273,11 @@ impl Migration {
                 .unwrap_or(Err(ChangeRefusal { current: None }));
             let current = process.unwrap_or_else(|refusal| refusal.current);
             if current.is_none_or(|record| record.state != transit) {
-                return self.fail_move(now, id, KeepReason::NotDiverted(ChangeRefusal { current }));
+                return self.fail_move(
+                    now,
+                    id,
+                    ProcessKeptReason::NotDiverted(ChangeRefusal { current }),
+                );
             }
         }
         let mut failure = None;
@@ -284,16 +291,16 @@ impl Migration {
             match record {
                 Some(record) if record.state == transit => {
                     entry.epoch = record.epoch.saturating_sub(1);
-                    entry.state = FlowState::Diverted;
+                    entry.state = OutboundFlowState::Diverted;
                 }
-                _ if closed => entry.state = FlowState::Closed,
+                _ if closed => entry.state = OutboundFlowState::Closed,
                 // The holder has not heard of the flow yet, or knows it at another epoch: request it again.
                 None => missing = true,
                 Some(record) if record.is_owned_by(node) => {
                     entry.epoch = record.epoch;
                     missing = true;
                 }
-                Some(record) => failure = Some(KeepReason::NotOurs { flow, record }),
+                Some(record) => failure = Some(ProcessKeptReason::NotOurs { flow, record }),
             }
         }
         match failure {

@@ -6,13 +6,13 @@
 
 use super::Migration;
 use super::command::{Command, FlowEpoch};
-use super::core::CommandPurpose;
 use super::donor::OutboundMoveStage;
-use super::donor_divert::FlowState;
-use super::event::{Event, KeepReason, Outcome};
+use super::donor_divert::OutboundFlowState;
+use super::event::{Event, MoveOutcome, ProcessKeptReason};
 use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, TRANSIT_EPOCH, process_change,
 };
+use super::shared_state::CommandPurpose;
 use core::time::Duration;
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange};
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 impl Migration {
     /// Fails a move.
-    pub(super) fn fail_move(&mut self, now: Duration, id: MoveId, reason: KeepReason) {
+    pub(super) fn fail_move(&mut self, now: Duration, id: MoveId, reason: ProcessKeptReason) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
@@ -107,9 +107,9 @@ impl Migration {
             Some(_) => {
                 for (entry, record) in outbound.flows.values_mut().zip(records) {
                     match record {
-                        None => entry.state = FlowState::Unrecorded,
+                        None => entry.state = OutboundFlowState::Unrecorded,
                         Some(record) if record.is_owned_by(node) => {
-                            (entry.state, entry.epoch) = (FlowState::Closed, record.epoch);
+                            (entry.state, entry.epoch) = (OutboundFlowState::Closed, record.epoch);
                         }
                         Some(_) => {}
                     }
@@ -219,8 +219,8 @@ impl Migration {
         let owned_flows: BTreeMap<Flow, _> = owned_flows.collect();
         let (record, cloned) = (outbound.record_epoch, outbound.clone_runs);
         let outcome = match cloned {
-            true => Outcome::Cloned,
-            false => Outcome::Kept {
+            true => MoveOutcome::Cloned,
+            false => MoveOutcome::Kept {
                 reason: outbound.reason.clone(),
             },
         };

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// Outcome of a move for its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MoveOutcome {
     /// The process runs at the acceptor only.
     Moved,
     /// A clone runs at the acceptor, and the original on this node.
@@ -15,13 +15,13 @@ pub enum Outcome {
     /// The process stays on this node and continues.
     Kept {
         /// Reason for staying.
-        reason: KeepReason,
+        reason: ProcessKeptReason,
     },
 }
 
 /// Reason for a process to stay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum KeepReason {
+pub enum ProcessKeptReason {
     /// The process uses something that cannot move.
     #[error("the process cannot move: {}", .0.join("; "))]
     Blocked(Vec<String>),
@@ -111,7 +111,7 @@ pub enum KeepReason {
     #[error("the move was cancelled")]
     Cancelled,
     /// Only a rehearsal was requested, and the acceptor would take the process
-    /// ([`Options::rehearsal`](super::Options::rehearsal)).
+    /// ([`MoveRequestOptions::rehearsal`](super::MoveRequestOptions::rehearsal)).
     #[error("the process can move; only a check was requested")]
     Rehearsed,
 }
@@ -242,7 +242,7 @@ pub enum Event {
         /// The move.
         id: MoveId,
         /// The outcome.
-        outcome: Outcome,
+        outcome: MoveOutcome,
         /// Measurements of the move.
         summary: Box<MoveSummary>,
     },

@@ -39,17 +39,17 @@ mod acceptor;
 mod acceptor_commit;
 mod command;
 mod config;
-mod core;
+mod copy_rounds;
 mod crash_recovery;
 mod donor;
 mod donor_divert;
+mod donor_freeze;
 mod donor_rollback;
 mod event;
 mod freeze_cost;
 mod peer_translation;
 mod requests_to_holder;
-mod rounds;
-mod transfer;
+mod shared_state;
 
 pub use command::{
     CheckReport, Command, CommandToken, Completion, FlowEpoch, FreezeReport, ProcessId, Results,
@@ -57,14 +57,16 @@ pub use command::{
 };
 pub use config::MigrationMachineConfig;
 pub use crash_recovery::{RecoveredMove, RecoveredRole};
-pub use event::{Event, KeepReason, MigrationStep, MovePhaseTimes, MoveSummary, Outcome};
+pub use event::{
+    Event, MigrationStep, MoveOutcome, MovePhaseTimes, MoveSummary, ProcessKeptReason,
+};
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 
 use self::acceptor::InboundMove;
-use self::core::{CommandPurpose, MigrationCore, MoveTimer};
 use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
+use self::shared_state::{CommandPurpose, MigrationCore, MoveTimer};
 use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, VecDeque};
@@ -72,7 +74,7 @@ use std::time::Duration;
 
 /// Options of a move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct MoveRequestOptions {
     /// Make a clone, and leave the original running on this node.
     pub clone: bool,
     /// Strategy for moving the sockets.
@@ -85,11 +87,11 @@ pub struct Options {
     pub post_copy: bool,
     /// Compare the restored process with the original before it runs.
     pub verify: bool,
-    /// Only ask if the acceptor would take the process; the process stays ([`KeepReason::Rehearsed`]).
+    /// Only ask if the acceptor would take the process; the process stays ([`ProcessKeptReason::Rehearsed`]).
     pub rehearsal: bool,
 }
 
-impl Options {
+impl MoveRequestOptions {
     /// Returns how many of a process's sockets are read and restored during the freeze; none for a clone, since its
     /// original keeps the connections.
     fn sockets_in_freeze(&self, sockets: u32) -> u32 {
@@ -102,18 +104,18 @@ impl Options {
 
 /// A request to move a process to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
+pub struct MoveRequest {
     /// The process, including all its children.
     pub process: ProcessId,
     /// The acceptor.
     pub to: NodeId,
     /// Options of the move.
-    pub options: Options,
+    pub options: MoveRequestOptions,
 }
 
 /// Reason for refusing a request; nothing was touched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub enum MoveRequestError {
     /// The target is this node.
     #[error("node {0} is this node; name another")]
     ToSelf(NodeId),
@@ -185,14 +187,14 @@ impl Migration {
     pub fn handle_request(
         &mut self,
         now: Duration,
-        request: Request,
-    ) -> Result<MoveId, RequestError> {
+        request: MoveRequest,
+    ) -> Result<MoveId, MoveRequestError> {
         self.start_request(now, request)
     }
 
     /// Cancels a move from this node. Has no effect once the move is committed.
     pub fn handle_cancel(&mut self, now: Duration, id: MoveId) {
-        self.fail_move(now, id, KeepReason::Cancelled);
+        self.fail_move(now, id, ProcessKeptReason::Cancelled);
     }
 
     /// Handles a frame from the node `from` (as named by the channel's certificate): [`Frame::Move`], and the holder's
@@ -319,7 +321,7 @@ impl Migration {
         core.outputs.is_empty()
             && core.moving_flows.is_empty()
             && core.open_commands.is_empty()
-            && core.holder_requests.is_empty()
+            && core.holder_client.is_idle()
             && core.timers.is_empty()
             && self.outbound_moves.is_empty()
             && self.inbound_moves.is_empty()

@@ -7,9 +7,9 @@
 
 use super::Migration;
 use super::command::Command;
-use super::core::{CommandPurpose, MoveTimer};
 use super::event::Event;
 use super::requests_to_holder::HolderRequestPurpose;
+use super::shared_state::{CommandPurpose, MoveTimer};
 use core::time::Duration;
 use holdfast_wire::move_frames::{MoveFrame, PeerConnections, TranslationStep};
 use holdfast_wire::{Flow, MoveId, NodeId, OwnershipRecord, RecordState};

@@ -4,42 +4,20 @@
 //! transit at [`TRANSIT_EPOCH`]. Therefore a request can name them without a query.
 
 use super::command::Command;
-use super::core::{CommandPurpose, MoveTimer};
 use super::event::Event;
+use super::shared_state::{CommandPurpose, MoveTimer};
 use super::{Migration, Output};
+pub(super) use crate::holder_client::HolderAnswers;
+use crate::holder_client::{AnswerShape, HolderRequestBody};
 use core::time::Duration;
-use holdfast_wire::{
-    ChangeKind, ChangeRefusal, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange, OwnershipRecord,
-};
-
-/// The holder's answer to each change.
-pub(super) type HolderAnswers = Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>;
+use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 
 /// Epoch at which the donor owns the process's record.
 pub(super) const OWNED_EPOCH: Epoch = 1;
 /// Epoch of the record's transit.
 pub(super) const TRANSIT_EPOCH: Epoch = 2;
-/// Number of transmissions without an answer after which the holder is reported as silent.
-const SILENT_AFTER_ATTEMPTS: u32 = 4;
-
 /// Bit in the numbers of this machine's requests; the handoff's numbers do not have it.
 pub(super) const REQUEST_BIT: u64 = 1 << 63;
-
-/// An open request to the holder.
-#[derive(Debug)]
-pub(super) struct RequestToHolder {
-    body: HolderRequestBody,
-    pub purpose: HolderRequestPurpose,
-    due: Duration,
-    next_wait: Duration,
-    transmissions: u32,
-}
-
-#[derive(Debug, Clone)]
-enum HolderRequestBody {
-    Change(Vec<OwnershipChange>),
-    Lookup(Vec<Flow>),
-}
 
 /// Operation that waits for the holder's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,21 +65,14 @@ impl Migration {
         purpose: HolderRequestPurpose,
     ) -> u64 {
         let request = self.core.next_number() | REQUEST_BIT;
-        let wait = self.core.config.retry_min;
-        let due = now + wait;
-        let holder_request = RequestToHolder {
-            body: body.clone(),
-            purpose,
-            due,
-            next_wait: wait,
-            transmissions: 1,
-        };
-        self.core.holder_requests.insert(request, holder_request);
+        let due = self
+            .core
+            .holder_client
+            .open(now, request, body.clone(), purpose);
         let asker = self.core.config.node;
         if self.core.config.holder != asker {
-            self.core
-                .timers
-                .insert((due, MoveTimer::HolderRequest(request)));
+            let timer = (due, MoveTimer::HolderRequest(request));
+            self.core.timers.insert(timer);
             self.send_holder_request(request, body);
             return request;
         }
@@ -118,60 +89,41 @@ impl Migration {
     }
 
     fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
-        let frame = match body {
-            HolderRequestBody::Change(changes) => Frame::ChangeRequest { request, changes },
-            HolderRequestBody::Lookup(flows) => Frame::Query { request, flows },
-        };
         let to = self.core.config.holder;
+        let frame = body.into_frame(request);
         self.core.outputs.push_back(Output::Send { to, frame });
     }
 
     /// Cancels a request; a later answer is ignored.
     pub(super) fn cancel_request_to_holder(&mut self, request: u64) {
-        if let Some(holder_request) = self.core.holder_requests.remove(&request) {
+        if let Some(open) = self.core.holder_client.cancel(request) {
             self.core
                 .timers
-                .remove(&(holder_request.due, MoveTimer::HolderRequest(request)));
+                .remove(&(open.due, MoveTimer::HolderRequest(request)));
         }
     }
 
     /// Repeats a request.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
-        let max = self.core.config.retry_max;
         let holder = self.core.config.holder;
         if holder == self.core.config.node {
             return;
         }
-        let Some(holder_request) = self.core.holder_requests.get_mut(&request) else {
+        let Some(repetition) = self.core.holder_client.repeat(now, request) else {
             return;
         };
-        self.core
-            .timers
-            .remove(&(holder_request.due, MoveTimer::HolderRequest(request)));
-        holder_request.next_wait = (holder_request.next_wait * 2).min(max);
-        holder_request.due = now + holder_request.next_wait;
-        holder_request.transmissions += 1;
-        let (due, transmissions, body) = (
-            holder_request.due,
-            holder_request.transmissions,
-            holder_request.body.clone(),
-        );
-        self.core
-            .timers
-            .insert((due, MoveTimer::HolderRequest(request)));
-        self.send_holder_request(request, body);
-        if transmissions == SILENT_AFTER_ATTEMPTS {
+        let timer = MoveTimer::HolderRequest(request);
+        self.core.timers.remove(&(repetition.previous_due, timer));
+        self.core.timers.insert((repetition.due, timer));
+        self.send_holder_request(request, repetition.body);
+        if repetition.is_holder_silent {
             self.core.push_event(Event::HolderSilent { holder });
         }
     }
 
     /// Repeats all requests at once over a new channel to the holder, and starts their waits from the beginning.
     pub(super) fn repeat_all_requests_to_holder(&mut self, now: Duration) {
-        let requests: Vec<u64> = self.core.holder_requests.keys().copied().collect();
-        for request in requests {
-            if let Some(holder_request) = self.core.holder_requests.get_mut(&request) {
-                holder_request.next_wait = self.core.config.retry_min / 2;
-            }
+        for request in self.core.holder_client.restart_waits() {
             self.repeat_request_to_holder(now, request);
         }
     }
@@ -184,13 +136,8 @@ impl Migration {
         request: u64,
         answers: HolderAnswers,
     ) {
-        let count = |body: &HolderRequestBody| match body {
-            HolderRequestBody::Change(changes) => Some(changes.len()),
-            HolderRequestBody::Lookup(_) => None,
-        };
-        let Some(purpose) =
-            self.remove_answered_request(from, request, "ChangeResponse", answers.len(), count)
-        else {
+        let shape = AnswerShape::Changes(answers.len());
+        let Some(purpose) = self.take_answered(from, request, "ChangeResponse", shape) else {
             return;
         };
         match purpose {
@@ -212,40 +159,33 @@ impl Migration {
         request: u64,
         records: Vec<Option<OwnershipRecord>>,
     ) {
-        let count = |body: &HolderRequestBody| match body {
-            HolderRequestBody::Lookup(flows) => Some(flows.len()),
-            HolderRequestBody::Change(_) => None,
-        };
-        let purpose =
-            self.remove_answered_request(from, request, "QueryAnswer", records.len(), count);
+        let shape = AnswerShape::Records(records.len());
+        let purpose = self.take_answered(from, request, "QueryAnswer", shape);
         if let (Some(HolderRequestPurpose::OutcomeQuery(id)), [record]) = (purpose, &records[..]) {
             self.on_outcome_answered(now, id, *record);
         }
     }
 
-    /// Removes the request that an answer matches, and returns its purpose.
-    fn remove_answered_request(
+    /// Removes the request that an answer belongs to, and returns its purpose.
+    fn take_answered(
         &mut self,
         from: NodeId,
         request: u64,
         frame: &'static str,
-        results: usize,
-        count: impl Fn(&HolderRequestBody) -> Option<usize>,
+        answer: AnswerShape,
     ) -> Option<HolderRequestPurpose> {
-        let mismatch = match self.core.holder_requests.get(&request) {
-            _ if from != self.core.config.holder => "the sender is not the holder",
-            None => "no open request with this number",
-            Some(holder_request) if count(&holder_request.body) != Some(results) => {
-                "the number of results does not match the request"
+        match self.core.holder_client.take_answered(from, request, answer) {
+            Ok(open) => {
+                self.core
+                    .timers
+                    .remove(&(open.due, MoveTimer::HolderRequest(request)));
+                Some(open.purpose)
             }
-            Some(holder_request) => {
-                let purpose = holder_request.purpose;
-                self.cancel_request_to_holder(request);
-                return Some(purpose);
+            Err(reason) => {
+                self.core.report_ignored(from, frame, reason);
+                None
             }
-        };
-        self.core.report_ignored(from, frame, mismatch);
-        None
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Events of a pool element.
 
-use holdfast_wire::rserpool::{Cause, ElementId, PolicyKind, RegistrarId};
+use holdfast_wire::rserpool::{ElementId, ErrorCause, PolicyKind, RegistrarId};
 use std::fmt;
 
 /// An event of the machine.
@@ -11,7 +11,7 @@ pub enum Event {
         /// The element's identifier.
         id: ElementId,
         /// Warnings from the registrar.
-        warnings: Vec<Cause>,
+        warnings: Vec<ErrorCause>,
     },
     /// A registrar refused the registration, and a retry would not help. The element is not in its pool;
     /// [`super::PoolElement::handle_register`] tries again.
@@ -34,7 +34,7 @@ pub enum Event {
         attempts: u32,
     },
     /// The registrar reported an error in a message.
-    ErrorReported(Vec<Cause>),
+    ErrorReported(Vec<ErrorCause>),
     /// The end of [`super::PoolElement::handle_deregister`]; no event follows.
     Deregistered(DeregistrationResult),
 }
@@ -47,7 +47,7 @@ pub enum DeregistrationResult {
     /// No registrar confirmed in time: the element may be listed until its registration's life ends.
     TimedOut,
     /// The registrar refused the deregistration.
-    Refused(Vec<Cause>),
+    Refused(Vec<ErrorCause>),
 }
 
 /// A registrar's refusal of a registration.
@@ -55,7 +55,7 @@ pub enum DeregistrationResult {
 #[error("the registrar refused the registration: {}", causes_text(causes))]
 pub struct RegistrationRefusal {
     /// The registrar's causes; empty if it gave none.
-    pub causes: Vec<Cause>,
+    pub causes: Vec<ErrorCause>,
 }
 
 /// Error for a policy of another kind than the registration's.
@@ -70,10 +70,10 @@ pub struct PolicyKindMismatch {
     pub wanted: PolicyKind,
 }
 
-fn causes_text(causes: &[Cause]) -> impl fmt::Display {
+fn causes_text(causes: &[ErrorCause]) -> impl fmt::Display {
     if causes.is_empty() {
         return "no reason given".to_owned();
     }
-    let words: Vec<String> = causes.iter().map(Cause::to_string).collect();
+    let words: Vec<String> = causes.iter().map(ErrorCause::to_string).collect();
     words.join(", ")
 }

@@ -28,7 +28,7 @@ pub use user_sessions::{SessionOutput, UserSessionEvent, UserSessions, UserSessi
 use crate::server_hunt::{HomeChange, RegistrarTransports, ServerHunt};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
-use registration::{RegistrationGoal, RegistrationState, RequestKind};
+use registration::{RegistrationGoal, RegistrationRequestKind, RegistrationState};
 use std::time::Duration;
 
 /// An action for the daemon.
@@ -64,7 +64,7 @@ impl PoolElement {
             self.registration.registration_due = now;
         }
         self.hunt.start(now);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Reports the element's current policy values to the registrar. Of several calls in a short time, only the last is
@@ -82,7 +82,7 @@ impl PoolElement {
             return Err(PolicyKindMismatch { has, wanted });
         }
         self.registration.policy = policy;
-        self.advance(now);
+        self.pursue_registration_goal(now);
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl PoolElement {
         self.registration.goal = RegistrationGoal::Leaving;
         self.registration.pending_request = None;
         self.registration.deregistration_deadline = Some(now + self.config.deregistration_timeout);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Handles the success of a [`LinkOutput::Connect`].
@@ -106,7 +106,7 @@ impl PoolElement {
             self.registration.registration_due = now;
         }
         self.on_home_change(change);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Handles a link that could not be made, or was lost. The daemon treats a link with an undeliverable message as
@@ -114,7 +114,7 @@ impl PoolElement {
     pub fn handle_lost(&mut self, now: Duration, link: LinkId) {
         let change = self.hunt.handle_lost(now, link);
         self.on_home_change(change);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Handles a registrar's multicast announce, with the fields of `Message::ServerAnnounce`; `source` is the
@@ -128,7 +128,7 @@ impl PoolElement {
     ) {
         self.hunt
             .handle_announce(now, registrar, transports, source);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Handles a message from a registrar.
@@ -149,11 +149,22 @@ impl PoolElement {
                 handle,
                 id,
                 causes,
-            } if self.is_expected_response(link, &handle, id, RequestKind::Register) => {
+            } if self.is_expected_response(
+                link,
+                &handle,
+                id,
+                RegistrationRequestKind::Register,
+            ) =>
+            {
                 self.on_registration_response(now, rejected, causes);
             }
             Message::DeregistrationResponse { handle, id, causes }
-                if self.is_expected_response(link, &handle, id, RequestKind::Deregister) =>
+                if self.is_expected_response(
+                    link,
+                    &handle,
+                    id,
+                    RegistrationRequestKind::Deregister,
+                ) =>
             {
                 self.finish_deregistration(if causes.is_empty() {
                     DeregistrationResult::Confirmed
@@ -175,7 +186,7 @@ impl PoolElement {
             }
             _ => {}
         }
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Handles all timers due at `now`.
@@ -183,7 +194,7 @@ impl PoolElement {
         let change = self.hunt.handle_timeout(now);
         self.on_home_change(change);
         self.on_registration_timeout(now);
-        self.advance(now);
+        self.pursue_registration_goal(now);
     }
 
     /// Returns the next output, none if there is none left.

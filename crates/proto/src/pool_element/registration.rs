@@ -4,7 +4,7 @@ use super::event::{DeregistrationResult, Event, RegistrationRefusal};
 use super::{LinkId, PoolElement};
 use crate::server_hunt::HomeChange;
 use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{Cause, CauseCode, ElementId};
+use holdfast_wire::rserpool::{CauseCode, ElementId, ErrorCause};
 use holdfast_wire::rserpool::{Policy, PoolElement as Description, PoolHandle, RegistrarId};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) enum RegistrationGoal {
 
 /// Request to the home registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestKind {
+pub(super) enum RegistrationRequestKind {
     Register,
     Deregister,
 }
@@ -45,7 +45,7 @@ pub(super) struct RegistrationState {
     pub(super) policy: Policy,
     pub(super) accepted: Option<AcceptedRegistration>,
     /// The open request, with the reported policy and the time.
-    pub(super) pending_request: Option<(RequestKind, Policy, Duration)>,
+    pub(super) pending_request: Option<(RegistrationRequestKind, Policy, Duration)>,
     /// Time of the next registration.
     pub(super) registration_due: Duration,
     pub(super) deregistration_deadline: Option<Duration>,
@@ -75,7 +75,7 @@ impl RegistrationState {
 
 impl PoolElement {
     /// Starts actions that an input may have made possible.
-    pub(super) fn advance(&mut self, now: Duration) {
+    pub(super) fn pursue_registration_goal(&mut self, now: Duration) {
         match self.registration.goal {
             RegistrationGoal::Leaving if !self.registration.may_be_known => {
                 self.finish_deregistration(DeregistrationResult::Confirmed)
@@ -104,7 +104,7 @@ impl PoolElement {
                 asap_transport: self.config.asap_transport.clone(),
             },
         };
-        self.send_request(now, link, RequestKind::Register, message);
+        self.send_request(now, link, RegistrationRequestKind::Register, message);
         self.registration.may_be_known = true;
     }
 
@@ -116,14 +116,14 @@ impl PoolElement {
             handle: self.config.handle.clone(),
             id: self.registration.id,
         };
-        self.send_request(now, link, RequestKind::Deregister, message);
+        self.send_request(now, link, RegistrationRequestKind::Deregister, message);
     }
 
     fn send_request(
         &mut self,
         now: Duration,
         link: LinkId,
-        question: RequestKind,
+        question: RegistrationRequestKind,
         message: Message,
     ) {
         self.hunt.send(link, message);
@@ -139,7 +139,7 @@ impl PoolElement {
         link: LinkId,
         handle: &PoolHandle,
         id: ElementId,
-        to: RequestKind,
+        to: RegistrationRequestKind,
     ) -> bool {
         let pending = self.registration.pending_request.as_ref();
         self.hunt.home() == Some(link)
@@ -151,7 +151,7 @@ impl PoolElement {
         &mut self,
         now: Duration,
         rejected: bool,
-        causes: Vec<Cause>,
+        causes: Vec<ErrorCause>,
     ) {
         let Some((_, policy, since)) = self.registration.pending_request.take() else {
             return;
@@ -180,7 +180,7 @@ impl PoolElement {
     /// Handles a rejection. "the PE must either re-attempt registration after correcting the error or return a failure
     /// indication to the PE's upper layer" (section 3.1): a new identifier is a correction that the machine can make
     /// itself.
-    fn on_rejected(&mut self, now: Duration, causes: Vec<Cause>) {
+    fn on_rejected(&mut self, now: Duration, causes: Vec<ErrorCause>) {
         let conflict = causes.iter().any(|cause| {
             cause.code == CauseCode::NON_UNIQUE_ELEMENT_ID
                 || cause.code == CauseCode::RSPLIB_DUPLICATE_ID

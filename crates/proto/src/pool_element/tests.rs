@@ -1,7 +1,7 @@
 //! Tests of registration, rule by rule, with one registrar.
 
 use super::*;
-use holdfast_wire::rserpool::{Cause, CauseCode, PoolHandle, SctpTransport, TransportUse};
+use holdfast_wire::rserpool::{CauseCode, ErrorCause, PoolHandle, SctpTransport, TransportUse};
 use std::net::{IpAddr, Ipv4Addr};
 
 const LIFE: Duration = Duration::from_secs(300);
@@ -80,7 +80,7 @@ impl TestBench {
         element.clone()
     }
 
-    fn send_response(&mut self, rejected: bool, causes: Vec<Cause>) {
+    fn send_response(&mut self, rejected: bool, causes: Vec<ErrorCause>) {
         let id = self.element.id();
         self.deliver(Message::RegistrationResponse {
             rejected,
@@ -152,7 +152,7 @@ fn element_reregisters_before_life_ends() {
 fn conflicting_identifier_is_replaced_a_limited_number_of_times() {
     let mut bench = TestBench::new();
     let mut ids = vec![bench.registration().id];
-    let conflict = || vec![Cause::from(CauseCode::NON_UNIQUE_ELEMENT_ID)];
+    let conflict = || vec![ErrorCause::from(CauseCode::NON_UNIQUE_ELEMENT_ID)];
     for _ in 1..8 {
         bench.send_response(true, conflict());
         ids.push(bench.registration().id);
@@ -172,7 +172,7 @@ fn conflicting_identifier_is_replaced_a_limited_number_of_times() {
 fn refused_registration_is_not_retried_until_requested() {
     let mut bench = TestBench::new();
     bench.registration();
-    let causes = vec![Cause::from(CauseCode::INCONSISTENT_POLICY)];
+    let causes = vec![ErrorCause::from(CauseCode::INCONSISTENT_POLICY)];
     bench.send_response(true, causes);
     assert!(bench.take_sent().is_empty());
     let text = match bench.events.last() {

@@ -1,7 +1,9 @@
 //! Events of a pool user, for the programs that use pools.
 
 use super::{LinkId, RequestId, SessionId};
-use holdfast_wire::rserpool::{Cause, ElementId, PolicyKind, PoolElement, PoolHandle, RegistrarId};
+use holdfast_wire::rserpool::{
+    ElementId, ErrorCause, PolicyKind, PoolElement, PoolHandle, RegistrarId,
+};
 
 /// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +76,7 @@ pub enum Event {
     /// No registrar was reached in a round of attempts; the user continues to try.
     NoRegistrar,
     /// The registrar reported an error in a message.
-    ErrorReported(Vec<Cause>),
+    ErrorReported(Vec<ErrorCause>),
 }
 
 /// Reason for a failed resolution.
@@ -93,6 +95,6 @@ pub enum ResolveError {
     #[error("no registrar answered in time")]
     Unanswered,
     /// The registrar refused.
-    #[error("the registrar refused: {}", .0.iter().map(Cause::to_string).collect::<Vec<_>>().join(", "))]
-    Refused(Vec<Cause>),
+    #[error("the registrar refused: {}", .0.iter().map(ErrorCause::to_string).collect::<Vec<_>>().join(", "))]
+    Refused(Vec<ErrorCause>),
 }

@@ -5,7 +5,7 @@ use super::choice_method::CANDIDATES_MAX;
 use super::event::{Event, ResolveError};
 use super::{LinkId, PoolUser, RequestId, SessionId, Timer};
 use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, Policy, PolicyKind};
+use holdfast_wire::rserpool::{CauseCode, ElementId, ErrorCause, Policy, PolicyKind};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle};
 use std::time::Duration;
 
@@ -278,9 +278,14 @@ impl PoolUser {
     }
 
     /// Handles a negative answer.
-    pub(super) fn on_refused(&mut self, now: Duration, handle: PoolHandle, causes: Vec<Cause>) {
+    pub(super) fn on_refused(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        causes: Vec<ErrorCause>,
+    ) {
         let pending = self.take_pending(&handle);
-        let unknown = |cause: &Cause| cause.code == CauseCode::UNKNOWN_POOL_HANDLE;
+        let unknown = |cause: &ErrorCause| cause.code == CauseCode::UNKNOWN_POOL_HANDLE;
         let error = if causes.iter().any(unknown) {
             ResolveError::UnknownPool
         } else {

@@ -4,7 +4,7 @@ use super::host_quotas::MessageVerdict;
 use super::{AssociationId, Event, PoolProtocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::{Message, ResolutionResponseEncoder};
-use holdfast_wire::rserpool::{Cause, CauseCode, DecodeErrorKind, PoolHandle};
+use holdfast_wire::rserpool::{CauseCode, DecodeErrorKind, ErrorCause, PoolHandle};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ impl Registrar {
     }
 
     /// Reports unrecognised parameters to the sender in an error message (RFC 5354 section 3).
-    fn send_asap_errors(&mut self, to: AssociationId, causes: Vec<Cause>) {
+    fn send_asap_errors(&mut self, to: AssociationId, causes: Vec<ErrorCause>) {
         if !causes.is_empty() {
             // Causes too long for a message are dropped.
             let _ = self.outbox.send_asap(to, &Message::Error(causes));
@@ -158,7 +158,7 @@ impl Registrar {
         &mut self,
         from: AssociationId,
         protocol: PoolProtocol,
-        causes: &[Cause],
+        causes: &[ErrorCause],
     ) {
         let causes = causes.iter().map(|cause| cause.code).collect();
         self.outbox.push_event(Event::ErrorReported {
@@ -215,7 +215,7 @@ impl Registrar {
         items: Option<u32>,
         updates: bool,
     ) -> Result<usize, CauseCode> {
-        let mut items = self.items_for(items);
+        let mut items = self.answer_elements_max(items);
         let pool = self.handlespace.pool(handle);
         let policy = pool.ok_or(CauseCode::UNKNOWN_POOL_HANDLE)?.policy.zeroed();
         let (space, step) = (&mut self.handlespace, self.config.settings.distance_step);
@@ -241,7 +241,7 @@ impl Registrar {
 
     /// Returns the highest number of elements in the answer to a resolution.
     #[inline]
-    pub(super) fn items_for(&self, requested: Option<u32>) -> usize {
+    pub(super) fn answer_elements_max(&self, requested: Option<u32>) -> usize {
         let settings = &self.config.settings;
         let items = requested.map_or(settings.resolution_items, |items| items as usize);
         items.min(settings.resolution_items_max)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The fixed part of a registrar's configuration.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct RegistrarMachineConfig {
     /// Number of the registrar: random, not 0, different at each start (RFC 5353 section 3.2.1).
     pub id: RegistrarId,
     /// Seed of the random choices: selections, the spread of keep-alives.
@@ -26,7 +26,7 @@ pub struct Config {
 
 /// Winner when two registrars want to take over the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TakeoverRace {
+pub enum TakeoverRaceWinner {
     /// The registrar with the lower number: rsplib.
     LowerId,
     /// The registrar with the higher number: RFC 5353 section 3.5.1.
@@ -72,7 +72,7 @@ pub struct RegistrarSettings {
     /// Time to listen for a mentor by multicast (5 s).
     pub mentor_hunt_time: Duration,
     /// Winner of a takeover race (the lower number).
-    pub takeover_race: TakeoverRace,
+    pub takeover_race: TakeoverRaceWinner,
     /// Longest time since an element's registration here in which another registrar's claim counts as simultaneous, and
     /// is settled by asking the element (1 s).
     pub race_window: Duration,
@@ -166,7 +166,7 @@ impl Default for RegistrarSettings {
             no_response_max: Duration::from_secs(5),
             retry_interval: Duration::from_secs(2),
             mentor_hunt_time: Duration::from_secs(5),
-            takeover_race: TakeoverRace::LowerId,
+            takeover_race: TakeoverRaceWinner::LowerId,
             race_window: Duration::from_secs(1),
             refresh_delay: Duration::from_secs(1),
             table_bytes_max: 16_384,
@@ -179,10 +179,10 @@ impl Default for RegistrarSettings {
     }
 }
 
-impl Config {
+impl RegistrarMachineConfig {
     /// Returns the defaults for a registrar without mentors that is reached at `transport`.
-    pub fn new(id: RegistrarId, seed: u64, transport: SctpTransport) -> Config {
-        Config {
+    pub fn new(id: RegistrarId, seed: u64, transport: SctpTransport) -> RegistrarMachineConfig {
+        RegistrarMachineConfig {
             id,
             seed,
             transport,

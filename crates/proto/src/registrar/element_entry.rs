@@ -6,7 +6,7 @@ use super::{AssociationId, Event, PoolProtocol, Registrar, RegistrarSettings, Re
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::asap::{self, ResolutionResponseEncoder};
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{
     CauseCode, EncodedElement, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
 };
@@ -282,7 +282,7 @@ impl Registrar {
             };
             let _ = self.outbox.send_asap(association, &message);
         }
-        self.outbox.announce_to_peers(Body::HandleUpdate {
+        self.outbox.announce_to_peers(EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Delete,
             handle: handle.clone(),
@@ -351,7 +351,7 @@ impl Registrar {
         let Some(view) = self.handlespace.get(key) else {
             return;
         };
-        let body = Body::HandleUpdate {
+        let body = EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: view.handle().clone(),
@@ -363,7 +363,7 @@ impl Registrar {
 
     /// The key of an element.
     #[inline]
-    pub(super) fn key(
+    pub(super) fn element_key(
         &self,
         handle: &PoolHandle,
         id: holdfast_wire::rserpool::ElementId,

@@ -5,8 +5,8 @@ use super::dials::DialPurpose;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, PoolProtocol, Registrar};
 use bytes::Bytes;
-use holdfast_wire::rserpool::enrp::{Body, Message};
-use holdfast_wire::rserpool::{Cause, RegistrarId, asap};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message};
+use holdfast_wire::rserpool::{ErrorCause, RegistrarId, asap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Registrar {
                     receiver,
                     body,
                 } = parsed.message;
-                let is_error = matches!(body, Body::Error(_));
+                let is_error = matches!(body, EnrpBody::Error(_));
                 if !is_error {
                     self.send_enrp_errors(from, sender, parsed.reports);
                 }
@@ -49,9 +49,14 @@ impl Registrar {
         }
     }
 
-    fn send_enrp_errors(&mut self, to: AssociationId, receiver: RegistrarId, causes: Vec<Cause>) {
+    fn send_enrp_errors(
+        &mut self,
+        to: AssociationId,
+        receiver: RegistrarId,
+        causes: Vec<ErrorCause>,
+    ) {
         if !causes.is_empty() {
-            self.outbox.send_enrp(to, receiver, Body::Error(causes));
+            self.outbox.send_enrp(to, receiver, EnrpBody::Error(causes));
         }
     }
 
@@ -95,10 +100,10 @@ impl Registrar {
         from: AssociationId,
         sender: RegistrarId,
         receiver: RegistrarId,
-        body: Body,
+        body: EnrpBody,
     ) {
         match body {
-            Body::HandleUpdate {
+            EnrpBody::HandleUpdate {
                 takeover_suggested,
                 action,
                 handle,
@@ -107,7 +112,7 @@ impl Registrar {
                 let suggested = takeover_suggested && receiver == self.config.id;
                 self.on_handle_update(now, from, sender, action, &handle, element, suggested);
             }
-            Body::Presence {
+            EnrpBody::Presence {
                 reply_required,
                 checksum,
                 server,
@@ -117,15 +122,15 @@ impl Registrar {
                 }
                 self.on_presence(now, sender, checksum, server);
             }
-            Body::HandleTableRequest { own_only } => {
+            EnrpBody::HandleTableRequest { own_only } => {
                 self.on_table_request(now, from, sender, own_only);
             }
-            Body::HandleTableResponse {
+            EnrpBody::HandleTableResponse {
                 rejected,
                 more,
                 entries,
             } => self.on_sync_table(now, from, sender, (!rejected).then_some((more, entries))),
-            Body::ListRequest => {
+            EnrpBody::ListRequest => {
                 // "MUST reject the request" while starting.
                 let ready = self.is_ready();
                 let servers = if ready {
@@ -134,19 +139,19 @@ impl Registrar {
                     Vec::new()
                 };
                 let rejected = !ready;
-                let body = Body::ListResponse { rejected, servers };
+                let body = EnrpBody::ListResponse { rejected, servers };
                 self.outbox.send_enrp(from, sender, body);
             }
-            Body::ListResponse { rejected, servers } => {
+            EnrpBody::ListResponse { rejected, servers } => {
                 if !rejected {
                     self.learn_list(now, servers);
                 }
                 self.on_mentor_list(now, from, sender, rejected);
             }
-            Body::InitTakeover { target } => self.on_init_takeover(now, from, sender, target),
-            Body::InitTakeoverAck { target } => self.on_takeover_ack(now, sender, target),
-            Body::TakeoverServer { target } => self.on_takeover_server(now, sender, target),
-            Body::Error(causes) => self.report_errors(from, PoolProtocol::Enrp, &causes),
+            EnrpBody::InitTakeover { target } => self.on_init_takeover(now, from, sender, target),
+            EnrpBody::InitTakeoverAck { target } => self.on_takeover_ack(now, sender, target),
+            EnrpBody::TakeoverServer { target } => self.on_takeover_server(now, sender, target),
+            EnrpBody::Error(causes) => self.report_errors(from, PoolProtocol::Enrp, &causes),
         }
     }
 
@@ -182,7 +187,7 @@ impl Registrar {
         };
         let Message { sender, body, .. } = parsed.message;
         // The checksum is ignored: datagrams are not ordered with the updates, so a comparison would mean nothing.
-        let Body::Presence {
+        let EnrpBody::Presence {
             server: Some(server),
             ..
         } = body

@@ -4,7 +4,7 @@ use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Registrar};
 use holdfast_handlespace::ElementCursor;
 use holdfast_wire::rserpool::RegistrarId;
-use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
+use holdfast_wire::rserpool::enrp::{EnrpBody, HandleTableEncoder};
 use std::time::Duration;
 
 /// Progress of a peer's download.
@@ -34,7 +34,7 @@ impl Registrar {
             || !self.has_no_home_transfers()
             || self.downloads >= self.config.settings.downloads_max
         {
-            let body = Body::HandleTableResponse {
+            let body = EnrpBody::HandleTableResponse {
                 rejected: true,
                 more: false,
                 entries: Vec::new(),

@@ -32,7 +32,7 @@ impl Registrar {
     /// An element that ended its association, without a known registration since, may have a new home that this
     /// registrar does not know; it is asked to follow this one.
     fn send_next_keep_alive(&mut self, now: Duration, key: ElementKey) {
-        let is_own = self.is_own(key);
+        let is_own = self.is_own_element(key);
         if let Some(entry) = self.handlespace.payload_mut(key)
             && is_own
             && !entry.has_accepted_home
@@ -98,7 +98,7 @@ impl Registrar {
         handle: &PoolHandle,
         id: ElementId,
     ) {
-        let Some(key) = self.key(handle, id) else {
+        let Some(key) = self.element_key(handle, id) else {
             return;
         };
         if !self.may_be_sender(from, key) {
@@ -115,7 +115,7 @@ impl Registrar {
             // The element follows this registrar, although another one has claimed to be its home meanwhile.
             self.become_home(now, key, now);
         }
-        let is_own = self.is_own(key);
+        let is_own = self.is_own_element(key);
         let Some(entry) = self.handlespace.payload_mut(key) else {
             return;
         };
@@ -162,7 +162,7 @@ impl Registrar {
         interval / 2 + interval.mul_f64(self.random.random::<f64>())
     }
 
-    pub(super) fn is_own(&self, key: ElementKey) -> bool {
+    pub(super) fn is_own_element(&self, key: ElementKey) -> bool {
         let element = self.handlespace.get(key);
         element.is_some_and(|element| element.home() == self.config.id)
     }
@@ -200,10 +200,10 @@ impl Registrar {
         };
         self.counters.unreachable_reports += 1;
         let host = association.host;
-        let Some(key) = self.key(handle, id) else {
+        let Some(key) = self.element_key(handle, id) else {
             return;
         };
-        let is_own = self.is_own(key);
+        let is_own = self.is_own_element(key);
         let settings = &self.config.settings;
         let max = settings.bad_reports_max;
         let Some(entry) = self.handlespace.payload_mut(key) else {
@@ -268,7 +268,7 @@ impl Registrar {
             return;
         };
         let keys = match (id, self.associations.get_mut(association)) {
-            (Some(id), _) => Vec::from_iter(self.key(&handle, id)),
+            (Some(id), _) => Vec::from_iter(self.element_key(&handle, id)),
             // The message may have meant any probed element of the pool; its failure applies to the others there as
             // well.
             (None, Some(known_association)) => std::mem::take(&mut known_association.probed),

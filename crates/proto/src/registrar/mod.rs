@@ -47,7 +47,7 @@ mod timer_queue;
 mod unknown_peers;
 
 pub use crate::registration_life::LifeUnit;
-pub use config::{Config, RegistrarSettings, ResourceLimits, TakeoverRace};
+pub use config::{RegistrarMachineConfig, RegistrarSettings, ResourceLimits, TakeoverRaceWinner};
 pub use event::{Counters, Event, RemovalReason};
 pub use peers::PeerStatus;
 pub use permissions::{
@@ -142,7 +142,7 @@ pub enum Output {
 /// A registrar; see the module documentation.
 #[derive(Debug)]
 pub struct Registrar {
-    config: Config,
+    config: RegistrarMachineConfig,
     handlespace: Handlespace<ElementEntry>,
     associations: Associations,
     dials: OpenDials,
@@ -171,7 +171,7 @@ pub struct Registrar {
 
 impl Registrar {
     /// Returns a registrar that starts at `now`.
-    pub fn new(now: Duration, config: Config) -> Registrar {
+    pub fn new(now: Duration, config: RegistrarMachineConfig) -> Registrar {
         let mut registrar = Registrar {
             handlespace: Handlespace::new(config.seed),
             associations: Associations::new(config.seed),

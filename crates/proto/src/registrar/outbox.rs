@@ -135,7 +135,12 @@ impl RegistrarOutbox {
     }
 
     /// Sends an ENRP message to one peer.
-    pub(super) fn send_enrp(&mut self, to: AssociationId, receiver: RegistrarId, body: enrp::Body) {
+    pub(super) fn send_enrp(
+        &mut self,
+        to: AssociationId,
+        receiver: RegistrarId,
+        body: enrp::EnrpBody,
+    ) {
         let message = enrp::Message {
             sender: self.id,
             receiver,
@@ -146,7 +151,7 @@ impl RegistrarOutbox {
 
     /// Sends an ENRP message to all peers, encoded once, and returns its body. RFC 5353 section 3.3.1: "leave the
     /// Receiving Server's ID blank".
-    pub(super) fn announce_to_peers(&mut self, body: enrp::Body) -> enrp::Body {
+    pub(super) fn announce_to_peers(&mut self, body: enrp::EnrpBody) -> enrp::EnrpBody {
         let message = enrp::Message {
             sender: self.id,
             receiver: RegistrarId(0),
@@ -161,7 +166,7 @@ impl RegistrarOutbox {
     }
 
     /// Sends an ENRP message by multicast.
-    pub(super) fn multicast_enrp(&mut self, body: enrp::Body) {
+    pub(super) fn multicast_enrp(&mut self, body: enrp::EnrpBody) {
         let message = enrp::Message {
             sender: self.id,
             receiver: RegistrarId(0),

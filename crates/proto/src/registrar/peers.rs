@@ -6,7 +6,7 @@ use super::resynchronisation::StaleElementSweep;
 use super::takeover::TakeoverArbitration;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, DialId, Event, PoolProtocol, Registrar};
-use holdfast_wire::rserpool::enrp::Body;
+use holdfast_wire::rserpool::enrp::EnrpBody;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation};
 use rand::seq::IteratorRandom;
 use std::time::Duration;
@@ -330,13 +330,13 @@ impl Registrar {
         let connected = self.peers.iter();
         let connected = connected.filter_map(|(id, peer)| Some((*id, peer.association?)));
         if let Some((id, to)) = connected.choose(&mut self.random) {
-            self.outbox.send_enrp(to, id, Body::ListRequest);
+            self.outbox.send_enrp(to, id, EnrpBody::ListRequest);
         }
     }
 
     /// Returns this registrar's presence. rsplib expects all its fields always.
-    pub(super) fn presence(&self, reply_required: bool) -> Body {
-        Body::Presence {
+    pub(super) fn presence(&self, reply_required: bool) -> EnrpBody {
+        EnrpBody::Presence {
             reply_required,
             checksum: Some(self.handlespace.checksum(self.config.id)),
             server: Some(self.own_information()),

@@ -5,9 +5,9 @@ use super::element_entry::{ElementEntry, copy_opaque_transport, transport_class}
 use super::{AssociationId, Event, Registrar, RemovalReason};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, RegistrationData};
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{
-    Addresses, Cause, CauseCode, ElementId, PoolElement, PoolHandle, SctpTransport, Transport,
+    Addresses, CauseCode, ElementId, ErrorCause, PoolElement, PoolHandle, SctpTransport, Transport,
     TransportUse, asap,
 };
 use std::net::{IpAddr, Ipv4Addr};
@@ -69,7 +69,7 @@ impl Registrar {
         handle: &PoolHandle,
         mut element: PoolElement,
         length: usize,
-    ) -> Result<Option<(ElementKey, Bytes)>, Cause> {
+    ) -> Result<Option<(ElementKey, Bytes)>, ErrorCause> {
         let known = self.handlespace.find(handle, element.id);
         self.check_registration(from, handle, &element, known, length)?;
         self.complete_description(from, &mut element);
@@ -190,13 +190,13 @@ impl Registrar {
         if self.outbox.peers.is_empty() {
             return (element, Bytes::new());
         }
-        let body = Body::HandleUpdate {
+        let body = EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle.clone(),
             element,
         };
-        let Body::HandleUpdate { element, .. } = self.outbox.announce_to_peers(body) else {
+        let EnrpBody::HandleUpdate { element, .. } = self.outbox.announce_to_peers(body) else {
             unreachable!("the body is a HandleUpdate");
         };
         (
@@ -214,7 +214,7 @@ impl Registrar {
         element: &PoolElement,
         known: Option<ElementKey>,
         length: usize,
-    ) -> Result<(), Cause> {
+    ) -> Result<(), ErrorCause> {
         let settings = &self.config.settings;
         let limits = &settings.limits;
         let association = self.associations.get(from);
@@ -232,7 +232,7 @@ impl Registrar {
         let pool = self.handlespace.pool(handle);
         if let Some(pool) = pool {
             if pool.policy != element.policy.kind() {
-                return Err(Cause::inconsistent_policy(&pool.policy.zeroed()));
+                return Err(ErrorCause::inconsistent_policy(&pool.policy.zeroed()));
             }
             let class = transport_class(&element.user_transport);
             if pool.class != class {
@@ -306,7 +306,7 @@ impl Registrar {
         id: ElementId,
     ) {
         let allowed = self.associations.get(from).is_some_and(|a| a.may_register);
-        let key = self.key(&handle, id);
+        let key = self.element_key(&handle, id);
         let refused = !allowed || key.is_some_and(|key| !self.may_be_sender(from, key));
         let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
         if refused {
@@ -347,7 +347,7 @@ pub(super) fn service_addresses(service: &Transport) -> &[IpAddr] {
 }
 
 /// Returns the cause for a registration with a transport that differs from the pool's.
-fn inconsistent_transport(pool: u32, element: u32) -> Cause {
+fn inconsistent_transport(pool: u32, element: u32) -> ErrorCause {
     if pool / 2 == element / 2 {
         return CauseCode::INCONSISTENT_CONTROL.into();
     }
@@ -358,7 +358,7 @@ fn inconsistent_transport(pool: u32, element: u32) -> Cause {
     };
     // Only the type matters: the pool has no address.
     let port = 0;
-    Cause::inconsistent_transport(&match pool / 2 {
+    ErrorCause::inconsistent_transport(&match pool / 2 {
         0 => Transport::Dccp {
             port,
             service_code: 0,

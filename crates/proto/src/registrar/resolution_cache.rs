@@ -44,7 +44,7 @@ impl Registrar {
         (handle, items): (&PoolHandle, Option<u32>),
         head_len: usize,
     ) {
-        let items = self.items_for(items);
+        let items = self.answer_elements_max(items);
         let Some(known_association) = self.associations.get_mut(from) else {
             return;
         };

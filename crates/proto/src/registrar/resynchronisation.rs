@@ -10,7 +10,7 @@ use super::startup::StartupPhase;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, PoolProtocol, Registrar, RemovalReason};
 use holdfast_handlespace::{ElementCursor, ElementKey, RegistrationData};
-use holdfast_wire::rserpool::enrp::{Body, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle, RegistrarId};
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Registrar {
                 known,
             });
         }
-        let body = Body::HandleTableRequest { own_only: true };
+        let body = EnrpBody::HandleTableRequest { own_only: true };
         self.outbox.send_enrp(to, id, body);
     }
 
@@ -83,11 +83,11 @@ impl Registrar {
         let Some((more, entries)) = block else {
             return self.stop_sync(id);
         };
-        self.store_all(now, from, id, entries, Some(id));
+        self.store_table_elements(now, from, id, entries, Some(id));
         if more {
             let until = now + self.config.settings.no_response_max;
             self.schedule.set(RegistrarTimer::SyncTimeout(id), until);
-            let body = Body::HandleTableRequest { own_only: true };
+            let body = EnrpBody::HandleTableRequest { own_only: true };
             self.outbox.send_enrp(from, id, body);
         } else {
             self.schedule.stop(RegistrarTimer::SyncTimeout(id));
@@ -146,7 +146,7 @@ impl Registrar {
     }
 
     /// Stores the elements of a table; their home is `home`, or else the one that each names.
-    pub(super) fn store_all(
+    pub(super) fn store_table_elements(
         &mut self,
         now: Duration,
         from: AssociationId,
@@ -184,7 +184,7 @@ impl Registrar {
                 let id = element.id;
                 let home = if suggested { sender } else { home };
                 self.store_foreign(now, from, home, handle, element, true);
-                if suggested && let Some(key) = self.key(handle, id) {
+                if suggested && let Some(key) = self.element_key(handle, id) {
                     self.become_home(now, key, now);
                 }
             }
@@ -201,14 +201,14 @@ impl Registrar {
         handle: &PoolHandle,
         element: &PoolElement,
     ) {
-        let Some(key) = self.key(handle, element.id) else {
+        let Some(key) = self.element_key(handle, element.id) else {
             return;
         };
         let known_home = self.handlespace.get(key).map(|element| element.home());
         if known_home != Some(sender) && known_home != Some(home) {
             return;
         }
-        let is_own = self.is_own(key);
+        let is_own = self.is_own_element(key);
         let kept = self
             .handlespace
             .get(key)
@@ -243,7 +243,7 @@ impl Registrar {
             let id = element.id;
             if known.is_none() && !self.is_ready() {
                 self.write_element(own_id, handle, element, 0);
-                if let Some(key) = self.key(handle, id) {
+                if let Some(key) = self.element_key(handle, id) {
                     self.become_home(now, key, now);
                 }
             }
@@ -276,7 +276,7 @@ impl Registrar {
         let id = element.id;
         self.write_element(home, handle, element, way_ms);
         if claim != FormerClaim::None
-            && let Some(key) = self.key(handle, id)
+            && let Some(key) = self.element_key(handle, id)
             && let Some(entry) = self.handlespace.payload_mut(key)
         {
             entry.claim = claim;

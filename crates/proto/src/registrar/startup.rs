@@ -4,7 +4,7 @@ use super::associations::endpoints;
 use super::dials::DialPurpose;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, PoolProtocol, Registrar};
-use holdfast_wire::rserpool::enrp::{Body, PoolEntry};
+use holdfast_wire::rserpool::enrp::{EnrpBody, PoolEntry};
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport};
 use std::time::Duration;
 
@@ -78,11 +78,11 @@ impl Registrar {
         if self.startup == StartupPhase::Connecting {
             self.startup = StartupPhase::RequestingList(association);
             self.mentor_dial = None;
-            self.ask_mentor(now, association, RegistrarId(0), Body::ListRequest);
+            self.ask_mentor(now, association, RegistrarId(0), EnrpBody::ListRequest);
         }
     }
 
-    fn ask_mentor(&mut self, now: Duration, to: AssociationId, id: RegistrarId, body: Body) {
+    fn ask_mentor(&mut self, now: Duration, to: AssociationId, id: RegistrarId, body: EnrpBody) {
         let until = now + self.config.settings.no_response_max;
         self.schedule.set(RegistrarTimer::StartupStep, until);
         self.outbox.send_enrp(to, id, body);
@@ -136,7 +136,7 @@ impl Registrar {
             return self.on_mentor_failed(now);
         }
         self.startup = StartupPhase::RequestingHandlespace(from);
-        let body = Body::HandleTableRequest { own_only: false };
+        let body = EnrpBody::HandleTableRequest { own_only: false };
         self.ask_mentor(now, from, mentor, body);
     }
 
@@ -151,11 +151,11 @@ impl Registrar {
         let Some((more, entries)) = block else {
             return self.on_mentor_failed(now);
         };
-        self.store_all(now, from, mentor, entries, None);
+        self.store_table_elements(now, from, mentor, entries, None);
         if !more {
             return self.finish_startup(now);
         }
-        let body = Body::HandleTableRequest { own_only: false };
+        let body = EnrpBody::HandleTableRequest { own_only: false };
         self.ask_mentor(now, from, mentor, body);
     }
 

@@ -1,12 +1,12 @@
 //! Takeover of the elements of a registrar that failed (RFC 5353 section 3.5).
 
-use super::config::TakeoverRace;
+use super::config::TakeoverRaceWinner;
 use super::peers::PeerState;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, Registrar};
 use holdfast_handlespace::{ElementCursor, ElementKey};
 use holdfast_wire::rserpool::RegistrarId;
-use holdfast_wire::rserpool::enrp::Body;
+use holdfast_wire::rserpool::enrp::EnrpBody;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -50,7 +50,8 @@ impl Registrar {
 
     /// Asks the peers to agree, "sending an ENRP_INIT_TAKEOVER message to all its peer servers", including the target.
     fn send_init_takeover(&mut self, now: Duration, target: RegistrarId) {
-        self.outbox.announce_to_peers(Body::InitTakeover { target });
+        self.outbox
+            .announce_to_peers(EnrpBody::InitTakeover { target });
         let until = now + self.config.settings.no_response_max;
         self.schedule.set(RegistrarTimer::PeerState(target), until);
         self.complete_if_agreed(now, target);
@@ -133,22 +134,22 @@ impl Registrar {
             self.schedule.set(RegistrarTimer::PeerState(target), until);
         }
         self.outbox
-            .send_enrp(from, initiator, Body::InitTakeoverAck { target });
+            .send_enrp(from, initiator, EnrpBody::InitTakeoverAck { target });
         self.drop_silent_arbiter(now, target);
     }
 
     /// Returns true if this registrar wins the race for a takeover.
     fn wins_race(&self, other: RegistrarId) -> bool {
         match self.config.settings.takeover_race {
-            TakeoverRace::LowerId => self.config.id < other,
-            TakeoverRace::HigherId => self.config.id > other,
+            TakeoverRaceWinner::LowerId => self.config.id < other,
+            TakeoverRaceWinner::HigherId => self.config.id > other,
         }
     }
 
     /// Takes over the target's elements (RFC 5353 section 3.5.2).
     fn take_over(&mut self, now: Duration, target: RegistrarId) {
         self.outbox
-            .announce_to_peers(Body::TakeoverServer { target });
+            .announce_to_peers(EnrpBody::TakeoverServer { target });
         self.counters.takeovers += 1;
         self.begin_home_transfer(now, target, self.config.id);
     }

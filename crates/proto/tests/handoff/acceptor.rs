@@ -5,7 +5,7 @@ use crate::*;
 /// Returns an acceptor with a prepared socket for the one flow of `batch`.
 fn acceptor_with_prepared_socket(batch: BatchId) -> Handoff {
     let mut acceptor = new_machine(B, HOLDER);
-    let prepare = PrepareFlow {
+    let prepare = FlowToPrepare {
         flow: flow(),
         epoch: 5,
         static_state: Bytes::new(),
@@ -57,7 +57,7 @@ fn acceptor_activates_only_after_holder_commits() {
     };
     let mut acceptor = acceptor_with_prepared_socket(batch);
     let dynamic = Bytes::from(vec![7; 300]);
-    let state = holdfast_wire::frame::StateFlow {
+    let state = holdfast_wire::frame::FrozenFlowState {
         index: 0,
         dynamic: dynamic.clone(),
         application: Bytes::new(),

@@ -56,7 +56,10 @@ fn check_final_events(donor: &mut Handoff) {
     else {
         panic!("{events:?}");
     };
-    assert_eq!(flows[..], [(flow(), Outcome::Moved { epoch: 7 })]);
+    assert_eq!(
+        flows[..],
+        [(flow(), FlowHandoffOutcome::Moved { epoch: 7 })]
+    );
     let Event::BatchFinished {
         bytes: 309, phases, ..
     } = finished
@@ -82,7 +85,7 @@ fn yielding_donor_rests_half_its_busy_time_between_batches() {
     let batch = run_donor_to_state(&mut donor, Bytes::from_static(b"state"));
     take_sent_frame(&mut donor);
     let next: Flow = "tcp:10.0.0.1:80-10.0.1.2:4243".parse().expect("a flow");
-    let another = Request {
+    let another = FlowHandoffRequest {
         flows: vec![next],
         ..new_request(DrainPolicy::No)
     };
@@ -244,19 +247,25 @@ fn impossible_requests_are_refused_at_once() {
     let mut start_request = |flows: Vec<Flow>, to| {
         donor.handle_request(
             ms(0),
-            Request {
+            FlowHandoffRequest {
                 flows,
                 to,
                 drain: DrainPolicy::No,
             },
         )
     };
-    assert_eq!(start_request(vec![flow()], A), Err(RequestError::ToSelf(A)));
+    assert_eq!(
+        start_request(vec![flow()], A),
+        Err(FlowHandoffRequestError::ToSelf(A))
+    );
     assert_eq!(
         start_request(vec![flow()], NodeId(77)),
-        Err(RequestError::UnknownNode(NodeId(77)))
+        Err(FlowHandoffRequestError::UnknownNode(NodeId(77)))
     );
-    assert_eq!(start_request(vec![], B), Err(RequestError::NoFlows));
+    assert_eq!(
+        start_request(vec![], B),
+        Err(FlowHandoffRequestError::NoFlows)
+    );
     start_request(vec![flow()], B).expect("possible");
     let Command::ReadStatic { token, .. } = take_command(&mut donor) else {
         panic!("not a read");
@@ -270,8 +279,8 @@ fn impossible_requests_are_refused_at_once() {
     };
     assert_eq!(
         flows[0].1,
-        Outcome::Kept {
-            reason: KeepReason::AlreadyMoving
+        FlowHandoffOutcome::Kept {
+            reason: FlowKeptReason::AlreadyMoving
         }
     );
     donor.poll_output();
@@ -279,7 +288,7 @@ fn impossible_requests_are_refused_at_once() {
         &mut donor,
         ms(1),
         token,
-        Results::ReadStatic(vec![Err(KeepReason::UnknownFlow)]),
+        Results::ReadStatic(vec![Err(FlowKeptReason::UnknownFlow)]),
     );
     let refused = donor.poll_output();
     let Some(Output::Event(Event::Outcome { flows, .. })) = refused else {
@@ -287,8 +296,8 @@ fn impossible_requests_are_refused_at_once() {
     };
     assert_eq!(
         flows[0].1,
-        Outcome::Kept {
-            reason: KeepReason::UnknownFlow
+        FlowHandoffOutcome::Kept {
+            reason: FlowKeptReason::UnknownFlow
         }
     );
     donor.poll_output();

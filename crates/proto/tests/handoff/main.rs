@@ -5,11 +5,11 @@ mod donor;
 
 use bytes::Bytes;
 use holdfast_proto::handoff::{
-    Command, CommandToken, Completion, DrainPolicy, Event, FrozenFlow, Handoff,
-    HandoffMachineConfig, KeepReason, Outcome, Output, Request, RequestError, Results,
-    SendQueueInfo, StaticFlow,
+    Command, CommandToken, Completion, DrainPolicy, Event, FlowHandoffOutcome, FlowHandoffRequest,
+    FlowHandoffRequestError, FlowKeptReason, FrozenFlow, Handoff, HandoffMachineConfig, Output,
+    Results, SendQueueInfo, StaticFlow,
 };
-use holdfast_wire::frame::PrepareFlow;
+use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, OwnershipRecord};
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn new_request(drain: DrainPolicy) -> Request {
-    Request {
+fn new_request(drain: DrainPolicy) -> FlowHandoffRequest {
+    FlowHandoffRequest {
         flows: vec![flow()],
         to: B,
         drain,

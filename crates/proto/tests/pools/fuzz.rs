@@ -8,7 +8,7 @@ use holdfast_proto::pool_element::{
 use holdfast_proto::pool_user::{self, PoolUser, SessionId};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
-    Cause, CauseCode, ElementId, Policy, PolicyKind, PoolElement as Description,
+    CauseCode, ElementId, ErrorCause, Policy, PolicyKind, PoolElement as Description,
 };
 use holdfast_wire::rserpool::{PoolHandle, RegistrarId};
 use proptest::prelude::*;
@@ -22,13 +22,13 @@ fn link() -> impl Strategy<Value = LinkId> {
     prop_oneof![9 => (1u64..9).prop_map(LinkId::Initiated), 3 => (1u64..4).prop_map(LinkId::Accepted)]
 }
 
-fn causes() -> impl Strategy<Value = Vec<Cause>> {
+fn causes() -> impl Strategy<Value = Vec<ErrorCause>> {
     let code = prop_oneof![
         Just(CauseCode::NON_UNIQUE_ELEMENT_ID),
         Just(CauseCode::UNKNOWN_POOL_HANDLE),
         Just(CauseCode::LACK_OF_RESOURCES)
     ];
-    proptest::collection::vec(code.prop_map(Cause::from), 0..2)
+    proptest::collection::vec(code.prop_map(ErrorCause::from), 0..2)
 }
 
 fn elements() -> impl Strategy<Value = Vec<Description>> {

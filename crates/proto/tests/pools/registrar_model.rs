@@ -4,7 +4,9 @@ use crate::net::{Node, Packet};
 use crate::world::{World, WorldEvent};
 use holdfast_proto::pool_element::LinkId;
 use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, PoolElement, PoolHandle, RegistrarId};
+use holdfast_wire::rserpool::{
+    CauseCode, ElementId, ErrorCause, PoolElement, PoolHandle, RegistrarId,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -39,7 +41,7 @@ impl ModelHandlespace {
                         rejected: true,
                         handle,
                         id,
-                        causes: vec![Cause::from(CauseCode::NON_UNIQUE_ELEMENT_ID)],
+                        causes: vec![ErrorCause::from(CauseCode::NON_UNIQUE_ELEMENT_ID)],
                     });
                 }
                 let until = now + Duration::from_secs(element.registration_life as u64);
@@ -83,7 +85,7 @@ impl ModelHandlespace {
                 handle,
                 policy: None,
                 elements: Vec::new(),
-                causes: vec![Cause::from(CauseCode::UNKNOWN_POOL_HANDLE)],
+                causes: vec![ErrorCause::from(CauseCode::UNKNOWN_POOL_HANDLE)],
             };
         }
         self.next_element += 1;

@@ -4,7 +4,7 @@ use crate::security::causes;
 use crate::test_bench::*;
 use holdfast_proto::registrar::{AssociationId, PermittedHosts};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId, Transport};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -146,7 +146,7 @@ fn registration_waits_for_address_confirmation() {
 fn element_without_asap_transport_belongs_to_service_address() {
     let mut bench = TestBench::new(config());
     let peer = bench.add_peer(2);
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),

@@ -4,9 +4,9 @@ use crate::test_bench::*;
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol, RemovalReason};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{
-    Cause, CauseCode, ElementId, Policy, PolicyKind, PoolHandle, RegistrarId, Transport,
+    CauseCode, ElementId, ErrorCause, Policy, PolicyKind, PoolHandle, RegistrarId, Transport,
 };
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn registration_is_answered_and_announced_to_peers_in_one_output() {
     expected.asap_transport = Some(transport([10, 1, 0, 9], 5000));
     assert_eq!(
         message.body,
-        Body::HandleUpdate {
+        EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle(),
@@ -273,7 +273,7 @@ fn unknown_parameters_are_reported_except_in_errors() {
     bench.machine.handle_asap(bench.now, id, &registration);
     let outputs = bench.outputs();
     assert_eq!(refusal_codes(&outputs), None);
-    let report = Asap::Error(vec![Cause {
+    let report = Asap::Error(vec![ErrorCause {
         code: CauseCode::UNRECOGNIZED_PARAMETER,
         data: Bytes::copy_from_slice(&parameter),
     }]);
@@ -347,7 +347,7 @@ fn resolution_is_answered_even_if_element_exceeds_message() {
     let fits = (0..65_536).rev().step_by(4).find_map(|length| {
         let mut element = element(1, 9, zero);
         element.user_transport = Transport::Opaque(vec![0; length].into());
-        let body = Body::HandleUpdate {
+        let body = EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle(),

@@ -3,7 +3,7 @@
 use crate::test_bench::*;
 use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message as Enrp, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId};
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl TestBench {
     fn announce_from_peer(&mut self, peer: RegistrarId, id: u32, policy: Policy) {
         let mut element = element(id, 9, policy);
         element.home = peer;
-        let add = Body::HandleUpdate {
+        let add = EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle(),
@@ -66,7 +66,7 @@ impl TestBench {
 fn announced_policies(outputs: &[TestOutput]) -> Vec<(u32, Policy)> {
     let updates = outputs.iter().filter_map(|out| match out {
         TestOutput::Enrp(_, message) => match &message.body {
-            Body::HandleUpdate { element, .. } => Some((element.id.0, element.policy)),
+            EnrpBody::HandleUpdate { element, .. } => Some((element.id.0, element.policy)),
             _ => None,
         },
         _ => None,
@@ -225,7 +225,7 @@ fn distances_are_fetched_from_home_registrar() {
     bench.report_round_trip(1002, 100);
     let mut described = element(1, 9, policy_at_distance(200));
     described.home = home;
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
@@ -245,7 +245,7 @@ fn distances_are_fetched_from_home_registrar() {
     let differs = |out: &TestOutput| matches!(out, TestOutput::Event(Event::OutOfSync { .. }));
     assert!(!outputs.iter().any(differs));
     described.policy = policy_at_distance(30);
-    let table = Body::HandleTableResponse {
+    let table = EnrpBody::HandleTableResponse {
         rejected: false,
         more: false,
         entries: vec![PoolEntry {
@@ -268,7 +268,7 @@ fn adopted_element_gets_distance_of_its_association() {
     bench.report_round_trip(1002, 100);
     let mut element = element(1, 9, policy_at_distance(10));
     element.asap_transport = Some(transport([10, 1, 0, 9], 5000));
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: true,
         action: UpdateAction::Add,
         handle: handle(),

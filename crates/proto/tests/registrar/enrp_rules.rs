@@ -3,7 +3,7 @@
 use crate::test_bench::*;
 use holdfast_proto::registrar::{AssociationId, Event, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message as Enrp, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn checksum_mismatch_removes_elements_missing_from_table() {
     let peer = RegistrarId(2);
     let outputs = bench.send_enrp(peer, presence(false, 0xffff));
     assert_eq!(count_enrp_messages(&outputs, "PRESENCE"), 1);
-    let add = |id| Body::HandleUpdate {
+    let add = |id| EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
@@ -43,7 +43,7 @@ fn checksum_mismatch_removes_elements_missing_from_table() {
     );
     let outputs = bench.send_enrp(peer, presence(false, !known_checksum));
     assert_eq!(count_enrp_messages(&outputs, "HANDLE_TABLE_REQUEST"), 1);
-    let table = |more, id| Body::HandleTableResponse {
+    let table = |more, id| EnrpBody::HandleTableResponse {
         rejected: false,
         more,
         entries: vec![PoolEntry {
@@ -68,7 +68,7 @@ fn missing_elements_are_removed_in_batches() {
     config.settings.batch_elements_max = 2;
     let mut bench = TestBench::new(config);
     let peer = bench.add_peer(2);
-    let add = |id| Body::HandleUpdate {
+    let add = |id| EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
@@ -79,7 +79,7 @@ fn missing_elements_are_removed_in_batches() {
     }
     let differs = !bench.machine.checksum(peer);
     bench.send_enrp(peer, presence(false, differs));
-    let table = Body::HandleTableResponse {
+    let table = EnrpBody::HandleTableResponse {
         rejected: false,
         more: false,
         entries: vec![PoolEntry {
@@ -123,7 +123,7 @@ fn unidentified_registrar_is_asked_at_each_heartbeat() {
         .handle_association_up(bench.now, id, PoolProtocol::Enrp, &at, None);
     bench.outputs();
     let asks_presence = |outputs: &[TestOutput]| {
-        let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+        let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: EnrpBody::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
         outputs.iter().filter(asks).count()
     };
     assert_eq!(asks_presence(&bench.wait(SECOND * 31)), 1);
@@ -143,7 +143,7 @@ fn silent_peer_is_probed_then_taken_over() {
         ..element(1, 9, RR)
     };
     let (handle, id) = (handle(), ElementId(1));
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle.clone(),
@@ -156,13 +156,13 @@ fn silent_peer_is_probed_then_taken_over() {
         outputs.extend(bench.wait(SECOND * 21 / 2));
         bench.send_enrp(other, presence(false, 0xffff));
     }
-    let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+    let asks = |output: &&TestOutput| matches!(output, TestOutput::Enrp(to, Enrp { body: EnrpBody::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
     assert_eq!(outputs.iter().filter(asks).count(), 1);
     let outputs = bench.wait(SECOND * 4);
     assert_eq!(count_enrp_messages(&outputs, "INIT_TAKEOVER"), 1);
     assert_eq!(count_enrp_messages(&outputs, "TAKEOVER_SERVER"), 0);
     assert_eq!(bench.machine.checksum(target), checksum);
-    let outputs = bench.send_enrp(other, Body::InitTakeoverAck { target });
+    let outputs = bench.send_enrp(other, EnrpBody::InitTakeoverAck { target });
     assert_eq!(count_enrp_messages(&outputs, "TAKEOVER_SERVER"), 1);
     assert_eq!(bench.machine.checksum(OWN), checksum);
     assert!(bench.machine.peers().all(|peer| peer.id != target));
@@ -180,7 +180,7 @@ fn takeover_does_not_block_other_requests() {
         config.settings.batch_elements_max = 10;
         let mut bench = TestBench::new(config);
         let (target, other) = (bench.add_peer(2), bench.add_peer(3));
-        let add = |id| Body::HandleUpdate {
+        let add = |id| EnrpBody::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle(),
@@ -196,17 +196,17 @@ fn takeover_does_not_block_other_requests() {
                 .machine
                 .handle_association_down(bench.now, AssociationId(1002));
             bench.wait(SECOND * 6);
-            bench.send_enrp(other, Body::InitTakeoverAck { target });
+            bench.send_enrp(other, EnrpBody::InitTakeoverAck { target });
         } else {
-            bench.send_enrp(other, Body::TakeoverServer { target });
+            bench.send_enrp(other, EnrpBody::TakeoverServer { target });
         }
         assert_eq!(bench.machine.elements_owned_by(to), 10);
-        let outputs = bench.send_enrp(other, Body::HandleTableRequest { own_only: true });
+        let outputs = bench.send_enrp(other, EnrpBody::HandleTableRequest { own_only: true });
         let refuses = |out: &TestOutput| {
             let TestOutput::Enrp(_, Enrp { body, .. }) = out else {
                 return false;
             };
-            matches!(body, Body::HandleTableResponse { rejected: true, .. })
+            matches!(body, EnrpBody::HandleTableResponse { rejected: true, .. })
         };
         assert!(outputs.iter().any(refuses), "{outputs:?}");
         let mut moved = 10;
@@ -220,7 +220,7 @@ fn takeover_does_not_block_other_requests() {
         }
         assert_eq!(bench.machine.checksum(to), checksum);
         bench.wait(Duration::from_nanos(1));
-        let outputs = bench.send_enrp(other, Body::HandleTableRequest { own_only: true });
+        let outputs = bench.send_enrp(other, EnrpBody::HandleTableRequest { own_only: true });
         assert!(!outputs.iter().any(refuses), "{outputs:?}");
     }
 }
@@ -234,12 +234,12 @@ fn lower_number_wins_takeover_race() {
             .machine
             .handle_association_down(bench.now, AssociationId(1002));
         bench.wait(SECOND * 6);
-        let outputs = bench.send_enrp(rival, Body::InitTakeover { target });
+        let outputs = bench.send_enrp(rival, EnrpBody::InitTakeover { target });
         assert_eq!(
             count_enrp_messages(&outputs, "INIT_TAKEOVER_ACK"),
             usize::from(!wins)
         );
-        let outputs = bench.send_enrp(rival, Body::InitTakeoverAck { target });
+        let outputs = bench.send_enrp(rival, EnrpBody::InitTakeoverAck { target });
         assert_eq!(
             count_enrp_messages(&outputs, "TAKEOVER_SERVER"),
             usize::from(wins)
@@ -253,10 +253,10 @@ fn live_target_stops_takeover() {
     let mut bench = TestBench::new(config());
     let (peer, target) = (bench.add_peer(2), bench.add_peer(3));
     bench.outputs();
-    let outputs = bench.send_enrp(peer, Body::InitTakeover { target: OWN });
+    let outputs = bench.send_enrp(peer, EnrpBody::InitTakeover { target: OWN });
     assert_eq!(count_enrp_messages(&outputs, "PRESENCE"), 1);
     assert_eq!(count_enrp_messages(&outputs, "INIT_TAKEOVER_ACK"), 0);
-    bench.send_enrp(peer, Body::InitTakeover { target });
+    bench.send_enrp(peer, EnrpBody::InitTakeover { target });
     assert!(
         bench
             .machine
@@ -283,21 +283,21 @@ fn mentor_sends_list_then_handlespace() {
     assert_eq!(count_enrp_messages(&bench.outputs(), "LIST_REQUEST"), 1);
     let mentor = RegistrarId(2);
     // A starting registrar refuses requests.
-    let outputs = bench.send_enrp(mentor, Body::HandleTableRequest { own_only: false });
+    let outputs = bench.send_enrp(mentor, EnrpBody::HandleTableRequest { own_only: false });
     let refuses = |output: &TestOutput| {
         matches!(
             output,
             TestOutput::Enrp(
                 _,
                 Enrp {
-                    body: Body::HandleTableResponse { rejected: true, .. },
+                    body: EnrpBody::HandleTableResponse { rejected: true, .. },
                     ..
                 }
             )
         )
     };
     assert!(outputs.iter().any(refuses));
-    let list = Body::ListResponse {
+    let list = EnrpBody::ListResponse {
         rejected: false,
         servers: Vec::new(),
     };
@@ -305,7 +305,7 @@ fn mentor_sends_list_then_handlespace() {
         count_enrp_messages(&bench.send_enrp(mentor, list), "HANDLE_TABLE_REQUEST"),
         1
     );
-    let table = |more, id| Body::HandleTableResponse {
+    let table = |more, id| EnrpBody::HandleTableResponse {
         rejected: false,
         more,
         entries: vec![PoolEntry {
@@ -341,11 +341,11 @@ fn element_attributed_by_mentor_is_probed() {
         .handle_association_up(now, id, PoolProtocol::Enrp, &at, dial);
     let servers = Vec::new();
     let rejected = false;
-    bench.send_enrp(mentor, Body::ListResponse { rejected, servers });
+    bench.send_enrp(mentor, EnrpBody::ListResponse { rejected, servers });
     let mut own_element = element(1, 9, RR);
     own_element.home = OWN;
     own_element.asap_transport = Some(transport([10, 1, 0, 9], 5000));
-    let table = Body::HandleTableResponse {
+    let table = EnrpBody::HandleTableResponse {
         rejected,
         more: false,
         entries: vec![PoolEntry {

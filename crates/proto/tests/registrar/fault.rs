@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::PoolProtocol;
-use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message, UpdateAction};
 use holdfast_wire::rserpool::{RegistrarId, asap};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,20 +52,20 @@ impl Fault {
     fn apply_to_enrp(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
-            (Fault::NoTableRequests, Body::HandleTableRequest { .. })
-            | (Fault::NoPresence, Body::Presence { .. }) => return None,
-            (Fault::FirstBlockOnly, Body::HandleTableResponse { more, .. }) => *more = false,
-            (Fault::NoRemovals, Body::HandleUpdate { action, .. })
+            (Fault::NoTableRequests, EnrpBody::HandleTableRequest { .. })
+            | (Fault::NoPresence, EnrpBody::Presence { .. }) => return None,
+            (Fault::FirstBlockOnly, EnrpBody::HandleTableResponse { more, .. }) => *more = false,
+            (Fault::NoRemovals, EnrpBody::HandleUpdate { action, .. })
                 if *action == UpdateAction::Delete =>
             {
                 return None;
             }
-            (Fault::NoAdditions, Body::HandleUpdate { action, .. })
+            (Fault::NoAdditions, EnrpBody::HandleUpdate { action, .. })
                 if *action == UpdateAction::Add =>
             {
                 return None;
             }
-            (Fault::NoRemovals | Fault::NoAdditions, Body::Presence { checksum, .. }) => {
+            (Fault::NoRemovals | Fault::NoAdditions, EnrpBody::Presence { checksum, .. }) => {
                 *checksum = None;
             }
             _ => {}

@@ -5,7 +5,7 @@ use crate::test_bench::*;
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, DialId, PermittedHosts, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message as Enrp};
 use holdfast_wire::rserpool::{
     CauseCode, ElementId, Policy, PoolHandle, RegistrarId, ServerInformation,
 };
@@ -184,7 +184,7 @@ fn encoded_presence(id: u32, host: u8, port: u16) -> Bytes {
     let message = Enrp {
         sender: id,
         receiver: RegistrarId(0),
-        body: Body::Presence {
+        body: EnrpBody::Presence {
             reply_required: true,
             checksum: Some(1),
             server: Some(ServerInformation {

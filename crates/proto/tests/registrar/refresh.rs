@@ -1,9 +1,9 @@
 //! Re-registrations without a change: peers get one announcement for all those of some time.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::Config;
+use holdfast_proto::registrar::RegistrarMachineConfig;
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolElement, RegistrarId};
 use std::time::Duration;
 
@@ -13,7 +13,10 @@ const NONE: [u32; 0] = [];
 const QUARTER: Duration = Duration::from_millis(250);
 
 /// Returns a registrar with an element that has re-registered once, at time 0, and a peer that knows it.
-fn bench_with_reregistered_element(config: Config, element: &PoolElement) -> (TestBench, u64) {
+fn bench_with_reregistered_element(
+    config: RegistrarMachineConfig,
+    element: &PoolElement,
+) -> (TestBench, u64) {
     let mut bench = TestBench::new(config);
     bench.add_peer(2);
     let from = bench.open_association(9);
@@ -28,7 +31,7 @@ fn bench_with_reregistered_element(config: Config, element: &PoolElement) -> (Te
 fn announced_ids(outputs: &[TestOutput]) -> Vec<u32> {
     let ids = outputs.iter().filter_map(|output| match output {
         TestOutput::Enrp(_, message) => match &message.body {
-            Body::HandleUpdate {
+            EnrpBody::HandleUpdate {
                 action: UpdateAction::Add,
                 element,
                 ..
@@ -144,7 +147,7 @@ fn element_of_other_home_is_not_announced() {
     let same = element(1, 9, RR);
     let (mut bench, from) = bench_with_reregistered_element(config, &same);
     bench.register(from, same.clone());
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),

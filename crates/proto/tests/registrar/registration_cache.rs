@@ -3,7 +3,7 @@
 use crate::test_bench::*;
 use holdfast_proto::registrar::{AssociationId, Event, PermittedHosts, PoolProtocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -188,7 +188,7 @@ fn new_addresses_are_announced_to_peers() {
         let outputs = bench.register(from, element(1, 9, RR));
         let announced = outputs.iter().find_map(|output| match output {
             TestOutput::Enrp(_, message) => match &message.body {
-                Body::HandleUpdate { element, .. } => element.asap_transport.clone(),
+                EnrpBody::HandleUpdate { element, .. } => element.asap_transport.clone(),
                 _ => None,
             },
             _ => None,
@@ -262,7 +262,7 @@ fn element_returns_from_another_registrar() {
         home: RegistrarId(2),
         ..element(1, 9, RR)
     };
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),

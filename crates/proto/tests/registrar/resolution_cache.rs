@@ -1,7 +1,7 @@
 //! Resolutions that repeat the previous one: the answers are the same as without the cache.
 
 use crate::test_bench::*;
-use holdfast_proto::registrar::{Config, PermittedHosts};
+use holdfast_proto::registrar::{PermittedHosts, RegistrarMachineConfig};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolHandle};
 
@@ -16,7 +16,7 @@ fn resolution_request(handle: PoolHandle, items: Option<u32>) -> Asap {
 }
 
 /// Returns a registrar with a pool of five elements.
-fn bench_with_five_elements(config: Config, policy: Policy) -> TestBench {
+fn bench_with_five_elements(config: RegistrarMachineConfig, policy: Policy) -> TestBench {
     let mut bench = TestBench::new(config);
     for host in 1..6 {
         let from = bench.open_association(host);

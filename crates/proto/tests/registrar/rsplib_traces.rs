@@ -3,7 +3,7 @@
 use crate::test_bench::*;
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, PoolProtocol};
-use holdfast_wire::rserpool::enrp::{Body, Message};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -38,13 +38,13 @@ fn recorded_handle_table_gives_announced_checksum() {
     let announced: BTreeSet<_> = messages
         .iter()
         .filter_map(|(message, _)| match message.body {
-            Body::Presence { checksum, .. } => Some((message.sender, checksum?)),
+            EnrpBody::Presence { checksum, .. } => Some((message.sender, checksum?)),
             _ => None,
         })
         .collect();
     let (mut tables, mut agree) = (0, 0);
     for (message, bytes) in &messages {
-        let Body::HandleTableResponse {
+        let EnrpBody::HandleTableResponse {
             rejected: false,
             more: false,
             entries,

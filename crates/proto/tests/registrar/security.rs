@@ -2,9 +2,11 @@
 
 use crate::test_bench::*;
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, Config, PermittedHosts, PoolProtocol};
+use holdfast_proto::registrar::{
+    AssociationId, PermittedHosts, PoolProtocol, RegistrarMachineConfig,
+};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, RegistrarId};
 use std::net::SocketAddr;
 
@@ -36,7 +38,7 @@ pub fn report() -> Asap {
 #[test]
 fn permissions_restrict_registration_and_resolution_at_run_time() {
     let only = |text: &str| PermittedHosts::Only(vec![text.parse().unwrap()]);
-    let mut config: Config = config();
+    let mut config: RegistrarMachineConfig = config();
     config.settings.access.register = only("10.1.0.9");
     config.settings.access.resolve = only("10.1.0.8");
     let mut settings = config.settings.clone();
@@ -55,7 +57,7 @@ fn permissions_restrict_registration_and_resolution_at_run_time() {
 #[test]
 fn certificate_name_permits_any_address() {
     let only = |text: &str| PermittedHosts::Only(vec![text.parse().unwrap()]);
-    let mut config: Config = config();
+    let mut config: RegistrarMachineConfig = config();
     config.settings.access.register = only("tls:web");
     config.settings.access.resolve = only("tls:*");
     let mut bench = TestBench::new(config);
@@ -124,7 +126,7 @@ fn unpermitted_registrar_is_ignored_and_aborted() {
     bench
         .machine
         .handle_association_up(bench.now, id, PoolProtocol::Enrp, &[at], None);
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
@@ -149,7 +151,7 @@ fn multicast_is_ignored_unless_configured() {
         let presence = holdfast_wire::rserpool::enrp::Message {
             sender: RegistrarId(2),
             receiver: RegistrarId(0),
-            body: Body::Presence {
+            body: EnrpBody::Presence {
                 reply_required: true,
                 checksum: Some(1),
                 server: Some(holdfast_wire::rserpool::ServerInformation {

@@ -3,7 +3,7 @@
 use crate::test_bench::*;
 use holdfast_proto::registrar::AssociationId;
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, PoolHandle, RegistrarId};
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ fn subscriber_gets_every_change_and_pool_end() {
     assert_eq!(updates_for(&bench.wait(SECOND), user), []);
     // A peer's update is a change as well.
     let peer = bench.add_peer(2);
-    let add = Body::HandleUpdate {
+    let add = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
         handle: handle(),
@@ -103,7 +103,7 @@ fn subscriber_gets_every_change_and_pool_end() {
         updates_for(&bench.wait(SECOND), user),
         [(true, Ok(vec![3]))]
     );
-    let delete = Body::HandleUpdate {
+    let delete = EnrpBody::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Delete,
         handle: handle(),

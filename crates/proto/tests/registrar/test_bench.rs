@@ -2,10 +2,10 @@
 
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{
-    AssociationId, Config, DialId, Event, Output, PoolProtocol, Registrar,
+    AssociationId, DialId, Event, Output, PoolProtocol, Registrar, RegistrarMachineConfig,
 };
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message as Enrp};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse,
 };
@@ -39,8 +39,8 @@ pub fn transport(address: [u8; 4], port: u16) -> SctpTransport {
     }
 }
 
-pub fn config() -> Config {
-    let mut config = Config::new(OWN, 7, transport([10, 0, 0, 1], 9901));
+pub fn config() -> RegistrarMachineConfig {
+    let mut config = RegistrarMachineConfig::new(OWN, 7, transport([10, 0, 0, 1], 9901));
     config.settings.access.registrar =
         holdfast_proto::registrar::PermittedHosts::Only(vec!["10.0.0.0/24".parse().unwrap()]);
     config
@@ -74,7 +74,7 @@ pub fn bytes(write: impl FnOnce(&mut BytesMut)) -> Bytes {
 
 impl TestBench {
     /// Returns a started registrar at time 0, without outputs.
-    pub fn new(config: Config) -> TestBench {
+    pub fn new(config: RegistrarMachineConfig) -> TestBench {
         let mut bench = TestBench {
             machine: Registrar::new(Duration::ZERO, config),
             now: Duration::ZERO,
@@ -138,7 +138,7 @@ impl TestBench {
         self.outputs()
     }
 
-    pub fn send_enrp(&mut self, from: RegistrarId, body: Body) -> Vec<TestOutput> {
+    pub fn send_enrp(&mut self, from: RegistrarId, body: EnrpBody) -> Vec<TestOutput> {
         let message = Enrp {
             sender: from,
             receiver: RegistrarId(0),
@@ -173,8 +173,8 @@ impl TestBench {
     }
 }
 
-pub fn presence(reply_required: bool, checksum: u16) -> Body {
-    Body::Presence {
+pub fn presence(reply_required: bool, checksum: u16) -> EnrpBody {
+    EnrpBody::Presence {
         reply_required,
         checksum: Some(checksum),
         server: None,

@@ -6,7 +6,7 @@ use crate::net::{Network, NodeIndex, address};
 use crate::rng::Rng;
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::{
-    Config, DialId, Event, PoolProtocol, Registrar, RegistrarSettings,
+    DialId, Event, PoolProtocol, Registrar, RegistrarMachineConfig, RegistrarSettings,
 };
 use holdfast_wire::rserpool::{SctpTransport, TransportUse, asap};
 use std::collections::BTreeMap;
@@ -268,7 +268,7 @@ impl World {
             addresses: [own.ip()].into_iter().collect(),
         };
         let id = registrar_id(self.rng.next());
-        let mut config = Config::new(id, self.rng.next(), transport);
+        let mut config = RegistrarMachineConfig::new(id, self.rng.next(), transport);
         config.settings = settings(self.multicast);
         if !self.multicast {
             let others = (0..self.nodes.len()).filter(|other| *other != node);

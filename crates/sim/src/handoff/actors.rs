@@ -4,7 +4,7 @@ use super::node::{KernelFlowEntry, KernelFlowState, ServerSocket, SimulatedNode}
 use super::world::HandoffWorld;
 use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
-use holdfast_proto::handoff::{DrainPolicy, Request};
+use holdfast_proto::handoff::{DrainPolicy, FlowHandoffRequest};
 use holdfast_wire::{ChangeKind, Flow, NodeId};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl HandoffWorld {
         let Some(machine) = self.core.daemons[node].machine.as_mut() else {
             return;
         };
-        let request = Request {
+        let request = FlowHandoffRequest {
             flows: flows.clone(),
             to: node_id(to),
             drain,

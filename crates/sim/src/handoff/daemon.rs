@@ -6,8 +6,8 @@ use super::world::{HandoffDaemonAction, HandoffWorld, seconds};
 use crate::node_group::{GroupWorld as _, change, node_id, node_index};
 use holdfast_proto::flow_ownership;
 use holdfast_proto::handoff::{
-    Command, CommandToken, Event, Handoff, HandoffMachineConfig, KeepReason, Outcome, RequestId,
-    Results,
+    Command, CommandToken, Event, FlowHandoffOutcome, FlowKeptReason, Handoff,
+    HandoffMachineConfig, RequestId, Results,
 };
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange, OwnershipRecord};
 
@@ -237,17 +237,17 @@ impl HandoffWorld {
 }
 
 /// Returns the name under which an outcome is counted.
-fn outcome_name(outcome: &Outcome) -> String {
+fn outcome_name(outcome: &FlowHandoffOutcome) -> String {
     match outcome {
-        Outcome::Moved { .. } => "moved".to_owned(),
-        Outcome::Closed => "gone".to_owned(),
-        Outcome::Kept { reason } => match reason {
-            KeepReason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
-            KeepReason::PeerLost { step, .. } => format!("kept: lost in {step}"),
-            KeepReason::Refused { .. } => "kept: refused".to_owned(),
-            KeepReason::Aborted { .. } => "kept: aborted".to_owned(),
-            KeepReason::Extract(_) => "kept: not extracted".to_owned(),
-            KeepReason::NotDiverted(_) => "kept: not diverted".to_owned(),
+        FlowHandoffOutcome::Moved { .. } => "moved".to_owned(),
+        FlowHandoffOutcome::Closed => "gone".to_owned(),
+        FlowHandoffOutcome::Kept { reason } => match reason {
+            FlowKeptReason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
+            FlowKeptReason::PeerLost { step, .. } => format!("kept: lost in {step}"),
+            FlowKeptReason::Refused { .. } => "kept: refused".to_owned(),
+            FlowKeptReason::Aborted { .. } => "kept: aborted".to_owned(),
+            FlowKeptReason::Extract(_) => "kept: not extracted".to_owned(),
+            FlowKeptReason::NotDiverted(_) => "kept: not diverted".to_owned(),
             other => format!("kept: {other:?}"),
         },
     }

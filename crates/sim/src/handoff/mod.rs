@@ -8,7 +8,7 @@
 mod actors;
 mod bug;
 mod daemon;
-mod frames;
+mod frame_delivery;
 mod node;
 mod oracle;
 #[cfg(test)]
@@ -51,12 +51,12 @@ pub const DEFAULT: PlanDistribution = PlanDistribution {
 
 /// Derives a config from a setting and a seed.
 #[must_use]
-pub fn schedule(
+pub fn draw_run_config(
     setting: &PlanDistribution,
     seed: u64,
     bug: Option<HandoffBug>,
 ) -> HandoffRunConfig {
-    node_group::schedule(setting, seed, &[], |random, _| HandoffConfig {
+    node_group::draw_run_config(setting, seed, &[], |random, _| HandoffConfig {
         batch_flows_max: random.between(1, 5) as usize,
         bug,
     })
@@ -82,5 +82,5 @@ pub fn shrink(
     seed: u64,
     bug: Option<HandoffBug>,
 ) -> Option<node_group::ShrunkSeedFailure<HandoffConfig>> {
-    node_group::shrink::<HandoffWorld>(schedule(setting, seed, bug), seed)
+    node_group::shrink::<HandoffWorld>(draw_run_config(setting, seed, bug), seed)
 }

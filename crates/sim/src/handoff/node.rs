@@ -5,7 +5,7 @@ use super::HandoffBug;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{
-    Command, CommandToken, FrozenFlow, KeepReason, RecoveredFlow, RecoveredRole, RequestId,
+    Command, CommandToken, FlowKeptReason, FrozenFlow, RecoveredFlow, RecoveredRole, RequestId,
     Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_wire::{Flow, NodeId};
@@ -164,15 +164,17 @@ impl SimulatedNode {
         flow: Flow,
         fails: bool,
         random: &mut Random,
-    ) -> Result<StaticFlow, KeepReason> {
+    ) -> Result<StaticFlow, FlowKeptReason> {
         let Some(entry) = self.kernel.get_mut(&flow) else {
-            return Err(KeepReason::UnknownFlow);
+            return Err(FlowKeptReason::UnknownFlow);
         };
         if entry.state != KernelFlowState::Owned {
-            return Err(KeepReason::OwnedElsewhere(None));
+            return Err(FlowKeptReason::OwnedElsewhere(None));
         }
         if fails || entry.epoch == 0 {
-            return Err(KeepReason::Unmovable("the flow has urgent data".to_owned()));
+            return Err(FlowKeptReason::Unmovable(
+                "the flow has urgent data".to_owned(),
+            ));
         }
         entry.state = KernelFlowState::Prepared;
         let unsent = random.between(0, 3) as u32 * 30_000;

@@ -2,7 +2,7 @@
 
 use super::node::KernelFlowEntry;
 use super::world::HandoffWorld;
-use super::{DEFAULT, schedule};
+use super::{DEFAULT, draw_run_config};
 use crate::node_group::{CountRange, FaultFrequencies, GroupWorld as _, PlanDistribution};
 use crate::time::Time;
 use holdfast_proto::handoff::DrainPolicy;
@@ -15,7 +15,7 @@ fn faultless_world(seed: u64) -> HandoffWorld {
         faults: FaultFrequencies::NONE,
         ..DEFAULT
     };
-    HandoffWorld::new(&schedule(&setting, seed, None), seed)
+    HandoffWorld::new(&draw_run_config(&setting, seed, None), seed)
 }
 
 /// Runs until no state machine has work left; returns the duration.

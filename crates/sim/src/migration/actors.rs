@@ -6,8 +6,8 @@ use super::world::{MigrationDaemonAction, MigrationWorld};
 use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
 use holdfast_proto::migration::{
-    Event, KeepReason, Migration, MigrationMachineConfig, Options, Outcome, ProcessId,
-    RecoveredRole, Request,
+    Event, Migration, MigrationMachineConfig, MoveOutcome, MoveRequest, MoveRequestOptions,
+    ProcessId, ProcessKeptReason, RecoveredRole,
 };
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange};
@@ -22,7 +22,7 @@ impl MigrationWorld {
         );
         let clone = random.chance(self.clone_share);
         let post_copy = random.chance(0.3) && !clone;
-        let options = Options {
+        let options = MoveRequestOptions {
             clone,
             sockets: SocketStrategy::Incremental,
             // No freeze is as short as 1 ms, so memory is then sent by post-copy.
@@ -46,13 +46,13 @@ impl MigrationWorld {
         node: usize,
         process: ProcessId,
         to: usize,
-        options: Options,
+        options: MoveRequestOptions,
     ) {
         let now = Duration::from(self.core.now);
         let Some(machine) = self.core.daemons[node].machine.as_mut() else {
             return;
         };
-        let request = Request {
+        let request = MoveRequest {
             process,
             to: node_id(to),
             options,
@@ -250,14 +250,14 @@ impl MigrationWorld {
 }
 
 /// Returns the name under which an outcome is counted.
-fn outcome_name(outcome: &Outcome) -> String {
+fn outcome_name(outcome: &MoveOutcome) -> String {
     match outcome {
-        Outcome::Moved => "moved".to_owned(),
-        Outcome::Cloned => "cloned".to_owned(),
-        Outcome::Kept { reason } => match reason {
-            KeepReason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
-            KeepReason::PeerLost { step, .. } => format!("kept: lost in {step}"),
-            KeepReason::Failed { step, .. } => format!("kept: failed in {step}"),
+        MoveOutcome::Moved => "moved".to_owned(),
+        MoveOutcome::Cloned => "cloned".to_owned(),
+        MoveOutcome::Kept { reason } => match reason {
+            ProcessKeptReason::TimedOut { step, .. } => format!("kept: timed out in {step}"),
+            ProcessKeptReason::PeerLost { step, .. } => format!("kept: lost in {step}"),
+            ProcessKeptReason::Failed { step, .. } => format!("kept: failed in {step}"),
             other => {
                 let text = format!("{other:?}");
                 let end = text.find([' ', '(', '{']).unwrap_or(text.len());

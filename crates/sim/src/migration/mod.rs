@@ -12,7 +12,7 @@ mod actors;
 mod bug;
 mod commands;
 mod donor_commands;
-mod frames;
+mod frame_delivery;
 mod holder;
 mod host;
 mod oracle;
@@ -82,7 +82,7 @@ pub const DEFAULT: MigrationPlanDistribution = MigrationPlanDistribution {
 
 /// Derives a config from a setting and a seed.
 #[must_use]
-pub fn schedule(
+pub fn draw_run_config(
     setting: &MigrationPlanDistribution,
     seed: u64,
     bug: Option<MigrationBug>,
@@ -91,7 +91,7 @@ pub fn schedule(
         (setting.kill, |draw| GroupAction::Kill { draw }),
         (setting.cancel, |_| GroupAction::Cancel),
     ];
-    node_group::schedule(&setting.group, seed, &with_requests, |random, nodes| {
+    node_group::draw_run_config(&setting.group, seed, &with_requests, |random, nodes| {
         let count = setting.processes.draw(random);
         MigrationConfig {
             initial_nodes: (0..count).map(|_| random.below(nodes)).collect(),
@@ -121,5 +121,5 @@ pub fn shrink(
     seed: u64,
     bug: Option<MigrationBug>,
 ) -> Option<node_group::ShrunkSeedFailure<MigrationConfig>> {
-    node_group::shrink::<MigrationWorld>(schedule(setting, seed, bug), seed)
+    node_group::shrink::<MigrationWorld>(draw_run_config(setting, seed, bug), seed)
 }

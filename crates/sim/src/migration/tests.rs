@@ -2,10 +2,10 @@
 
 use super::host::ProcessIdentity;
 use super::world::MigrationWorld;
-use super::{DEFAULT, MigrationPlanDistribution, schedule};
+use super::{DEFAULT, MigrationPlanDistribution, draw_run_config};
 use crate::node_group::{self, CountRange, FaultFrequencies, GroupWorld as _};
 use crate::time::Time;
-use holdfast_proto::migration::{Options, ProcessId};
+use holdfast_proto::migration::{MoveRequestOptions, ProcessId};
 
 /// Returns a world without faults and requests.
 fn faultless_world(seed: u64) -> MigrationWorld {
@@ -15,7 +15,7 @@ fn faultless_world(seed: u64) -> MigrationWorld {
         ..DEFAULT.group
     };
     let setting = MigrationPlanDistribution { group, ..DEFAULT };
-    MigrationWorld::new(&schedule(&setting, seed, None), seed)
+    MigrationWorld::new(&draw_run_config(&setting, seed, None), seed)
 }
 
 const END_OF_TIME: Time = Time(u64::MAX);
@@ -44,7 +44,12 @@ fn all_processes_move_round_without_faults() {
             });
             for (node, process) in all_processes.collect::<Vec<_>>() {
                 world.serve();
-                world.move_process(node, process, (node + 1) % nodes, Options::default());
+                world.move_process(
+                    node,
+                    process,
+                    (node + 1) % nodes,
+                    MoveRequestOptions::default(),
+                );
                 run_until_idle(&mut world);
             }
         }
@@ -71,7 +76,12 @@ fn connections_to_a_peer_without_a_daemon_are_forwarded() {
         }
         world.crash(peer);
         let process = first_process(&world, from);
-        world.move_process(from, process, to.expect("a third"), Options::default());
+        world.move_process(
+            from,
+            process,
+            to.expect("a third"),
+            MoveRequestOptions::default(),
+        );
         let end = world.core.now + Time::from_secs_f64(5.0);
         while world.handle_next(end) {}
         let count = |what| world.core.counts.get(what).copied();

@@ -7,20 +7,20 @@
 
 mod channels;
 mod config;
-mod core;
+mod group_core;
 mod machine;
 mod plan;
+mod plan_distribution;
 mod run;
-mod setting;
 mod world;
 
 pub use config::{GroupAction, GroupRunConfig};
+pub use plan_distribution::{CountRange, FaultFrequencies, PlanDistribution};
 pub use run::{GroupRunOutcome, ShrunkSeedFailure};
-pub use setting::{CountRange, FaultFrequencies, PlanDistribution};
 
-pub(crate) use self::core::GroupCore;
+pub(crate) use self::group_core::GroupCore;
 pub(crate) use channels::pairs;
-pub(crate) use plan::{AccompanyingAction, schedule};
+pub(crate) use plan::{AccompanyingAction, draw_run_config};
 pub(crate) use run::{shrink, try_run};
 pub(crate) use world::GroupWorld;
 

@@ -9,7 +9,7 @@ pub(crate) type AccompanyingAction = (f64, fn(u64) -> GroupAction);
 
 /// Draws a config from a separate random stream, including its specific part. The actions in `with_requests` may
 /// accompany each request.
-pub(crate) fn schedule<K>(
+pub(crate) fn draw_run_config<K>(
     setting: &PlanDistribution,
     seed: u64,
     with_requests: &[AccompanyingAction],

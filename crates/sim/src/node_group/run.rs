@@ -1,6 +1,6 @@
 //! A run from beginning to end, and the shrinking of a failing one.
 
-use super::core::{Daemon, Event};
+use super::group_core::{Daemon, Event};
 use super::machine::Machine;
 use super::{FaultFrequencies, GroupAction, GroupRunConfig, GroupWorld, node_id};
 use crate::Violation;

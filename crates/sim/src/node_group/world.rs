@@ -1,6 +1,6 @@
 //! The events of a group, independent of the kind of its state machines.
 
-use super::core::{Event, GroupCore};
+use super::group_core::{Event, GroupCore};
 use super::machine::{Machine, MachineOutput};
 use super::{GroupAction, GroupRunConfig, node_id, node_index};
 use crate::random::Random;

@@ -1,6 +1,6 @@
 //! Associations like SCTP's: ordered, reliable while they last, with a four-way handshake.
 
-use super::node::{self, NodeNumber, NodeRole};
+use super::node_numbers::{self, NodeNumber, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
 use bytes::{Bytes, BytesMut};
@@ -265,7 +265,7 @@ impl PoolWorld<'_> {
                     InitiatorName::Dial(dial) if side == 0 => Some(dial),
                     _ => None,
                 };
-                let at = node::endpoint(other, protocol);
+                let at = node_numbers::endpoint(other, protocol);
                 let id = association_id(association, side);
                 self.open_associations
                     .insert((node, other, protocol), (association, side));

@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::asap;
-use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, Message, UpdateAction};
 
 /// The broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,21 +74,21 @@ impl PoolBug {
     fn apply_to_enrp(self, bytes: Bytes) -> Option<Bytes> {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
-            (PoolBug::NoTables, Body::HandleTableRequest { .. })
-            | (PoolBug::NoPresences, Body::Presence { .. }) => return None,
-            (PoolBug::AllElements, Body::HandleTableRequest { own_only }) => *own_only = false,
-            (PoolBug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
-            (PoolBug::NoRemovals, Body::HandleUpdate { action, .. })
+            (PoolBug::NoTables, EnrpBody::HandleTableRequest { .. })
+            | (PoolBug::NoPresences, EnrpBody::Presence { .. }) => return None,
+            (PoolBug::AllElements, EnrpBody::HandleTableRequest { own_only }) => *own_only = false,
+            (PoolBug::OneBlock, EnrpBody::HandleTableResponse { more, .. }) => *more = false,
+            (PoolBug::NoRemovals, EnrpBody::HandleUpdate { action, .. })
                 if *action == UpdateAction::Delete =>
             {
                 return None;
             }
-            (PoolBug::NoAdditions, Body::HandleUpdate { action, .. })
+            (PoolBug::NoAdditions, EnrpBody::HandleUpdate { action, .. })
                 if *action == UpdateAction::Add =>
             {
                 return None;
             }
-            (PoolBug::NoRemovals | PoolBug::NoAdditions, Body::Presence { checksum, .. }) => {
+            (PoolBug::NoRemovals | PoolBug::NoAdditions, EnrpBody::Presence { checksum, .. }) => {
                 *checksum = None;
             }
             _ => return Some(bytes),

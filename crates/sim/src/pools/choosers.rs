@@ -1,7 +1,7 @@
 //! Users that choose elements by their own observations instead of the registrars' selection.
 
 use super::config::{ElementChoice, ObservationSharing};
-use super::node::{self, NodeNumber};
+use super::node_numbers::{self, NodeNumber};
 use super::users::UserMessage;
 use super::world::PoolWorld;
 use crate::random::Random;
@@ -103,7 +103,7 @@ impl PoolWorld<'_> {
 
     fn probe(&mut self, user: usize, element: &PoolElement, elements: usize) {
         let from = self.nodes.user(user);
-        if let Some(to) = node::node_of(&element.user_transport) {
+        if let Some(to) = node_numbers::node_of(&element.user_transport) {
             let probe = UserMessage::Probe {
                 id: element.id,
                 sent: self.now,

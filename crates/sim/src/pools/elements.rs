@@ -2,7 +2,7 @@
 
 use super::associations::{InitiatorName, encode};
 use super::config::ElementChoice;
-use super::node::{self, NodeNumber};
+use super::node_numbers::{self, NodeNumber};
 use super::users::UserMessage;
 use super::world::{PoolWorld, PoolWorldEvent};
 use crate::server_capacity::SharedCapacityServer;
@@ -62,7 +62,7 @@ impl PoolWorld<'_> {
         let hunt = self.hunt_config(node);
         let policy = self.config.choice.policy(0.0);
         let seed = self.random.seed();
-        let service = node::service_transport(node);
+        let service = node_numbers::service_transport(node);
         let mut config = PoolElementConfig::new(self.handle.clone(), service, policy, hunt, seed);
         config.life_unit = LifeUnit::Seconds;
         config.life = Some(self.config.registration_life);
@@ -76,7 +76,8 @@ impl PoolWorld<'_> {
     /// Returns the settings for finding registrars: "PEs and PUs choose 'nearby' PRs" (paper 004 section 5.2).
     pub(super) fn hunt_config(&self, node: NodeNumber) -> ServerHuntConfig {
         let nearest_first = u32::from(self.nodes.zone(node));
-        let registrar = |node| Transport::Sctp(node::sctp_transport(node, PoolProtocol::Asap));
+        let registrar =
+            |node| Transport::Sctp(node_numbers::sctp_transport(node, PoolProtocol::Asap));
         let mut hunt = ServerHuntConfig::new(vec![registrar(nearest_first)]);
         hunt.parallel = 1;
         hunt
@@ -124,7 +125,7 @@ impl PoolWorld<'_> {
         {
             match output {
                 Output::Connect { link, to } => {
-                    let Some(to) = node::node_of(&to) else {
+                    let Some(to) = node_numbers::node_of(&to) else {
                         continue;
                     };
                     let association =

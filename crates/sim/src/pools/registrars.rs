@@ -1,11 +1,11 @@
 //! Registrars: the state machine, and its daemon's actions.
 
 use super::associations::{InitiatorName, association_id, from_association_id};
-use super::node::{self, NodeRole};
+use super::node_numbers::{self, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
 use holdfast_proto::registrar::{
-    Config, LifeUnit, Output, PermittedHosts, PoolProtocol, Registrar,
+    LifeUnit, Output, PermittedHosts, PoolProtocol, Registrar, RegistrarMachineConfig,
 };
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ impl PoolWorld<'_> {
         registrar.incarnations += 1;
         registrar.wake = None;
         let (node, again) = (index as u32, registrar.incarnations > 1);
-        let id = node::registrar_id(index, registrar.incarnations);
-        let transport = node::sctp_transport(node, PoolProtocol::Enrp);
-        let mut config = Config::new(id, self.random.number(), transport);
+        let id = node_numbers::registrar_id(index, registrar.incarnations);
+        let transport = node_numbers::sctp_transport(node, PoolProtocol::Enrp);
+        let mut config = RegistrarMachineConfig::new(id, self.random.number(), transport);
         config.settings = self.config.registrar.clone();
         if self.config.choice.is_made_by_users() {
             config.settings.resolution_items = config.settings.resolution_items_max;
@@ -42,13 +42,17 @@ impl PoolWorld<'_> {
         config.settings.life_unit = LifeUnit::Seconds;
         config.settings.access.registrar = PermittedHosts::Only(
             (0..self.nodes.registrars() as u32)
-                .map(|other| node::endpoint(other, PoolProtocol::Enrp).ip().to_string())
+                .map(|other| {
+                    node_numbers::endpoint(other, PoolProtocol::Enrp)
+                        .ip()
+                        .to_string()
+                })
                 .filter_map(|address| address.parse().ok())
                 .collect(),
         );
         config.mentors = (0..self.nodes.registrars() as u32)
             .filter(|other| *other < node || again && *other != node)
-            .map(|other| vec![node::endpoint(other, PoolProtocol::Enrp)])
+            .map(|other| vec![node_numbers::endpoint(other, PoolProtocol::Enrp)])
             .collect();
         self.registrars[index].machine = Some(Registrar::new(self.now.into(), config));
         self.drive_registrar(index, |_, _| ());
@@ -107,7 +111,9 @@ impl PoolWorld<'_> {
                 addresses,
             } => {
                 let node = index as u32;
-                let to = addresses.first().and_then(|at| node::node_at(at.ip()));
+                let to = addresses
+                    .first()
+                    .and_then(|at| node_numbers::node_at(at.ip()));
                 let Some(to) = to.filter(|to| *to != node) else {
                     return self
                         .queue

@@ -1,7 +1,7 @@
 //! The state machines' timers.
 
 use super::bug::PoolBug;
-use super::node::{NodeNumber, NodeRole};
+use super::node_numbers::{NodeNumber, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
 use crate::event_queue::FutureEvents;
 use crate::time::Time;

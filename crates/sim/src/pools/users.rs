@@ -3,7 +3,7 @@
 use super::associations::{InitiatorName, encode};
 use super::elements::CreatedLinks;
 use super::measurements::FinishedRequest;
-use super::node::{self, NodeNumber, NodeRole};
+use super::node_numbers::{self, NodeNumber, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
 use crate::time::Time;
 use holdfast_proto::pool_user::{Event as UserEvent, Output, PoolUser, PoolUserConfig};
@@ -167,7 +167,7 @@ impl PoolWorld<'_> {
         while let Some(output) = self.users[index].machine.poll_output() {
             match output {
                 Output::Connect { link, to } => {
-                    let Some(to) = node::node_of(&to) else {
+                    let Some(to) = node_numbers::node_of(&to) else {
                         continue;
                     };
                     let association =
@@ -216,7 +216,7 @@ impl PoolWorld<'_> {
     pub(super) fn on_selected(&mut self, index: usize, element: &PoolElement) {
         let node = self.nodes.user(index);
         let (Some(to), Some(current)) = (
-            node::node_of(&element.user_transport),
+            node_numbers::node_of(&element.user_transport),
             &mut self.users[index].current,
         ) else {
             return;
@@ -332,7 +332,7 @@ impl PoolWorld<'_> {
         };
         self.record_latency(index, id, current.sent, true);
         let zone = self.nodes.zone(self.nodes.user(index));
-        self.measure(&FinishedRequest {
+        self.add_to_windows(&FinishedRequest {
             size: current.size,
             generated: current.generated,
             dequeued: current.dequeued,

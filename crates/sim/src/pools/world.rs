@@ -5,7 +5,7 @@ use super::choosers::{UserChooser, choosers};
 use super::config::{PoolAction, PoolRunConfig, RequestGenerator};
 use super::elements::ElementNode;
 use super::measurements::{FinishedRequest, MeasurementWindow, PoolRunOutcome};
-use super::node::{NodeNumber, NodeNumbers, NodeRole};
+use super::node_numbers::{NodeNumber, NodeNumbers, NodeRole};
 use super::oracle::{CHECK_INTERVAL, Oracle};
 use super::registrars::RegistrarNode;
 use super::users::{UserMessage, UserNode};
@@ -250,7 +250,7 @@ impl<'a> PoolWorld<'a> {
         let end = self.config.begin + self.config.runtime;
         while let Some((at, event)) = self.queue.pop_until(end) {
             self.now = at;
-            self.step(event);
+            self.handle_event(event);
             if self.oracle.violation.is_some() {
                 break;
             }
@@ -269,7 +269,7 @@ impl<'a> PoolWorld<'a> {
     }
 
     #[inline]
-    fn step(&mut self, event: PoolWorldEvent) {
+    fn handle_event(&mut self, event: PoolWorldEvent) {
         let counts = match event {
             PoolWorldEvent::Deliver {
                 association,
@@ -351,7 +351,7 @@ impl<'a> PoolWorld<'a> {
         }
     }
 
-    pub(super) fn measure(&mut self, request: &FinishedRequest) {
+    pub(super) fn add_to_windows(&mut self, request: &FinishedRequest) {
         for (from, to, window) in &mut self.windows {
             if (*from..*to).contains(&self.now) {
                 window.add(request);

@@ -24,7 +24,7 @@ pub(super) enum KindName {
 /// Handoffs or migrations.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct GroupText {
+pub(super) struct GroupScenarioText {
     #[serde(rename = "kind")]
     _kind: KindName,
     #[serde(default)]

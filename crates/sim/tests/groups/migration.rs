@@ -2,11 +2,11 @@
 
 use crate::{assert_all, assert_bugs_detected, assert_deterministic};
 use holdfast_sim::Violation;
-use holdfast_sim::migration::{DEFAULT, MigrationBug, schedule, shrink, try_run};
+use holdfast_sim::migration::{DEFAULT, MigrationBug, draw_run_config, shrink, try_run};
 use holdfast_sim::node_group::GroupRunOutcome;
 
 fn run(seed: u64, bug: Option<MigrationBug>) -> Result<GroupRunOutcome, Violation> {
-    try_run(&schedule(&DEFAULT, seed, bug), seed, None)
+    try_run(&draw_run_config(&DEFAULT, seed, bug), seed, None)
 }
 
 /// Kinds of events that the runs must cover.

@@ -3,7 +3,7 @@
 use super::decoder::{self, DecodeError, DecodeErrorKind, ParsedMessage, Reader};
 use super::element::PoolElement;
 use super::encoder::{self, EncodeError, Writer};
-use super::error_cause::Cause;
+use super::error_cause::ErrorCause;
 use super::identifiers::{ElementId, PoolHandle, RegistrarId};
 use super::parameter;
 use super::policy::Policy;
@@ -49,14 +49,14 @@ pub enum Message {
         handle: PoolHandle,
         id: ElementId,
         /// Empty: no Operation Error.
-        causes: Vec<Cause>,
+        causes: Vec<ErrorCause>,
     },
     /// The answer to a deregistration, or notice that a registration's lifetime ended.
     DeregistrationResponse {
         handle: PoolHandle,
         id: ElementId,
         /// Empty: no Operation Error.
-        causes: Vec<Cause>,
+        causes: Vec<ErrorCause>,
     },
     /// A pool user asks for elements of a pool.
     HandleResolution {
@@ -76,7 +76,7 @@ pub enum Message {
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
         /// Empty: no Operation Error.
-        causes: Vec<Cause>,
+        causes: Vec<ErrorCause>,
     },
     /// A registrar checks that a pool element is alive.
     EndpointKeepAlive {
@@ -111,7 +111,7 @@ pub enum Message {
         elements: Vec<PoolElement>,
     },
     /// Reports errors in a message.
-    Error(Vec<Cause>),
+    Error(Vec<ErrorCause>),
     /// A pool user asks a pool element for its load. Not in the RFC.
     Probe { handle: PoolHandle, id: ElementId },
     /// The element's load.
@@ -199,12 +199,12 @@ impl Message {
     }
 
     /// Returns the causes that the message reports; empty without an Operation Error.
-    pub fn causes(&self) -> &[Cause] {
+    pub fn causes(&self) -> &[ErrorCause] {
         self.operation_error().map_or(&[], Vec::as_slice)
     }
 
     /// Returns the Operation Error parameter; only an error message's may be empty.
-    fn operation_error(&self) -> Option<&Vec<Cause>> {
+    fn operation_error(&self) -> Option<&Vec<ErrorCause>> {
         match self {
             Message::RegistrationResponse { causes, .. }
             | Message::DeregistrationResponse { causes, .. }

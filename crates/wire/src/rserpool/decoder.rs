@@ -1,6 +1,6 @@
 //! Decoding: a total reader of received bytes, which treats unknown parts as RFC 5354 section 3 requires.
 
-use super::error_cause::{Cause, CauseCode};
+use super::error_cause::{CauseCode, ErrorCause};
 use super::parameter::{Parameter, UnknownTreatment};
 use bytes::Bytes;
 
@@ -11,7 +11,7 @@ pub struct ParsedMessage<M> {
     pub message: M,
     /// Skipped parameters that must be reported in an error message (`ASAP_ERROR`, `ENRP_ERROR`). At most
     /// [`REPORTS_MAX`].
-    pub reports: Vec<Cause>,
+    pub reports: Vec<ErrorCause>,
 }
 
 /// The reason for discarding a message.
@@ -22,7 +22,7 @@ pub struct DecodeError {
     pub kind: DecodeErrorKind,
     /// Reports for the sender, as in [`ParsedMessage::reports`]; none if empty. Never answer an error message with an error
     /// message.
-    pub reports: Vec<Cause>,
+    pub reports: Vec<ErrorCause>,
 }
 
 /// The defect of a message.
@@ -75,7 +75,7 @@ pub fn message_length(header: &[u8]) -> Result<Option<usize>, DecodeErrorKind> {
 
 #[derive(Default)]
 struct ErrorReports {
-    causes: Vec<Cause>,
+    causes: Vec<ErrorCause>,
     bytes: usize,
 }
 
@@ -83,7 +83,7 @@ impl ErrorReports {
     fn push(&mut self, code: CauseCode, data: Bytes) {
         if self.causes.len() < REPORTS_MAX && self.bytes + data.len() <= REPORTS_BYTES_MAX {
             self.bytes += data.len();
-            self.causes.push(Cause { code, data });
+            self.causes.push(ErrorCause { code, data });
         }
     }
 }
@@ -137,7 +137,7 @@ fn parse_into<M>(
             .push(CauseCode::UNRECOGNIZED_MESSAGE, message_bytes);
     }
     let message = message?;
-    reader.finish()?;
+    reader.expect_only_skippable()?;
     Ok(message)
 }
 
@@ -152,7 +152,7 @@ pub(super) fn parse_parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
         end: bytes.len(),
     };
     let parameter = reader.required().ok()?;
-    reader.finish().ok()?;
+    reader.expect_only_skippable().ok()?;
     Some(parameter)
 }
 
@@ -272,7 +272,7 @@ impl Reader<'_> {
     }
 
     /// Checks that only parameters follow that may be skipped.
-    pub(super) fn finish(&mut self) -> Result<(), DecodeErrorKind> {
+    pub(super) fn expect_only_skippable(&mut self) -> Result<(), DecodeErrorKind> {
         while let Some(header) = self.next_header()? {
             if !self.try_skip(&header) {
                 return Err(self.unexpected(&header));

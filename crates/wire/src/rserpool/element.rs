@@ -84,7 +84,7 @@ impl Parameter for PoolElement {
             policy: value.required()?,
             asap_transport: value.optional()?,
         };
-        value.finish()?;
+        value.expect_only_skippable()?;
         Ok(element)
     }
 
@@ -106,7 +106,7 @@ impl Parameter for ServerInformation {
             id: RegistrarId(value.u32()?),
             transport: value.required()?,
         };
-        value.finish()?;
+        value.expect_only_skippable()?;
         Ok(server)
     }
 

@@ -4,7 +4,7 @@ use super::checksum::ChecksumValue;
 use super::decoder::{self, DecodeError, DecodeErrorKind, ParsedMessage, Reader};
 use super::element::{PoolElement, ServerInformation};
 use super::encoder::{self, EncodeError, LENGTH_MAX, Writer};
-use super::error_cause::Cause;
+use super::error_cause::ErrorCause;
 use super::identifiers::{PoolHandle, RegistrarId};
 use bytes::{Bytes, BytesMut};
 
@@ -24,13 +24,13 @@ pub struct Message {
     /// The receiving registrar; 0 for all.
     pub receiver: RegistrarId,
     /// The content.
-    pub body: Body,
+    pub body: EnrpBody,
 }
 
 /// The content of an ENRP message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields that say no more than their type")]
-pub enum Body {
+pub enum EnrpBody {
     /// The sender is alive.
     Presence {
         /// The R flag: request a presence with server information.
@@ -76,7 +76,7 @@ pub enum Body {
     /// The sender has taken over the elements of `target`.
     TakeoverServer { target: RegistrarId },
     /// Reports errors in a message.
-    Error(Vec<Cause>),
+    Error(Vec<ErrorCause>),
 }
 
 /// A pool in a handle table, or the part of the pool in this block.
@@ -135,47 +135,47 @@ const ERROR: u8 = 0x0a;
 const LOW_FLAG: u8 = 1;
 const MORE_FLAG: u8 = 2;
 
-impl Body {
+impl EnrpBody {
     /// The message type's name in the RFC, without the prefix.
     pub fn name(&self) -> &'static str {
         match self {
-            Body::Presence { .. } => "PRESENCE",
-            Body::HandleTableRequest { .. } => "HANDLE_TABLE_REQUEST",
-            Body::HandleTableResponse { .. } => "HANDLE_TABLE_RESPONSE",
-            Body::HandleUpdate { .. } => "HANDLE_UPDATE",
-            Body::ListRequest => "LIST_REQUEST",
-            Body::ListResponse { .. } => "LIST_RESPONSE",
-            Body::InitTakeover { .. } => "INIT_TAKEOVER",
-            Body::InitTakeoverAck { .. } => "INIT_TAKEOVER_ACK",
-            Body::TakeoverServer { .. } => "TAKEOVER_SERVER",
-            Body::Error(_) => "ERROR",
+            EnrpBody::Presence { .. } => "PRESENCE",
+            EnrpBody::HandleTableRequest { .. } => "HANDLE_TABLE_REQUEST",
+            EnrpBody::HandleTableResponse { .. } => "HANDLE_TABLE_RESPONSE",
+            EnrpBody::HandleUpdate { .. } => "HANDLE_UPDATE",
+            EnrpBody::ListRequest => "LIST_REQUEST",
+            EnrpBody::ListResponse { .. } => "LIST_RESPONSE",
+            EnrpBody::InitTakeover { .. } => "INIT_TAKEOVER",
+            EnrpBody::InitTakeoverAck { .. } => "INIT_TAKEOVER_ACK",
+            EnrpBody::TakeoverServer { .. } => "TAKEOVER_SERVER",
+            EnrpBody::Error(_) => "ERROR",
         }
     }
 
     fn number(&self) -> u8 {
         match self {
-            Body::Presence { .. } => PRESENCE,
-            Body::HandleTableRequest { .. } => 0x02,
-            Body::HandleTableResponse { .. } => HANDLE_TABLE_RESPONSE,
-            Body::HandleUpdate { .. } => 0x04,
-            Body::ListRequest => 0x05,
-            Body::ListResponse { .. } => 0x06,
-            Body::InitTakeover { .. } => 0x07,
-            Body::InitTakeoverAck { .. } => 0x08,
-            Body::TakeoverServer { .. } => 0x09,
-            Body::Error(_) => ERROR,
+            EnrpBody::Presence { .. } => PRESENCE,
+            EnrpBody::HandleTableRequest { .. } => 0x02,
+            EnrpBody::HandleTableResponse { .. } => HANDLE_TABLE_RESPONSE,
+            EnrpBody::HandleUpdate { .. } => 0x04,
+            EnrpBody::ListRequest => 0x05,
+            EnrpBody::ListResponse { .. } => 0x06,
+            EnrpBody::InitTakeover { .. } => 0x07,
+            EnrpBody::InitTakeoverAck { .. } => 0x08,
+            EnrpBody::TakeoverServer { .. } => 0x09,
+            EnrpBody::Error(_) => ERROR,
         }
     }
 
     fn flags(&self) -> u8 {
         let (low_flag, more) = match self {
-            Body::Presence { reply_required, .. } => (*reply_required, false),
-            Body::HandleTableRequest { own_only } => (*own_only, false),
-            Body::HandleTableResponse { rejected, more, .. } => (*rejected, *more),
-            Body::HandleUpdate {
+            EnrpBody::Presence { reply_required, .. } => (*reply_required, false),
+            EnrpBody::HandleTableRequest { own_only } => (*own_only, false),
+            EnrpBody::HandleTableResponse { rejected, more, .. } => (*rejected, *more),
+            EnrpBody::HandleUpdate {
                 takeover_suggested, ..
             } => (*takeover_suggested, false),
-            Body::ListResponse { rejected, .. } => (*rejected, false),
+            EnrpBody::ListResponse { rejected, .. } => (*rejected, false),
             _ => (false, false),
         };
         (u8::from(low_flag) * LOW_FLAG) | (u8::from(more) * MORE_FLAG)
@@ -183,20 +183,20 @@ impl Body {
 
     fn write(&self, writer: &mut Writer<'_>) {
         match self {
-            Body::Presence {
+            EnrpBody::Presence {
                 checksum, server, ..
             } => {
                 writer.put_all(&checksum.map(ChecksumValue));
                 writer.put_all(server);
             }
-            Body::HandleTableRequest { .. } | Body::ListRequest => {}
-            Body::HandleTableResponse { entries, .. } => {
+            EnrpBody::HandleTableRequest { .. } | EnrpBody::ListRequest => {}
+            EnrpBody::HandleTableResponse { entries, .. } => {
                 for entry in entries {
                     writer.put(&entry.handle);
                     writer.put_all(&entry.elements);
                 }
             }
-            Body::HandleUpdate {
+            EnrpBody::HandleUpdate {
                 action,
                 handle,
                 element,
@@ -207,50 +207,50 @@ impl Body {
                 writer.put(handle);
                 writer.put(element);
             }
-            Body::ListResponse { servers, .. } => writer.put_all(servers),
-            Body::InitTakeover { target }
-            | Body::InitTakeoverAck { target }
-            | Body::TakeoverServer { target } => writer.u32(target.0),
-            Body::Error(causes) => writer.put(causes),
+            EnrpBody::ListResponse { servers, .. } => writer.put_all(servers),
+            EnrpBody::InitTakeover { target }
+            | EnrpBody::InitTakeoverAck { target }
+            | EnrpBody::TakeoverServer { target } => writer.u32(target.0),
+            EnrpBody::Error(causes) => writer.put(causes),
         }
     }
 }
 
-fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, DecodeErrorKind> {
+fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<EnrpBody, DecodeErrorKind> {
     let low_flag = flags & LOW_FLAG != 0;
     Ok(match number {
-        PRESENCE => Body::Presence {
+        PRESENCE => EnrpBody::Presence {
             reply_required: low_flag,
             checksum: body.optional::<ChecksumValue>()?.map(|value| value.0),
             server: body.optional()?,
         },
-        0x02 => Body::HandleTableRequest { own_only: low_flag },
-        HANDLE_TABLE_RESPONSE => Body::HandleTableResponse {
+        0x02 => EnrpBody::HandleTableRequest { own_only: low_flag },
+        HANDLE_TABLE_RESPONSE => EnrpBody::HandleTableResponse {
             rejected: low_flag,
             more: flags & MORE_FLAG != 0,
             entries: parse_entries(body)?,
         },
-        0x04 => Body::HandleUpdate {
+        0x04 => EnrpBody::HandleUpdate {
             takeover_suggested: low_flag,
             action: UpdateAction::parse(body)?,
             handle: body.required()?,
             element: body.required()?,
         },
-        0x05 => Body::ListRequest,
-        0x06 => Body::ListResponse {
+        0x05 => EnrpBody::ListRequest,
+        0x06 => EnrpBody::ListResponse {
             rejected: low_flag,
             servers: body.list()?,
         },
-        0x07 => Body::InitTakeover {
+        0x07 => EnrpBody::InitTakeover {
             target: RegistrarId(body.u32()?),
         },
-        0x08 => Body::InitTakeoverAck {
+        0x08 => EnrpBody::InitTakeoverAck {
             target: RegistrarId(body.u32()?),
         },
-        0x09 => Body::TakeoverServer {
+        0x09 => EnrpBody::TakeoverServer {
             target: RegistrarId(body.u32()?),
         },
-        ERROR => Body::Error(body.required()?),
+        ERROR => EnrpBody::Error(body.required()?),
         _ => return Err(DecodeErrorKind::UnknownMessage(number)),
     })
 }

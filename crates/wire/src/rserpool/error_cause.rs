@@ -15,7 +15,7 @@ pub struct CauseCode(pub u16);
 
 /// One error that a message reports.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cause {
+pub struct ErrorCause {
     /// The kind of error.
     pub code: CauseCode,
     /// Cause-specific information in wire format; empty for most kinds.
@@ -51,11 +51,11 @@ codes! {
     INVALID_VALUES = 0x3, "invalid values";
     /// Another element of the pool has this number.
     NON_UNIQUE_ELEMENT_ID = 0x4, "element identifier in use by another element";
-    /// Data: the pool's policy, see [`Cause::inconsistent_policy`].
+    /// Data: the pool's policy, see [`ErrorCause::inconsistent_policy`].
     INCONSISTENT_POLICY = 0x5, "policy differs from the pool's";
     /// The sender lacks the resources for the request.
     LACK_OF_RESOURCES = 0x6, "lack of resources";
-    /// Data: the pool's transport, see [`Cause::inconsistent_transport`].
+    /// Data: the pool's transport, see [`ErrorCause::inconsistent_transport`].
     INCONSISTENT_TRANSPORT = 0x7, "transport type differs from the pool's";
     /// The transport use differs from the pool's.
     INCONSISTENT_CONTROL = 0x8, "data and control channel configuration differs from the pool's";
@@ -84,33 +84,33 @@ impl fmt::Debug for CauseCode {
 }
 
 /// A cause without data.
-impl From<CauseCode> for Cause {
-    fn from(code: CauseCode) -> Cause {
-        Cause {
+impl From<CauseCode> for ErrorCause {
+    fn from(code: CauseCode) -> ErrorCause {
+        ErrorCause {
             code,
             data: Bytes::new(),
         }
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for ErrorCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.code.fmt(f)
     }
 }
 
-impl Cause {
+impl ErrorCause {
     /// A registration's policy differs from `pool`, the pool's policy.
-    pub fn inconsistent_policy(pool: &Policy) -> Cause {
-        Cause {
+    pub fn inconsistent_policy(pool: &Policy) -> ErrorCause {
+        ErrorCause {
             code: CauseCode::INCONSISTENT_POLICY,
             data: encoder::parameter_bytes(pool),
         }
     }
 
     /// A registration's transport differs from the pool's; `pool` is one of the pool's transports.
-    pub fn inconsistent_transport(pool: &Transport) -> Cause {
-        Cause {
+    pub fn inconsistent_transport(pool: &Transport) -> ErrorCause {
+        ErrorCause {
             code: CauseCode::INCONSISTENT_TRANSPORT,
             data: encoder::parameter_bytes(pool),
         }
@@ -130,13 +130,13 @@ impl Cause {
 }
 
 /// An Operation Error parameter.
-impl Parameter for Vec<Cause> {
+impl Parameter for Vec<ErrorCause> {
     const KINDS: &'static [u16] = &[parameter::OPERATION_ERROR];
 
-    fn read(value: &mut Reader<'_>) -> Result<Vec<Cause>, DecodeErrorKind> {
+    fn read(value: &mut Reader<'_>) -> Result<Vec<ErrorCause>, DecodeErrorKind> {
         let mut causes = Vec::new();
         while let Some(cause) = value.any_parameter(|value| {
-            Ok(Cause {
+            Ok(ErrorCause {
                 code: CauseCode(value.kind()),
                 data: value.remaining(),
             })

@@ -24,7 +24,7 @@ pub use checksum::PeChecksum;
 pub use decoder::{DecodeError, DecodeErrorKind, ParsedMessage, REPORTS_MAX, message_length};
 pub use element::{EncodedElement, PoolElement, ServerInformation};
 pub use encoder::{EncodeError, LENGTH_MAX};
-pub use error_cause::{Cause, CauseCode};
+pub use error_cause::{CauseCode, ErrorCause};
 pub use identifiers::{ElementId, PoolHandle, RegistrarId};
 pub use policy::{Policy, PolicyKind, PolicyNameError};
 pub use transport::{Addresses, SctpTransport, Transport, TransportUse};

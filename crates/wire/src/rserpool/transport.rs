@@ -129,7 +129,7 @@ impl Parameter for SctpTransport {
         while let Some(address) = value.optional()? {
             addresses.push(address);
         }
-        value.finish()?;
+        value.expect_only_skippable()?;
         Ok(SctpTransport {
             port,
             usage,
@@ -196,7 +196,7 @@ impl Parameter for Transport {
                 address: value.required()?,
             },
         };
-        value.finish()?;
+        value.expect_only_skippable()?;
         Ok(transport)
     }
 

@@ -3,8 +3,8 @@
 use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{
-    DonorFlow, MoveFrame, MoveId, Offer, PageRange, PageRequest, PeerConnections, SocketStrategy,
-    StepTime, TranslationStep,
+    DonorFlow, MoveFrame, MoveId, MoveOffer, PageRange, PageRequest, PeerConnections,
+    SocketStrategy, StepTime, TranslationStep,
 };
 use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode, encode_in_parts};
 use proptest::collection::vec;
@@ -57,7 +57,7 @@ fn offer() -> impl Strategy<Value = MoveFrame> {
     );
     fields.prop_map(
         |([clone, post_copy], sockets, [hops, flows], memory, description)| {
-            MoveFrame::Offer(Offer {
+            MoveFrame::Offer(MoveOffer {
                 clone,
                 sockets,
                 post_copy,

@@ -5,7 +5,7 @@ use crate::strategies::message;
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc};
 use etherparse::{IpNumber, Ipv4Header};
-use holdfast_wire::rserpool::{Cause, CauseCode, PolicyKind, asap};
+use holdfast_wire::rserpool::{CauseCode, ErrorCause, PolicyKind, asap};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeSet;
@@ -95,7 +95,7 @@ fn messages() -> Vec<Message> {
     let any = message();
     let mut new = |_| any.new_tree(&mut runner).expect("a message").current();
     let mut messages: Vec<_> = (0..500).map(&mut new).collect();
-    let parameter = Cause::inconsistent_policy(&PolicyKind::LeastUsedDpf.zeroed()).data;
+    let parameter = ErrorCause::inconsistent_policy(&PolicyKind::LeastUsedDpf.zeroed()).data;
     let whole = new(0).encode().expect("small");
     for (code, data) in [
         (CauseCode::UNRECOGNIZED_PARAMETER, &parameter),
@@ -104,7 +104,7 @@ fn messages() -> Vec<Message> {
         (CauseCode::UNKNOWN_POOL_HANDLE, &Bytes::new()),
     ] {
         let data = data.clone();
-        messages.push(Message::Asap(asap::Message::Error(vec![Cause {
+        messages.push(Message::Asap(asap::Message::Error(vec![ErrorCause {
             code,
             data,
         }])));
@@ -145,7 +145,7 @@ fn wireshark_reports_malformed_messages() {
         eprintln!("skipped: tshark is not installed");
         return;
     }
-    let short = Cause {
+    let short = ErrorCause {
         code: CauseCode::INCONSISTENT_POLICY,
         data: Bytes::new(),
     };
@@ -219,7 +219,7 @@ fn capture_check_reports_malformed_and_missing() {
     assert!(!run_capture_check(&[]).0, "nothing");
     let mut damaged = asap[0].clone();
     damaged[28] ^= 1;
-    let short = Cause {
+    let short = ErrorCause {
         code: CauseCode::INCONSISTENT_POLICY,
         data: Bytes::new(),
     };

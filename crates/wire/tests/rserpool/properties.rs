@@ -4,9 +4,9 @@ use crate::codec::Message;
 use crate::strategies::message;
 use bytes::{Bytes, BytesMut};
 use holdfast_wire::rserpool::asap::ResolutionResponseEncoder;
-use holdfast_wire::rserpool::enrp::{Body, HandleTableEncoder};
+use holdfast_wire::rserpool::enrp::{EnrpBody, HandleTableEncoder};
 use holdfast_wire::rserpool::{
-    Addresses, Cause, CauseCode, DecodeErrorKind, ElementId, EncodeError, LENGTH_MAX, Policy,
+    Addresses, CauseCode, DecodeErrorKind, ElementId, EncodeError, ErrorCause, LENGTH_MAX, Policy,
     PolicyKind, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap,
     enrp, message_length,
 };
@@ -111,7 +111,7 @@ fn unknown_type_is_treated_by_top_bits() {
             let error = Message::parse(ppid, &bytes).expect_err("unknown");
             assert_eq!(error.kind, DecodeErrorKind::UnknownMessage(number));
             let reports = match number {
-                0x40..0x80 => vec![Cause {
+                0x40..0x80 => vec![ErrorCause {
                     code: CauseCode::UNRECOGNIZED_MESSAGE,
                     data: bytes.clone(),
                 }],
@@ -136,7 +136,7 @@ fn invalid_value_is_reported_with_parameter() {
     buffer[at.expect("RAND") + 7] = 99;
     let error = asap::Message::parse(&buffer.freeze()).expect_err("no policy");
     assert_eq!(error.kind, DecodeErrorKind::InvalidParameter(8));
-    let report = Cause {
+    let report = ErrorCause {
         code: CauseCode::INVALID_VALUES,
         data: Bytes::from_static(&[0, 8, 0, 8, 0, 0, 0, 99]),
     };
@@ -227,7 +227,7 @@ fn handle_table_is_split_into_blocks() {
             .expect("elements with addresses");
         assert!(buffer.len() <= 1400 && (remaining.is_empty() || buffer.len() > 1300));
         let parsed = enrp::Message::parse(&buffer.freeze()).expect("ours");
-        let Body::HandleTableResponse {
+        let EnrpBody::HandleTableResponse {
             rejected,
             more,
             entries,

@@ -2,9 +2,9 @@
 
 use crate::codec::Message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::enrp::{Body, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::enrp::{EnrpBody, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{
-    Cause, CauseCode, ElementId, Policy, PolicyKind, PoolElement, PoolHandle, RegistrarId,
+    CauseCode, ElementId, ErrorCause, Policy, PolicyKind, PoolElement, PoolHandle, RegistrarId,
     SctpTransport, ServerInformation, Transport, TransportUse, asap, enrp,
 };
 use proptest::collection::vec;
@@ -46,7 +46,7 @@ fn policy_with_figures(kind: PolicyKind, figures: [u32; 4]) -> Policy {
         );
         let code = CauseCode::INCONSISTENT_POLICY;
         let data = bytes.into();
-        Cause { code, data }.policy()
+        ErrorCause { code, data }.policy()
     };
     let mut policies = (0..=4).filter_map(read);
     let policy = policies
@@ -124,15 +124,15 @@ fn elements() -> impl Strategy<Value = Vec<PoolElement>> {
     vec(element(), 0..5)
 }
 
-fn causes(at_least: usize) -> impl Strategy<Value = Vec<Cause>> {
-    let other = (any::<u16>(), blob()).prop_map(|(code, data)| Cause {
+fn causes(at_least: usize) -> impl Strategy<Value = Vec<ErrorCause>> {
+    let other = (any::<u16>(), blob()).prop_map(|(code, data)| ErrorCause {
         code: CauseCode(code),
         data,
     });
     let cause = prop_oneof![
         other,
-        policy().prop_map(|policy| Cause::inconsistent_policy(&policy)),
-        transport().prop_map(|transport| Cause::inconsistent_transport(&transport)),
+        policy().prop_map(|policy| ErrorCause::inconsistent_policy(&policy)),
+        transport().prop_map(|transport| ErrorCause::inconsistent_transport(&transport)),
     ];
     vec(cause, at_least..4)
 }
@@ -233,7 +233,7 @@ fn user_message() -> impl Strategy<Value = asap::Message> {
     ]
 }
 
-fn body() -> impl Strategy<Value = Body> {
+fn body() -> impl Strategy<Value = EnrpBody> {
     let server =
         || (registrar(), sctp()).prop_map(|(id, transport)| ServerInformation { id, transport });
     let entry =
@@ -245,34 +245,34 @@ fn body() -> impl Strategy<Value = Body> {
             option::of(any::<u16>()),
             option::of(server())
         )
-            .prop_map(|(reply_required, checksum, server)| Body::Presence {
+            .prop_map(|(reply_required, checksum, server)| EnrpBody::Presence {
                 reply_required,
                 checksum,
                 server
             }),
-        any::<bool>().prop_map(|own_only| Body::HandleTableRequest { own_only }),
+        any::<bool>().prop_map(|own_only| EnrpBody::HandleTableRequest { own_only }),
         (any::<bool>(), any::<bool>(), vec(entry, 0..4)).prop_map(|(rejected, more, entries)| {
-            Body::HandleTableResponse {
+            EnrpBody::HandleTableResponse {
                 rejected,
                 more,
                 entries,
             }
         }),
         (any::<bool>(), action, handle(), element()).prop_map(
-            |(takeover_suggested, action, handle, element)| Body::HandleUpdate {
+            |(takeover_suggested, action, handle, element)| EnrpBody::HandleUpdate {
                 takeover_suggested,
                 action,
                 handle,
                 element
             }
         ),
-        Just(Body::ListRequest),
+        Just(EnrpBody::ListRequest),
         (any::<bool>(), vec(server(), 0..4))
-            .prop_map(|(rejected, servers)| Body::ListResponse { rejected, servers }),
-        registrar().prop_map(|target| Body::InitTakeover { target }),
-        registrar().prop_map(|target| Body::InitTakeoverAck { target }),
-        registrar().prop_map(|target| Body::TakeoverServer { target }),
-        causes(0).prop_map(Body::Error),
+            .prop_map(|(rejected, servers)| EnrpBody::ListResponse { rejected, servers }),
+        registrar().prop_map(|target| EnrpBody::InitTakeover { target }),
+        registrar().prop_map(|target| EnrpBody::InitTakeoverAck { target }),
+        registrar().prop_map(|target| EnrpBody::TakeoverServer { target }),
+        causes(0).prop_map(EnrpBody::Error),
     ]
 }
 

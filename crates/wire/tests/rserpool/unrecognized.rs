@@ -3,7 +3,7 @@
 use crate::codec::Message;
 use crate::strategies::message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::{Cause, CauseCode, DecodeErrorKind, REPORTS_MAX, asap};
+use holdfast_wire::rserpool::{CauseCode, DecodeErrorKind, ErrorCause, REPORTS_MAX, asap};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -91,7 +91,7 @@ proptest! {
         collect_positions(&bytes, fixed_header_length(&message, bytes[0]), bytes.len(), &[], &mut all);
         let parameter = tlv(kind, &value);
         let changed = insert_parameter(&bytes, index.get(&all), &parameter);
-        let report = Cause {
+        let report = ErrorCause {
             code: CauseCode::UNRECOGNIZED_PARAMETER,
             data: parameter.into(),
         };

@@ -3,7 +3,7 @@
 
 use crate::codec::Message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::enrp::{self, Body, UpdateAction};
+use holdfast_wire::rserpool::enrp::{self, EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{
     CauseCode, DecodeErrorKind, ElementId, PeChecksum, PoolHandle, RegistrarId, asap,
     message_subject,
@@ -143,7 +143,7 @@ fn expected_subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>,
         Message::Asap(Deregistration { .. }) => true,
         Message::Enrp(enrp) => matches!(
             enrp.body,
-            Body::HandleUpdate {
+            EnrpBody::HandleUpdate {
                 action: UpdateAction::Delete,
                 ..
             }
@@ -159,7 +159,7 @@ fn expected_subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>,
             | EndpointUnreachable { handle, id },
         ) => (handle, Some(*id)),
         Message::Enrp(enrp) => match &enrp.body {
-            Body::HandleUpdate {
+            EnrpBody::HandleUpdate {
                 handle, element, ..
             } => (handle, Some(element.id)),
             _ => return None,
@@ -211,10 +211,10 @@ fn checksums_match_rsplib() {
     for message in messages {
         let sender = message.sender;
         match message.body {
-            Body::Presence { checksum, .. } => {
+            EnrpBody::Presence { checksum, .. } => {
                 announced.extend(checksum.map(|checksum| (sender, checksum)));
             }
-            Body::HandleTableResponse { more, entries, .. } => {
+            EnrpBody::HandleTableResponse { more, entries, .. } => {
                 let checksum = unfinished.entry(sender).or_default();
                 for entry in &entries {
                     let own_elements = entry

@@ -69,10 +69,10 @@ fn client_sends_requests_and_parses_answers() {
         (202, r#"{"id":7,"flows":1}"#.into()),
     ]);
     let client = BlockingControlClient::new(&path).unwrap();
-    let query = FlowQuery {
+    let query = FlowListQuery {
         pool: Some("a b".into()),
         limit: Some(1),
-        ..FlowQuery::default()
+        ..FlowListQuery::default()
     };
     let flows = client.run(|client| client.all_flows(&query)).unwrap();
     assert_eq!(

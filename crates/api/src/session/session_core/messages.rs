@@ -9,7 +9,7 @@ use super::{
     SessionCoreEvent,
 };
 use crate::app::{
-    DatagramPiece, FromDaemon, IncomingItem, ReclaimItem, ToDaemon, TransitState, join_pieces,
+    DatagramPiece, FromDaemon, IncomingItem, ReclaimItem, ReclaimedFlowState, ToDaemon, join_pieces,
 };
 use crate::session::SharedDescriptor;
 use crate::{Destination, FlowText, Protocol};
@@ -89,7 +89,7 @@ impl<T: FlowTag> SessionCore<T> {
             match &entry.handoff {
                 None => owned_flows.entry(entry.service).or_default().push(*flow),
                 Some(leaving) => {
-                    let transit = TransitState::Donated {
+                    let transit = ReclaimedFlowState::Donated {
                         to: leaving.to.clone(),
                     };
                     reclaim_items.push((
@@ -100,7 +100,7 @@ impl<T: FlowTag> SessionCore<T> {
             }
         }
         for (id, incoming) in &self.incoming {
-            let transit = TransitState::Incoming {
+            let transit = ReclaimedFlowState::Incoming {
                 id: *id,
                 received: incoming.unread.is_some(),
             };
@@ -313,7 +313,7 @@ impl<T: FlowTag> SessionCore<T> {
 fn reclaim_item(
     flow: FlowText,
     service: u32,
-    transit: TransitState,
+    transit: ReclaimedFlowState,
     descriptor: &Option<SharedDescriptor>,
 ) -> ReclaimItem {
     ReclaimItem {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::process_moves::openarena_game::{GameMove, GameSpec, RunningGame};
+use holdfast_testbed::process_moves::openarena_game::{GameServerMove, GameSpec, RunningGame};
 
 pub use display::MigrateDisplay;
 pub use report::MigrateReport;
@@ -41,7 +41,7 @@ pub enum MigrateEvent {
     /// A step begins.
     Step(String),
     /// The server has moved; the number is the players that play afterwards.
-    Moved(GameMove, usize),
+    Moved(GameServerMove, usize),
     /// The demonstration has ended.
     Ended,
 }
@@ -67,7 +67,7 @@ pub fn run(spec: &MigrateDemoSpec, watch: EventHandler<'_>) -> Result<MigrateRep
     )));
     let mut moves = Vec::new();
     for _ in 0..spec.moves {
-        let moved = running_game.next_move()?;
+        let moved = running_game.move_server()?;
         watch(&MigrateEvent::Moved(
             moved.clone(),
             running_game.players_playing(),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::MigrateDemoSpec;
-use crate::handoff::stats::Quantiles;
-use crate::process_moves::openarena_game::{GameMove, PlayerLosses};
+use holdfast_testbed::process_moves::openarena_game::{GameServerMove, PlayerLosses};
+use holdfast_testbed::stats::Quantiles;
 
 /// Freeze in the paper, milliseconds: "We experience a 20 milliseconds downtime" (paper 002, section VI B).
 pub const PAPER_FREEZE_MS: f64 = 20.0;
@@ -23,7 +23,7 @@ pub struct MigrateReport {
     /// Broken promises.
     pub problems: Vec<String>,
     /// The moves, in order.
-    pub moves: Vec<GameMove>,
+    pub moves: Vec<GameServerMove>,
     /// Median freeze, milliseconds.
     pub freeze_ms_median: f64,
     /// Median over the moves of the longest delay that any player saw, milliseconds.
@@ -37,11 +37,11 @@ pub struct MigrateReport {
 impl MigrateReport {
     pub(super) fn new(
         spec: &MigrateDemoSpec,
-        moves: Vec<GameMove>,
+        moves: Vec<GameServerMove>,
         losses: PlayerLosses,
         total: Duration,
     ) -> MigrateReport {
-        let median = |of: fn(&GameMove) -> f64| {
+        let median = |of: fn(&GameServerMove) -> f64| {
             Quantiles::new(moves.iter().map(of).collect()).median() / 1e3
         };
         let mut report = MigrateReport {
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
     use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
 
-    fn sample_move(freeze_us: f64) -> GameMove {
-        GameMove {
+    fn sample_move(freeze_us: f64) -> GameServerMove {
+        GameServerMove {
             from: "n2",
             to: "n3",
             freeze_us,
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    fn report(moves: Vec<GameMove>, losses: PlayerLosses) -> MigrateReport {
+    fn report(moves: Vec<GameServerMove>, losses: PlayerLosses) -> MigrateReport {
         let spec = MigrateDemoSpec {
             moves: 3,
             ..MigrateDemoSpec::default()

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{BlockingControlClient, PoolDetail};
 
 use super::{EVENT_TIMEOUT, PoolDemoSpec};
-use crate::cluster::find_program;
-use crate::pool_lab::{PoolLab, command_words, find_system_program};
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::pool_lab::{PoolLab, command_words, find_system_program};
 
 /// Handle of the pool.
 pub const POOL: &str = "web";

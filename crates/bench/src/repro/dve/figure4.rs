@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::handoff::stats::Quantiles;
-use crate::openarena::PlayerTrace;
-use crate::process_moves::openarena_game::{GameMove, GameSpec, PlayerLosses, RunningGame};
 use crate::repro::{
     Estimate, Experiment, ExperimentOutcome, Figure, Panel, Point, ResultRow, Series,
     StatementCheck,
 };
 use crate::repro::{ExperimentSettings, experiment_outcome::format_significant};
+use holdfast_testbed::openarena::PlayerTrace;
+use holdfast_testbed::process_moves::openarena_game::{
+    GameServerMove, GameSpec, PlayerLosses, RunningGame,
+};
+use holdfast_testbed::stats::Quantiles;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure4",
@@ -37,7 +39,7 @@ fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     let mut game = RunningGame::start(&spec)?;
     let mut moves = Vec::new();
     for number in 1..=settings.repeats_or(MOVES_DEFAULT) {
-        let moved = game.next_move()?;
+        let moved = game.move_server()?;
         eprintln!("move {number}: frozen {:.1} ms", moved.freeze_us / 1e3);
         moves.push(moved);
     }
@@ -50,7 +52,7 @@ fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
 
 fn build_outcome(
     spec: &GameSpec,
-    moves: &[GameMove],
+    moves: &[GameServerMove],
     losses: PlayerLosses,
     series: Series,
 ) -> ExperimentOutcome {
@@ -129,7 +131,11 @@ fn check_zero(what: &str, count: u64) -> StatementCheck {
 }
 
 /// Returns the delays of packets around the one that a move delayed longest, as means over the moves.
-fn delay_series(traces: &[&PlayerTrace], moves: &[GameMove], interval: Duration) -> Result<Series> {
+fn delay_series(
+    traces: &[&PlayerTrace],
+    moves: &[GameServerMove],
+    interval: Duration,
+) -> Result<Series> {
     let curves = moves
         .iter()
         .map(|of| delays_around_move(traces, of, interval));
@@ -151,7 +157,7 @@ fn delay_series(traces: &[&PlayerTrace], moves: &[GameMove], interval: Duration)
 /// Returns delays in milliseconds, with the longest of the move in the middle.
 fn delays_around_move(
     traces: &[&PlayerTrace],
-    of: &GameMove,
+    of: &GameServerMove,
     interval: Duration,
 ) -> Option<Vec<f64>> {
     let (from, to) = (of.span.0, of.span.1 + interval * 2);
@@ -171,8 +177,8 @@ fn delays_around_move(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openarena::SnapshotArrival;
     use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
+    use holdfast_testbed::openarena::SnapshotArrival;
 
     fn trace(late_ms: u64) -> PlayerTrace {
         let mut trace = PlayerTrace::default();
@@ -189,7 +195,7 @@ mod tests {
     #[test]
     fn delayed_packet_is_centred_in_the_series() {
         let ms = Duration::from_millis;
-        let of = GameMove {
+        let of = GameServerMove {
             from: "n2",
             to: "n3",
             freeze_us: 4_000.0,

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 
-use crate::migrate::{StrategyArg, lab_topology};
-use crate::process_moves::CompletedMove;
-use crate::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
+use crate::migrate::lab_topology;
 use crate::repro::{
     Estimate, ExperimentOutcome, ExperimentSettings, Figure, Panel, Point, Series, StatementCheck,
 };
+use holdfast_api::control::SocketStrategy;
+use holdfast_testbed::process_moves::CompletedMove;
+use holdfast_testbed::process_moves::migrating_zone::{MigratingZone, MigratingZoneSpec};
 
 /// Numbers of connections: "the number of clients varies from 16 up to 1024" (section VI D).
 const CONNECTIONS: [u32; 4] = [16, 64, 256, 1024];
@@ -17,10 +18,10 @@ const MOVES_PER_POINT: u32 = 20;
 const LINK_MBIT: u32 = 1000;
 /// Memory of the server, MiB, most of which never changes.
 const MEMORY_MIB: usize = 16;
-const STRATEGIES: [StrategyArg; 3] = [
-    StrategyArg::Iterative,
-    StrategyArg::Collective,
-    StrategyArg::Incremental,
+const STRATEGIES: [SocketStrategy; 3] = [
+    SocketStrategy::Iterative,
+    SocketStrategy::Collective,
+    SocketStrategy::Incremental,
 ];
 
 /// Content of a figure.
@@ -31,9 +32,9 @@ pub(super) struct FigureContent {
     /// Returns the value of a move, in `unit`.
     pub value_of: fn(&CompletedMove) -> f64,
     /// Returns the value in the paper's text for this way and number of connections.
-    pub paper: fn(StrategyArg, u32) -> Option<f64>,
+    pub paper: fn(SocketStrategy, u32) -> Option<f64>,
     /// Checks the measured curves.
-    pub checks: fn(&[(StrategyArg, Series)]) -> Vec<StatementCheck>,
+    pub checks: fn(&[(SocketStrategy, Series)]) -> Vec<StatementCheck>,
 }
 
 /// Measures each way with each number of connections.
@@ -47,7 +48,7 @@ pub(super) fn run(
         match measure_curve(settings, way, shown) {
             Ok(series) => curves.push((way, series)),
             Err(error) if is_refused(&error) => {
-                notes.push(format!("{}: not measured: {error}", way.display_name()));
+                notes.push(format!("{}: not measured: {error}", way.name()));
             }
             Err(error) => return Err(error),
         }
@@ -76,7 +77,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
         .any(|cause| cause.to_string().contains(REFUSED_TEXT))
 }
 
-/// Text of the error with which [`crate::process_moves::NodeGroup::migrate`] reports a refusal by the daemon.
+/// Text of the error with which [`holdfast_testbed::process_moves::NodeGroup::migrate`] reports a refusal by the daemon.
 const REFUSED_TEXT: &str = "the daemon refused the request";
 
 fn notes(settings: &ExperimentSettings) -> Vec<String> {
@@ -98,7 +99,7 @@ fn notes(settings: &ExperimentSettings) -> Vec<String> {
 
 fn measure_curve(
     settings: &ExperimentSettings,
-    way: StrategyArg,
+    way: SocketStrategy,
     shown: &FigureContent,
 ) -> Result<Series> {
     let mut points = Vec::new();
@@ -116,7 +117,7 @@ fn measure_curve(
         let mut worst = 0.0_f64;
         // An even number of moves ends the server at its first node.
         for _ in 0..settings.repeats_or(MOVES_PER_POINT).next_multiple_of(2) {
-            worst = worst.max((shown.value_of)(loaded.next_move(way.to_api())?));
+            worst = worst.max((shown.value_of)(loaded.move_server(way)?));
         }
         let seen = loaded.end()?;
         anyhow::ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
@@ -128,7 +129,7 @@ fn measure_curve(
         );
         eprintln!(
             "{}, {connections} connections: {worst:.1} {}",
-            way.display_name(),
+            way.name(),
             shown.unit
         );
         points.push(Point {
@@ -138,15 +139,15 @@ fn measure_curve(
         });
     }
     Ok(Series {
-        name: way.display_name().to_owned(),
+        name: way.name().to_owned(),
         points,
     })
 }
 
 /// Returns the value of a way at a number of connections.
 pub(super) fn value_at(
-    curves: &[(StrategyArg, Series)],
-    way: StrategyArg,
+    curves: &[(SocketStrategy, Series)],
+    way: SocketStrategy,
     connections: u32,
 ) -> Option<f64> {
     let (_, series) = curves.iter().find(|(of, _)| *of == way)?;

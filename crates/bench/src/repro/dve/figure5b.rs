@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::figure5::{self, FigureContent, value_at};
-use crate::migrate::StrategyArg;
 use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series, StatementCheck};
+use holdfast_api::control::SocketStrategy;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure5b",
@@ -28,15 +28,15 @@ fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
             unit: "ms",
             value_of: |of| of.status.freeze_us.unwrap_or_default() / 1e3,
             paper: |way, connections| {
-                (way == StrategyArg::Incremental && connections == 1024).then_some(PAPER_MS)
+                (way == SocketStrategy::Incremental && connections == 1024).then_some(PAPER_MS)
             },
             checks,
         },
     )
 }
 
-fn checks(curves: &[(StrategyArg, Series)]) -> Vec<StatementCheck> {
-    let seen = value_at(curves, StrategyArg::Incremental, 1024);
+fn checks(curves: &[(SocketStrategy, Series)]) -> Vec<StatementCheck> {
+    let seen = value_at(curves, SocketStrategy::Incremental, 1024);
     let check = |worst: f64| StatementCheck {
         statement: format!("1,024 connections, incremental: at most {TARGET_MS} ms"),
         holds: worst <= TARGET_MS,

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::figure5::{self, FigureContent, value_at};
-use crate::migrate::StrategyArg;
 use crate::repro::{Experiment, ExperimentOutcome, ExperimentSettings, Series, StatementCheck};
+use holdfast_api::control::SocketStrategy;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "dve/figure5c",
@@ -29,11 +29,13 @@ fn run(settings: &ExperimentSettings) -> Result<ExperimentOutcome> {
     )
 }
 
-fn checks(curves: &[(StrategyArg, Series)]) -> Vec<StatementCheck> {
+fn checks(curves: &[(SocketStrategy, Series)]) -> Vec<StatementCheck> {
     let check = |connections: &u32| {
         let of = |way| value_at(curves, way, *connections);
-        let (incremental, collective) =
-            (of(StrategyArg::Incremental)?, of(StrategyArg::Collective)?);
+        let (incremental, collective) = (
+            of(SocketStrategy::Incremental)?,
+            of(SocketStrategy::Collective)?,
+        );
         Some(StatementCheck {
             statement: format!("{connections} connections: incremental fewer than collective"),
             holds: incremental < collective,

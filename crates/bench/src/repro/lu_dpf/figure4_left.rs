@@ -3,7 +3,9 @@
 use anyhow::Result;
 
 use super::load_sweep::sweep_load_per_request;
-use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans, utilisation};
+use super::{
+    DPF, add_point, check_statement, handling_speed, notes, simulate, three_lans, utilisation,
+};
 use crate::repro::{
     Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
 };
@@ -96,7 +98,7 @@ fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<StatementCheck> {
         .iter()
         .map(|&ratio| at(ratio, 500.0, DPF) / at(ratio, 0.0, DPF));
     let kept = 100.0 * kept.fold(f64::INFINITY, f64::min);
-    checks.push(check(
+    checks.push(check_statement(
         "at DPF 1e-5 the speed at 500 ms of WAN delay is at least 90 % of that at 0 ms, for every ratio",
         kept >= 90.0,
         format!("at the worst {kept:.1} %"),
@@ -107,14 +109,14 @@ fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<StatementCheck> {
             .map(move |pair| at(ratio, pair[1], 0.0) - at(ratio, pair[0], 0.0))
     });
     let least = falls.fold(f64::NEG_INFINITY, f64::max);
-    checks.push(check(
+    checks.push(check_statement(
         "with plain LU the speed falls with each step of the WAN delay, for every ratio",
         least < 0.0,
         format!("the least fall is {:.2} points", -least),
     ));
     if let [first, .., last] = *ratios {
         let [few, many] = [first, last].map(|ratio| at(ratio, 0.0, 0.0));
-        checks.push(check(
+        checks.push(check_statement(
             "with few users for each element the speed is lower, even without WAN delay",
             few < many,
             format!("{few:.1} % with {first}, {many:.1} % with {last}"),
@@ -126,7 +128,7 @@ fn checks(measured: &[MeasuredPoint], ratios: &[u32]) -> Vec<StatementCheck> {
         .filter(utilisation_error)
         .map(|one| (one.utilisation.mean - 60.0).abs());
     let off = off.fold(0.0, f64::max);
-    checks.push(check(
+    checks.push(check_statement(
         "the WAN delay's impact on the utilisation is negligible with LU-DPF (within 2 points of 60 %)",
         off < 2.0,
         format!("at the most {off:.2} points"),

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::load_sweep::sweep_load_per_request;
-use super::{DPF, add_point, check, handling_speed, notes, simulate, three_lans};
+use super::{DPF, add_point, check_statement, handling_speed, notes, simulate, three_lans};
 use crate::repro::{
     Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
 };
@@ -89,27 +89,27 @@ fn checks(measured: &[MeasuredPoint]) -> Vec<StatementCheck> {
     });
     let least = slower.fold(f64::INFINITY, f64::min);
     vec![
-        check(
+        check_statement(
             "at a ratio of 0.1 and 300 ms the speed is 48 % (± 8) with DPF 1e-5",
             (40.0..=56.0).contains(&near),
             format!("{near:.1} %"),
         ),
-        check(
+        check_statement(
             "and almost 0 (under 15 %) with plain LU",
             plain < 15.0,
             format!("{plain:.2} %"),
         ),
-        check(
+        check_statement(
             "with plain LU the speed falls with the WAN delay, for every size",
             least > 0.0,
             format!("the least fall is {least:.2} points"),
         ),
-        check(
+        check_statement(
             "with DPF 1e-5 the speed is almost independent of the delay (500 ms: at least 90 % of that at 0 ms)",
             worst >= 90.0,
             format!("at the worst {worst:.1} %"),
         ),
-        check(
+        check_statement(
             "with DPF 1e-5 too, small requests are slower: the delay within the LAN counts",
             small < large,
             format!("{small:.1} % at 0.1, {large:.1} % at 1"),

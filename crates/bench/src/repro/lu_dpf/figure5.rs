@@ -3,7 +3,9 @@
 use anyhow::Result;
 
 use super::load_sweep::sweep_load_per_request;
-use super::{DPF, add_point, check, clearly_above, handling_speed, notes, simulate, three_lans};
+use super::{
+    DPF, add_point, check_statement, clearly_above, handling_speed, notes, simulate, three_lans,
+};
 use crate::repro::{
     Estimate, Experiment, ExperimentOutcome, ExperimentSettings, Figure, Panel, StatementCheck,
 };
@@ -90,21 +92,21 @@ fn checks(measured: &[(u32, f64, Estimate)]) -> Vec<StatementCheck> {
     let mut checks = Vec::new();
     for left in REMAINING_PCT {
         let (plain, small) = (at(left, 0.0), at(left, DPF));
-        checks.push(check(
+        checks.push(check_statement(
             format!("with {left} % left even a small DPF (1e-5) makes it faster"),
             clearly_above(small, plain),
             format!("{:.1} %, and {:.1} % with plain LU", small.mean, plain.mean),
         ));
     }
     let (small, large) = (at(100, DPF).mean, at(100, DPF_TOO_LARGE).mean);
-    checks.push(check(
+    checks.push(check_statement(
         "with all elements there, a higher DPF has no impact (15e-5: within 5 % of 1e-5)",
         (large / small - 1.0).abs() < 0.05,
         format!("{small:.1} % and {large:.1} %"),
     ));
     for left in [50, 25] {
         let (plain, large) = (at(left, 0.0), at(left, DPF_TOO_LARGE));
-        checks.push(check(
+        checks.push(check_statement(
             format!("with {left} % left, DPF 15e-5 falls below plain LU"),
             clearly_above(plain, large),
             format!("{:.1} %, and {:.1} % with plain LU", large.mean, plain.mean),

@@ -1,6 +1,6 @@
 //! The range of loads per request for which a statement holds.
 
-use super::{LOADS_PER_REQUEST, check, simulate_seeds};
+use super::{LOADS_PER_REQUEST, check_statement, simulate_seeds};
 use crate::repro::{ExperimentSettings, StatementCheck};
 use holdfast_sim::pools::{PoolRunConfig, PoolRunOutcome};
 
@@ -38,5 +38,5 @@ pub(super) fn sweep_load_per_request(
         some => format!("with {}, of {loads_tried}", some.join(", ")),
     };
     let range = format!("for some load per request: {statement}");
-    check(range, !holding_loads.is_empty(), seen)
+    check_statement(range, !holding_loads.is_empty(), seen)
 }

@@ -129,7 +129,11 @@ fn add_point(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, pap
 }
 
 /// Returns a check of a statement; `seen` is the value that decides, the worst one.
-fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> StatementCheck {
+fn check_statement(
+    statement: impl Into<String>,
+    holds: bool,
+    seen: impl Into<String>,
+) -> StatementCheck {
     StatementCheck {
         statement: statement.into(),
         holds,

@@ -6,7 +6,9 @@
 
 use anyhow::Result;
 
-use super::{CAPACITY, DPF, SEEDS, check, clearly_above, estimate_of, least_used_policy, live};
+use super::{
+    CAPACITY, DPF, SEEDS, check_statement, clearly_above, estimate_of, least_used_policy, live,
+};
 use crate::repro::{Estimate, Experiment, ExperimentOutcome, ExperimentSettings, ResultRow};
 use holdfast_sim::pools::{
     PoolAction, PoolRunConfig, PoolRunOutcome as Simulated, Workload, ZoneConfig, run as simulate,
@@ -241,13 +243,13 @@ fn add_phase_rows(
     outcome.rows.push(row("LU-DPF", paper[0], near_s, "s"));
     outcome.rows.push(row("LU", paper[1], plain_s, "s"));
     outcome.rows.push(row("improvement", paper[2], gain, "%"));
-    outcome.checks.push(check(
+    outcome.checks.push(check_statement(
         format!("{name}{about}: LU-DPF is faster, with disjoint intervals"),
         clearly_above(plain_s, near_s),
         format!("{:.3} s, and {:.3} s with LU", near_s.mean, plain_s.mean),
     ));
     if name.starts_with("normal") {
-        outcome.checks.push(check(
+        outcome.checks.push(check_statement(
             format!("{name}{about}: by at least 12 %"),
             gain.mean >= 12.0,
             format!("{:.1} %", gain.mean),

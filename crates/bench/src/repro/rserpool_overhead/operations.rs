@@ -151,7 +151,7 @@ fn processor_time() -> Duration {
 }
 
 /// A pool of the configured size with its workload.
-struct PoolRun<S> {
+struct MeasuredPool<S> {
     subject: S,
     /// Registered elements.
     ids: Vec<u32>,
@@ -171,15 +171,15 @@ fn measure<S: MeasuredHandlespace>(
     | PaperOperation::Reregister(kind)
     | PaperOperation::Resolve(kind, _)) = operation
     else {
-        return PoolRun::<S>::new(PolicyClass::RoundRobin, elements, seed)
+        return MeasuredPool::<S>::new(PolicyClass::RoundRobin, elements, seed)
             .measure(operation, duration);
     };
-    PoolRun::<S>::new(kind, elements, seed).measure(operation, duration)
+    MeasuredPool::<S>::new(kind, elements, seed).measure(operation, duration)
 }
 
-impl<S: MeasuredHandlespace> PoolRun<S> {
-    fn new(kind: PolicyClass, elements: u32, seed: u64) -> PoolRun<S> {
-        let mut run = PoolRun {
+impl<S: MeasuredHandlespace> MeasuredPool<S> {
+    fn new(kind: PolicyClass, elements: u32, seed: u64) -> MeasuredPool<S> {
+        let mut run = MeasuredPool {
             subject: S::new(kind),
             ids: Vec::new(),
             size: elements as usize,

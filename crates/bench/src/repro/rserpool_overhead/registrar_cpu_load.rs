@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use holdfast_wire::rserpool::PolicyKind;
 
-use crate::registrar::measure::{MemberGroupSpec, RunningGroup, WindowSchedule, measure_windows};
+use crate::registrar::measurement_windows::{
+    MemberGroupSpec, RunningMemberGroup, WindowSchedule, measure_windows,
+};
 use crate::registrar::scope::{RegistrarScope, RegistrarTarget, ScopeSpec};
 use crate::registrar::{Encapsulation, MemberKind};
 use crate::repro::{Estimate, ExperimentOutcome, ExperimentSettings, Figure, Panel, Point, Series};
@@ -20,7 +22,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(200);
 /// Registrars of one scope, and the groups that load them.
 pub(super) struct RegistrarBench {
     // Groups end before the registrars: otherwise, registrars would send keep-alives to elements that have ended.
-    groups: Vec<(RunningGroup, MemberKind)>,
+    groups: Vec<(RunningMemberGroup, MemberKind)>,
     targets: Vec<RegistrarTarget>,
     scope: RegistrarScope,
     /// Registrar of the users, counted from 0.
@@ -60,7 +62,7 @@ impl RegistrarBench {
         policy: PolicyKind,
     ) -> Result<()> {
         let target = self.targets.get(at).context("no such registrar")?;
-        let group = RunningGroup::start(&MemberGroupSpec {
+        let group = RunningMemberGroup::start(&MemberGroupSpec {
             kind,
             count: count as usize,
             registrar: *target,

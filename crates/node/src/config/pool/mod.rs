@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_proto::pool_element::{CookieKey, LifeUnit};
 use holdfast_proto::registrar::AddressPrefix;
-use holdfast_sys::transport::{FailureDetection, StreamProtocol};
+use holdfast_sctp::{FailureDetection, StreamProtocol};
 use holdfast_wire::rserpool::asap;
 
 use super::registrar::{ASAP_GROUP, PATH_MTU, PATH_MTU_RANGE};

@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::{ConfigError, PoolConfig, RegistrarAddress, UdpEncapsulation};
 use crate::config::raw::{RawLog, RawTls};
-use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set};
+use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set_if_present};
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -92,33 +92,33 @@ impl RawPoolConfig {
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
         config.tls = self.tls.map(|tls| tls.resolve_paths(path));
         config.announces.trusted = self.multicast.announces;
-        set(&mut config.announces.group, self.multicast.group);
+        set_if_present(&mut config.announces.group, self.multicast.group);
         config.announces.interfaces = self.multicast.interfaces;
         config.log.format = self.log.format;
-        set(&mut config.log.filter, self.log.filter);
+        set_if_present(&mut config.log.filter, self.log.filter);
         Ok(config)
     }
 }
 
 impl RawPool {
     fn apply(self, config: &mut PoolConfig) {
-        set(&mut config.listen, self.listen);
-        set(&mut config.port, self.port);
-        set(&mut config.raw, self.raw);
+        set_if_present(&mut config.listen, self.listen);
+        set_if_present(&mut config.port, self.port);
+        set_if_present(&mut config.raw, self.raw);
         let port = self.encapsulation_port.map(UdpEncapsulation::Port);
-        set(&mut config.encapsulation, port);
+        set_if_present(&mut config.encapsulation, port);
         if self.encapsulation == Some(false) {
             config.encapsulation = UdpEncapsulation::Off;
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
-        set(&mut config.run_dir, self.run_dir);
+        set_if_present(&mut config.run_dir, self.run_dir);
         let unit = self.life_unit.map(|unit| match unit {
             RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
             RawLifeUnit::Seconds => LifeUnit::Seconds,
         });
-        set(&mut config.life_unit, unit);
-        set(&mut config.life, self.life_ms.map(Duration::from_millis));
+        set_if_present(&mut config.life_unit, unit);
+        set_if_present(&mut config.life, self.life_ms.map(Duration::from_millis));
         let interval = self.update_interval_ms.map(Duration::from_millis);
-        set(&mut config.update_interval, interval);
+        set_if_present(&mut config.update_interval, interval);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use holdfast_sys::transport::StreamProtocol;
+use holdfast_sctp::StreamProtocol;
 use holdfast_wire::rserpool::asap;
 
 use crate::asap_over_tcp::TLS_PORT;

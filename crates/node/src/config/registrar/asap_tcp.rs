@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_proto::registrar::OperationPermissions;
-use holdfast_sys::transport::StreamLimits;
+use holdfast_sctp::StreamLimits;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::raw::{set, set_ms};
+use super::raw::{set_if_present, set_ms};
 use crate::asap_over_tcp::{HANDSHAKE_TIMEOUT, MESSAGE_TIMEOUT, TLS_PORT};
 use crate::config::TlsConfig;
 use crate::config::raw::RawTls;
@@ -62,12 +62,12 @@ pub(super) struct RawTcp {
 impl RawTcp {
     pub(super) fn apply(self, tls: Option<RawTls>, path: &Path, config: &mut AsapTcpConfig) {
         config.tcp_port = self.port;
-        set(&mut config.tls_port, self.tls_port);
+        set_if_present(&mut config.tls_port, self.tls_port);
         config.tls = tls.map(|tls| tls.resolve_paths(path));
         let limits = &mut config.limits;
-        set(&mut limits.connections, self.connections);
-        set(&mut limits.connections_per_host, self.connections_per_host);
-        set(&mut limits.handshakes_per_host, self.handshakes_per_host);
+        set_if_present(&mut limits.connections, self.connections);
+        set_if_present(&mut limits.connections_per_host, self.connections_per_host);
+        set_if_present(&mut limits.handshakes_per_host, self.handshakes_per_host);
         set_ms(&mut config.handshake_timeout, self.handshake_ms);
         set_ms(&mut config.message_timeout, self.message_ms);
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::registrar::RegistrarSettings;
-use holdfast_sys::transport::{ENCAPSULATION_PORT, FailureDetection};
+use holdfast_sctp::{ENCAPSULATION_PORT, FailureDetection};
 use holdfast_wire::rserpool::{asap, enrp};
 
 use super::{ConfigError, LogConfig, LogFormat, UNREADABLE_FILE_REMEDY, read_file};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::registrar::{
-    HostClass, LifeUnit, PermittedHosts, RegistrarSettings, ResourceLimits, TakeoverRace,
+    HostClass, LifeUnit, PermittedHosts, RegistrarSettings, ResourceLimits, TakeoverRaceWinner,
 };
-use holdfast_sys::transport::FailureDetection;
+use holdfast_sctp::FailureDetection;
 use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
@@ -140,14 +140,14 @@ pub(in crate::config) struct RawSctp {
     path_mtu: Option<u32>,
 }
 
-pub(in crate::config) fn set<T>(target: &mut T, value: Option<T>) {
+pub(in crate::config) fn set_if_present<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
     }
 }
 
 pub(in crate::config) fn set_ms(target: &mut Duration, value: Option<u64>) {
-    set(target, value.map(Duration::from_millis));
+    set_if_present(target, value.map(Duration::from_millis));
 }
 
 impl RawRegistrarConfig {
@@ -169,7 +169,7 @@ impl RawRegistrarConfig {
             (&mut access.registrar, self.access.registrar),
         ];
         for (target, given) in access_lists {
-            set(
+            set_if_present(
                 target,
                 given
                     .map(|list| parse_access_list(path, text, list))
@@ -182,8 +182,8 @@ impl RawRegistrarConfig {
             .map(RawRegistrarPeer::into_peer)
             .collect();
         let multicast = self.multicast;
-        set(&mut config.multicast.asap_group, multicast.asap_group);
-        set(&mut config.multicast.enrp_group, multicast.enrp_group);
+        set_if_present(&mut config.multicast.asap_group, multicast.asap_group);
+        set_if_present(&mut config.multicast.enrp_group, multicast.enrp_group);
         config.multicast.interfaces = multicast.interfaces;
         config.settings.enrp_multicast = multicast.enrp;
         let cycle = multicast
@@ -196,7 +196,7 @@ impl RawRegistrarConfig {
         );
         config.metrics_listen = self.metrics.listen;
         config.log.format = self.log.format;
-        set(&mut config.log.filter, self.log.filter);
+        set_if_present(&mut config.log.filter, self.log.filter);
         Ok(config)
     }
 }
@@ -230,10 +230,10 @@ impl RawRegistrarPeer {
 impl RawRegistrar {
     fn apply_endpoints(self, config: &mut RegistrarConfig) {
         config.id = self.id.map(Into::into);
-        set(&mut config.listen, self.listen);
-        set(&mut config.asap_port, self.asap_port);
-        set(&mut config.enrp_port, self.enrp_port);
-        set(&mut config.raw, self.raw);
+        set_if_present(&mut config.listen, self.listen);
+        set_if_present(&mut config.asap_port, self.asap_port);
+        set_if_present(&mut config.enrp_port, self.enrp_port);
+        set_if_present(&mut config.raw, self.raw);
         if self.encapsulation_port.is_some() {
             config.encapsulation = self.encapsulation_port;
         }
@@ -241,13 +241,13 @@ impl RawRegistrar {
             config.encapsulation = None;
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
-        set(&mut config.send_to_all_at_once, self.send_to_all_at_once);
+        set_if_present(&mut config.send_to_all_at_once, self.send_to_all_at_once);
         let batch_delay = self
             .batch_delay_us
             .map(|us| Duration::from_micros(us.into()));
-        set(&mut config.batch_delay, batch_delay);
+        set_if_present(&mut config.batch_delay, batch_delay);
         set_ms(&mut config.update_delay, self.update_delay_ms);
-        set(&mut config.run_dir, self.run_dir);
+        set_if_present(&mut config.run_dir, self.run_dir);
     }
 
     fn apply_settings(&self, settings: &mut RegistrarSettings) {
@@ -255,69 +255,69 @@ impl RawRegistrar {
             RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
             RawLifeUnit::Seconds => LifeUnit::Seconds,
         });
-        set(&mut settings.life_unit, unit);
+        set_if_present(&mut settings.life_unit, unit);
         let race = self.takeover_race.map(|race| match race {
-            RawTakeoverRace::LowerId => TakeoverRace::LowerId,
-            RawTakeoverRace::HigherId => TakeoverRace::HigherId,
+            RawTakeoverRace::LowerId => TakeoverRaceWinner::LowerId,
+            RawTakeoverRace::HigherId => TakeoverRaceWinner::HigherId,
         });
-        set(&mut settings.takeover_race, race);
-        set(&mut settings.resolution_items, self.resolution_items);
+        set_if_present(&mut settings.takeover_race, race);
+        set_if_present(&mut settings.resolution_items, self.resolution_items);
         let items_max = self.resolution_items_max;
-        set(&mut settings.resolution_items_max, items_max);
+        set_if_present(&mut settings.resolution_items_max, items_max);
         let interval = self.keep_alive_interval_ms;
         set_ms(&mut settings.keep_alive_interval, interval);
         let timeout = self.keep_alive_timeout_ms;
         set_ms(&mut settings.keep_alive_timeout, timeout);
         let names = self.keep_alive_names_element;
-        set(&mut settings.keep_alive_names_element, names);
-        set(&mut settings.bad_reports_max, self.bad_reports_max);
+        set_if_present(&mut settings.keep_alive_names_element, names);
+        set_if_present(&mut settings.bad_reports_max, self.bad_reports_max);
         set_ms(&mut settings.report_probe_interval, self.report_interval_ms);
-        set(&mut settings.check_addresses, self.addresses_checked);
-        set(&mut settings.distance_step, self.distance_step_ms);
+        set_if_present(&mut settings.check_addresses, self.addresses_checked);
+        set_if_present(&mut settings.distance_step, self.distance_step_ms);
         set_ms(&mut settings.heartbeat_cycle, self.heartbeat_cycle_ms);
         set_ms(&mut settings.last_heard_max, self.last_heard_max_ms);
         set_ms(&mut settings.no_response_max, self.no_response_max_ms);
         set_ms(&mut settings.retry_interval, self.retry_ms);
         set_ms(&mut settings.race_window, self.race_window_ms);
         set_ms(&mut settings.refresh_delay, self.refresh_delay_ms);
-        set(&mut settings.table_bytes_max, self.table_bytes_max);
-        set(&mut settings.table_elements_max, self.table_elements_max);
-        set(&mut settings.downloads_max, self.downloads_max);
+        set_if_present(&mut settings.table_bytes_max, self.table_bytes_max);
+        set_if_present(&mut settings.table_elements_max, self.table_elements_max);
+        set_if_present(&mut settings.downloads_max, self.downloads_max);
     }
 }
 
 impl RawSctp {
     pub(in crate::config) fn apply(self, failure: &mut FailureDetection, path_mtu: &mut u32) {
-        set(path_mtu, self.path_mtu);
+        set_if_present(path_mtu, self.path_mtu);
         set_ms(&mut failure.rto_initial, self.rto_initial_ms);
         set_ms(&mut failure.rto_min, self.rto_min_ms);
         set_ms(&mut failure.rto_max, self.rto_max_ms);
         set_ms(&mut failure.heartbeat, self.heartbeat_ms);
         let path = self.path_retransmissions;
-        set(&mut failure.path_retransmissions, path);
+        set_if_present(&mut failure.path_retransmissions, path);
         let association = self.association_retransmissions;
-        set(&mut failure.association_retransmissions, association);
-        set(&mut failure.init_retransmissions, self.init_retransmissions);
+        set_if_present(&mut failure.association_retransmissions, association);
+        set_if_present(&mut failure.init_retransmissions, self.init_retransmissions);
     }
 }
 
 impl RawLimits {
     fn apply(self, limits: &mut ResourceLimits) {
-        set(
+        set_if_present(
             &mut limits.associations_per_host,
             self.associations_per_host,
         );
-        set(&mut limits.ipv6_host_bits, self.ipv6_host_bits);
-        set(&mut limits.elements_per_host, self.elements_per_host);
-        set(&mut limits.pools_per_host, self.pools_per_host);
+        set_if_present(&mut limits.ipv6_host_bits, self.ipv6_host_bits);
+        set_if_present(&mut limits.elements_per_host, self.elements_per_host);
+        set_if_present(&mut limits.pools_per_host, self.pools_per_host);
         set_ms(&mut limits.first_message_timeout, self.first_message_ms);
         set_ms(&mut limits.confirmation_timeout, self.confirmation_ms);
-        set(&mut limits.associations, self.associations);
-        set(&mut limits.messages_per_second, self.messages_per_second);
-        set(&mut limits.malformed_max, self.malformed);
-        set(&mut limits.pools, self.pools);
-        set(&mut limits.elements, self.elements);
-        set(&mut limits.registration_bytes, self.registration_bytes);
-        set(&mut limits.registrars, self.registrars);
+        set_if_present(&mut limits.associations, self.associations);
+        set_if_present(&mut limits.messages_per_second, self.messages_per_second);
+        set_if_present(&mut limits.malformed_max, self.malformed);
+        set_if_present(&mut limits.pools, self.pools);
+        set_if_present(&mut limits.elements, self.elements);
+        set_if_present(&mut limits.registration_bytes, self.registration_bytes);
+        set_if_present(&mut limits.registrars, self.registrars);
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use holdfast_proto::registrar::{LifeUnit, PermittedHosts, TakeoverRace};
+use holdfast_proto::registrar::{LifeUnit, PermittedHosts, TakeoverRaceWinner};
 
 fn parse(text: &str) -> Result<RegistrarConfig, ConfigError> {
     RegistrarConfig::parse(Path::new("registrar.toml"), text)
@@ -56,7 +56,7 @@ init_retransmissions = 2
     assert_eq!(config.update_delay, Duration::from_millis(3));
     let settings = &config.settings;
     assert_eq!(settings.life_unit, LifeUnit::Seconds);
-    assert_eq!(settings.takeover_race, TakeoverRace::HigherId);
+    assert_eq!(settings.takeover_race, TakeoverRaceWinner::HigherId);
     assert_eq!(settings.refresh_delay, Duration::from_millis(70));
     assert_eq!(settings.heartbeat_cycle, Duration::from_millis(250));
     assert_eq!(settings.last_heard_max, Duration::from_secs(1));

@@ -178,7 +178,7 @@ impl Engine {
     }
 
     /// Handles the move of a process that has connections to this node.
-    pub(super) fn translate(
+    pub(super) fn update_translations(
         &self,
         hops: u32,
         (step, to): (TranslationStep, NodeId),

@@ -214,7 +214,7 @@ impl Engine {
             return Ok(());
         };
         match owner {
-            None => self.dataplane.forget(flow),
+            None => self.dataplane.remove_flow(flow),
             Some(owner) if owner == self.config.node.id || owner.0 == value.peer => Ok(()),
             Some(peer) => {
                 let entry = FilterEntry {

@@ -3,12 +3,14 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
 use holdfast_proto::migration::CommandToken;
-use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
 
 use super::super::image_messages::MessageKind;
-use super::super::locks::{AFTER_COMMIT, LockAnswer, LockRequest, LockRetry, concerns};
-use super::super::records::RecordEntry;
+use super::super::lock_handover::{
+    AFTER_COMMIT, LockAnswer, LockRequest, LockRetry, step_concerns_locks,
+};
+use super::super::move_records::RecordEntry;
 use super::super::worker_events::WorkerEvent;
 use super::{AcceptorJob, AcceptorWorker, error_text};
 
@@ -105,7 +107,7 @@ impl AcceptorWorker {
     pub(super) fn take_locks(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<(), String> {
         let locks = std::mem::take(&mut self.lock_handover.locks);
         for step in AFTER_COMMIT {
-            if concerns(step, &locks) {
+            if step_concerns_locks(step, &locks) {
                 self.take_lock_step(inbox, step)?;
             }
         }

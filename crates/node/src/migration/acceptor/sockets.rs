@@ -1,7 +1,7 @@
 //! Descriptors and sockets of a process being moved here.
 
-use holdfast_sys::process::image::{DescriptorUpdate, decode};
-use holdfast_sys::process::sockets::RestoredSockets;
+use holdfast_checkpoint::image::{DescriptorUpdate, decode};
+use holdfast_checkpoint::sockets::RestoredSockets;
 use holdfast_wire::MoveId;
 use tokio::sync::oneshot;
 
@@ -69,7 +69,7 @@ impl AcceptorWorker {
         self.policy.judge().check_socket_states(&states)?;
         let packets = match kind {
             MessageKind::Snapshots => sockets
-                .inject(states, at_us, RESTORE_THREADS)
+                .restore_early(states, at_us, RESTORE_THREADS)
                 .map(|()| Vec::new()),
             MessageKind::Sockets => sockets.restore_some(states, RESTORE_THREADS),
             _ => sockets.restore_changed(states, at_us, RESTORE_THREADS),

@@ -56,7 +56,7 @@ fn only_allowed_processes_are_accepted() {
 
 #[test]
 fn received_image_is_judged_again() {
-    use holdfast_sys::process::image::{
+    use holdfast_checkpoint::image::{
         BackingFile, Credentials, ProcessLayout, ProcessState, ProcessTreeState, ResourceLimit,
         ThreadState, TreeLayout,
     };
@@ -168,10 +168,10 @@ fn process_may_open_files_of_its_users_and_of_policy() {
 
 #[test]
 fn unlisted_socket_family_is_refused() {
-    use holdfast_sys::process::files::FilesImage;
-    use holdfast_sys::process::files::image::{NetlinkSocket, OpenFile, OpenFileKind};
-    use holdfast_sys::process::image::OpenFilesUpdate;
-    use holdfast_sys::process::sockets::SocketStaticState;
+    use holdfast_checkpoint::files::FilesImage;
+    use holdfast_checkpoint::files::image::{NetlinkSocket, OpenFile, OpenFileKind};
+    use holdfast_checkpoint::image::OpenFilesUpdate;
+    use holdfast_checkpoint::sockets::SocketStaticState;
     let sockets = |v6_socket| DescriptorUpdate {
         files: OpenFilesUpdate::Image(FilesImage::default()),
         sockets: BTreeMap::from([(0, SocketStaticState::Ended { v6_socket })]),

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use holdfast_checkpoint::donor::{PageSource, StoppedTree, TreeTracker};
+use holdfast_checkpoint::error::Error;
+use holdfast_checkpoint::image::{ProcessTreeState, encode};
 use holdfast_proto::migration::FreezeReport;
 use holdfast_sys::priority::RealtimeGuard;
-use holdfast_sys::process::donor::{PageSource, StoppedTree, TreeTracker};
-use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{ProcessTreeState, encode};
 use holdfast_wire::Flow;
 use holdfast_wire::move_frames::DonorFlow;
 use tokio::sync::oneshot;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::super::donor_sockets::{self, DescriptorReaderThread, SocketStates, TrackedConnections};
 use super::super::donor_state::{DonorState, FinalState};
 use super::super::image_messages::MessageKind;
-use super::super::records::RecordEntry;
+use super::super::move_records::RecordEntry;
 use super::super::step_timer::StepTimer;
 use super::super::worker_events::WorkerEvent;
 use super::postcopy_sender::PostcopySender;
@@ -145,7 +145,10 @@ impl DonorWorker {
         if self.may_postcopy {
             return self.send_memory_for_postcopy(stopped);
         }
-        while let Some(pages) = stopped.read(PAGES_MESSAGE_BYTES).map_err(error_text)? {
+        while let Some(pages) = stopped
+            .read_pages(PAGES_MESSAGE_BYTES)
+            .map_err(error_text)?
+        {
             self.sender.send_pages(pages)?;
         }
         self.steps.mark("memory");
@@ -163,7 +166,10 @@ impl DonorWorker {
         let state = stopped.read_state().map_err(error_text)?;
         let missing = stopped.defer_to_postcopy(&state);
         self.steps.mark("state");
-        while let Some(pages) = stopped.read(PAGES_MESSAGE_BYTES).map_err(error_text)? {
+        while let Some(pages) = stopped
+            .read_pages(PAGES_MESSAGE_BYTES)
+            .map_err(error_text)?
+        {
             self.sender.send_pages(pages)?;
         }
         self.steps.mark("memory");
@@ -201,7 +207,7 @@ impl DonorWorker {
             self.record.write(&RecordEntry::HeldProcesses(
                 stopped.processes_to_hold().map_err(error_text)?,
             ))?;
-            stopped.send_pending_stop().map_err(error_text)?;
+            stopped.send_pending_sigstop().map_err(error_text)?;
         }
         self.steps.mark("hold");
         let connections = self.connections.as_mut();
@@ -257,7 +263,7 @@ impl DonorWorker {
         if self.may_postcopy {
             return Ok(());
         }
-        self.touch_up(tracker, Instant::now()).map(drop)
+        self.recopy_dirty_pages(tracker, Instant::now()).map(drop)
     }
 
     fn send_snapshots(&mut self, states: &SocketStates) -> Result<(), String> {

@@ -1,11 +1,11 @@
 //! File locks of a process that moves away.
 
-use holdfast_sys::process::donor::StoppedTree;
-use holdfast_sys::process::files::{ContendedLock, LockHandoverStep};
+use holdfast_checkpoint::donor::StoppedTree;
+use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
 
 use super::super::image_messages::MessageKind;
-use super::super::locks::{LockAnswer, LockRequest};
-use super::super::records::RecordEntry;
+use super::super::lock_handover::{LockAnswer, LockRequest};
+use super::super::move_records::RecordEntry;
 use super::{DonorWorker, error_text};
 
 impl DonorWorker {

@@ -8,11 +8,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use holdfast_api::control::PostCopyMemory;
-use holdfast_sys::process::donor::PageSource;
-use holdfast_sys::process::image::{
-    MissingPages, PAGE, PagesMessage, ProcessMissingPages, Validate,
-};
-use holdfast_sys::process::postcopy::PageFault;
+use holdfast_checkpoint::donor::PageSource;
+use holdfast_checkpoint::image::{MissingPages, PAGE, PagesMessage, ProcessMissingPages, Validate};
+use holdfast_checkpoint::postcopy::PageFault;
 use holdfast_wire::move_frames::{PageRange, PageRequest};
 use holdfast_wire::{MoveId, NodeId};
 
@@ -51,7 +49,7 @@ impl PostcopySender {
     /// Returns a sender for the pages of `source`.
     pub(super) fn new((id, to): (MoveId, NodeId), source: PageSource) -> PostcopySender {
         let progress = PostCopyMemory {
-            bytes: source.bytes(),
+            bytes: source.remaining_bytes(),
             ..PostCopyMemory::default()
         };
         PostcopySender {

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use holdfast_wire::{BatchId, Flow, Frame, NodeId, frame::StateFlow};
+use holdfast_wire::{BatchId, Flow, Frame, NodeId, frame::FrozenFlowState};
 
 use super::group::{Group, Rogue, TEST_TIMEOUT, eventually, read_frame, run, run_blocking};
 use crate::peer_channel::{PeerEvent, SendError};
@@ -22,7 +22,7 @@ fn state_frame(seq: u64, length: usize) -> Frame {
             boot: 1,
             seq,
         },
-        flows: vec![StateFlow {
+        flows: vec![FrozenFlowState {
             index: 0,
             dynamic: dynamic.into(),
             application: Default::default(),

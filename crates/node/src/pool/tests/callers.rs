@@ -8,10 +8,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
-use holdfast_api::pool::{ElementService, Registration};
-use holdfast_sys::transport::{
-    AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent,
-};
+use holdfast_api::pool::{ElementService, RegistrationRequest};
+use holdfast_sctp::{AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent};
 use holdfast_wire::rserpool::asap::{self, Message as Asap};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport, TransportUse};
 use nix::sys::eventfd::EventFd;
@@ -149,7 +147,7 @@ impl TestDaemon {
             _runtime: runtime,
         };
         let service = ElementService::Tcp(address("10.0.0.7:80"));
-        let registration = Registration::new("web", service);
+        let registration = RegistrationRequest::new("web", service);
         bench
             .daemon
             .register(ELEMENT, registration)

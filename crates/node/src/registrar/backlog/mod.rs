@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_proto::registrar::AssociationId;
-use holdfast_sys::transport::{AssocId, MessageToSend};
+use holdfast_sctp::{AssocId, MessageToSend};
 
 use super::associations::endpoint_of;
 
@@ -26,7 +26,7 @@ const BYTES_MAX: usize = 8 << 20;
 /// Interval for retrying to send without an event.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Function that sends messages: [`send_bundles`](holdfast_sys::transport::TransportEndpoint::send_bundles).
+/// Function that sends messages: [`send_bundles`](holdfast_sctp::TransportEndpoint::send_bundles).
 pub(super) type SendBundles<'a> = &'a mut dyn FnMut(&[AssocId], &[MessageToSend], &mut Vec<usize>);
 
 /// Messages to other registrars that are not sent yet.

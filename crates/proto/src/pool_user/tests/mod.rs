@@ -4,7 +4,9 @@ mod probing;
 mod session;
 
 use super::*;
-use holdfast_wire::rserpool::{Cause, CauseCode, Policy, PoolElement, SctpTransport, TransportUse};
+use holdfast_wire::rserpool::{
+    CauseCode, ErrorCause, Policy, PoolElement, SctpTransport, TransportUse,
+};
 use std::net::{IpAddr, Ipv4Addr};
 
 fn transport(port: u16) -> Transport {
@@ -106,7 +108,7 @@ impl TestBench {
             handle: handle(),
             policy: None,
             elements: Vec::new(),
-            causes: vec![Cause::from(CauseCode::UNKNOWN_POOL_HANDLE)],
+            causes: vec![ErrorCause::from(CauseCode::UNKNOWN_POOL_HANDLE)],
         });
     }
 

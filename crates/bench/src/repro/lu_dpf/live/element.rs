@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
+use holdfast_api::pool::{Element, ElementEvent, ElementService, RegistrationRequest};
 use holdfast_sim::Time;
 use holdfast_sim::server_capacity::SharedCapacityServer;
 
@@ -39,11 +39,11 @@ pub(super) struct RunningElement {
 }
 
 struct SharedElementState {
-    state: Mutex<State>,
+    state: Mutex<ElementState>,
     changed: Condvar,
 }
 
-struct State {
+struct ElementState {
     server: SharedCapacityServer<u64>,
     is_stopped: bool,
 }
@@ -58,7 +58,7 @@ impl RunningElement {
             addresses: Vec::new(),
             port: 0,
         };
-        let mut registration = Registration::new(&plan.handle, service);
+        let mut registration = RegistrationRequest::new(&plan.handle, service);
         registration.policy = PolicyDetail {
             load: Some(0.0),
             ..plan.policy.clone()
@@ -74,7 +74,7 @@ impl RunningElement {
             }
         }
         let element = Arc::new(element);
-        let state = State {
+        let state = ElementState {
             server: SharedCapacityServer::new(plan.capacity),
             is_stopped: false,
         };
@@ -98,12 +98,13 @@ impl RunningElement {
     pub(super) fn stop(&self) {
         // If the daemon has ended, the registration has ended, too.
         let _ = self.element.deregister();
-        self.shared.update(|state| state.is_stopped = true);
+        self.shared
+            .change_and_notify(|state| state.is_stopped = true);
     }
 }
 
 impl SharedElementState {
-    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change_and_notify<T>(&self, change: impl FnOnce(&mut ElementState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut state);
         self.changed.notify_all();
@@ -128,7 +129,7 @@ impl ElementWorker {
                 && let Ok(size) = <[u8; 8]>::try_from(bytes.as_slice())
             {
                 let size = f64::from_be_bytes(size);
-                let jobs = self.shared.update(|state| {
+                let jobs = self.shared.change_and_notify(|state| {
                     state.server.add(self.clock.now(), session, size);
                     state.server.jobs()
                 });
@@ -138,7 +139,8 @@ impl ElementWorker {
                 }
             }
         }
-        self.shared.update(|state| state.is_stopped = true);
+        self.shared
+            .change_and_notify(|state| state.is_stopped = true);
     }
 
     /// Reports requests as done at their time.

@@ -93,7 +93,7 @@ fn run_once(config: &PoolRunConfig, lapse: f64, seed: u64) -> Result<Vec<Complet
     let distances = regions.distances(config.zones.len(), POOLS[0].0)?;
     eprintln!("run {seed}: distances of elements at each registrar, ms: {distances:?}");
     let (sender, receiver) = channel();
-    let users = players.users(seed, &sender)?;
+    let users = players.start_users(seed, &sender)?;
     drop(sender);
     players.execute_plan()?;
     let mut failed = None;
@@ -153,7 +153,7 @@ impl Participants<'_> {
     }
 
     /// Starts the users: "Analogously, each PU host runs two PU instances"; here, both make the same requests.
-    fn users(
+    fn start_users(
         &self,
         seed: u64,
         done: &std::sync::mpsc::Sender<CompletedRequest>,

@@ -10,9 +10,9 @@ use holdfast_lab::{LabSpec, LinkEntry, Topology};
 use holdfast_sim::pools::PoolRunConfig;
 use holdfast_sim::zone_network::LinkProperties;
 
-use crate::cluster::find_program;
-use crate::cluster::priority::priority_prefix;
-use crate::pool_lab::{PoolLab, command_words, find_system_program};
+use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::cluster::priority::priority_prefix;
+use holdfast_testbed::pool_lab::{PoolLab, command_words, find_system_program};
 
 /// Longest wait for any expected event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use holdfast_sim::{Time, seeds};
 
 use super::{LiveExperiment, POOLS, SETUP_ROUND_TRIPS};
 use crate::repro::lu_dpf::live::user::CompletedRequest;
-use crate::repro::lu_dpf::{DPF, check, clearly_above};
+use crate::repro::lu_dpf::{DPF, check_statement, clearly_above};
 use crate::repro::{Estimate, ExperimentOutcome, ExperimentSettings, ResultRow, StatementCheck};
 
 /// Simulations of each live run's network.
@@ -189,13 +189,13 @@ pub(super) fn build_outcome(
                 unit,
             ));
         }
-        outcome.checks.push(check(
+        outcome.checks.push(check_statement(
             format!("{name}: LU-DPF is faster, with disjoint intervals"),
             clearly_above(plain, near),
             format!("{:.3} s, and {:.3} s with LU", near.mean, plain.mean),
         ));
         if name.starts_with("normal") {
-            outcome.checks.push(check(
+            outcome.checks.push(check_statement(
                 format!("{name}: by at least {GAIN_PCT_MIN} %"),
                 gain.mean >= GAIN_PCT_MIN,
                 format!("{:.1} %", gain.mean),
@@ -225,7 +225,7 @@ fn check_difference(
     unit: &str,
 ) -> StatementCheck {
     let apart = 100.0 * (live.mean / simulated.mean - 1.0);
-    check(
+    check_statement(
         statement,
         apart.abs() <= DIFFERENCE_PCT_MAX,
         format!(

@@ -1,0 +1,217 @@
+//! Parsers for a process's files in `/proc`. Parsers are total: malformed text gives an error or an absent value,
+//! never a panic.
+
+mod maps;
+mod stat;
+mod status;
+
+pub(crate) use maps::smaps_to_maps;
+pub use maps::{MapLine, VmFlags, parse_maps};
+pub use stat::ProcStat;
+pub use status::ProcStatus;
+
+use super::error::{Context, Error, Result, unexpected_text};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Reads a file of a process.
+pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
+    String::from_utf8(read_bytes(pid, name)?)
+        .or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// Reads a file of a process, any bytes allowed.
+pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
+    let path = format!("/proc/{pid}/{name}");
+    read_file(&path).map_err(|source| to_error(pid, path, source))
+}
+
+/// Reads a file of unknown length in few large pieces, as each piece costs a system call.
+fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    const PIECE: usize = 16 << 10;
+    let mut file = File::open(path)?;
+    let (mut bytes, mut piece) = (Vec::new(), [0; PIECE]);
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => return Ok(bytes),
+            Ok(read) => bytes.extend_from_slice(&piece[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Suffix that the kernel appends to the name of a removed file. Names of existing files may end in it too.
+pub(crate) const DELETED_SUFFIX: &[u8] = b" (deleted)";
+
+/// Returns the target of a process's symbolic link, as text.
+pub(crate) fn link_text(pid: i32, name: &str) -> Result<String> {
+    let target = link_target(pid, name)?;
+    Ok(target.to_string_lossy().into_owned())
+}
+
+/// Returns the target of a process's symbolic link.
+pub(crate) fn link_target(pid: i32, name: &str) -> Result<PathBuf> {
+    let path = format!("/proc/{pid}/{name}");
+    fs::read_link(&path).map_err(|source| to_error(pid, path, source))
+}
+
+/// Returns true if `target`, as the kernel shows it for this link, names a file that was removed or replaced.
+pub(crate) fn is_deleted(pid: i32, name: &str, target: &Path) -> bool {
+    let device_and_inode = |found: fs::Metadata| (found.dev(), found.ino());
+    target.as_os_str().as_bytes().ends_with(DELETED_SUFFIX)
+        && fs::symlink_metadata(target).map(device_and_inode).ok()
+            != fs::metadata(format!("/proc/{pid}/{name}"))
+                .map(device_and_inode)
+                .ok()
+}
+
+fn to_error(pid: i32, what: String, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ESRCH | libc::ENOENT) if !is_alive(pid) => Error::ProcessEnded(pid),
+        _ => Error::Kernel {
+            operation: what,
+            source,
+        },
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+/// Returns the threads of a process, the first thread first.
+///
+/// # Errors
+/// [`Error::ProcessEnded`] if the process does not exist.
+pub fn threads(pid: i32) -> Result<Vec<i32>> {
+    let folder = format!("/proc/{pid}/task");
+    let mut found = list_all_threads(|| numeric_entries(&folder, pid), || thread_count(pid))?;
+    found.sort_by_key(|tid| (*tid != pid, *tid));
+    Ok(found)
+}
+
+/// Returns the kernel's count of a process's threads, including those that are ending.
+///
+/// # Errors
+/// [`Error::ProcessEnded`] if the process does not exist.
+pub(crate) fn thread_count(pid: i32) -> Result<usize> {
+    let folder = format!("/proc/{pid}/task");
+    let metadata = fs::metadata(&folder).map_err(|source| to_error(pid, folder, source))?;
+    // A folder has two links of its own.
+    Ok(metadata.nlink().saturating_sub(2) as usize)
+}
+
+/// Lists threads until there are as many as the kernel counts. A thread that ends while the kernel lists it ends the
+/// kernel's walk, and the next walk can leave out a living thread. If threads end all the time, returns all threads
+/// found so far.
+fn list_all_threads(
+    mut list: impl FnMut() -> Result<Vec<i32>>,
+    mut count: impl FnMut() -> Result<usize>,
+) -> Result<Vec<i32>> {
+    /// Most listings of threads that end all the time.
+    const LISTINGS_MAX: usize = 16;
+    let mut found = BTreeSet::new();
+    for _ in 0..LISTINGS_MAX {
+        let listed = list()?;
+        if listed.len() == count()? {
+            return Ok(listed);
+        }
+        found.extend(listed);
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// Returns the children of all threads of a process.
+///
+/// # Errors
+/// [`Error::ProcessEnded`] if the process does not exist.
+pub fn children(pid: i32) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for tid in threads(pid)? {
+        let Ok(text) = read(pid, &format!("task/{tid}/children")) else {
+            continue;
+        };
+        found.extend(
+            text.split_whitespace()
+                .filter_map(|word| word.parse::<i32>().ok()),
+        );
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Returns the entries of a folder that are numbers.
+pub(crate) fn numeric_entries(folder: &str, pid: i32) -> Result<Vec<i32>> {
+    let entries =
+        fs::read_dir(folder).map_err(|source| to_error(pid, folder.to_owned(), source))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.context(|| folder.to_owned())?;
+        if let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the mappings of a process with their advice (`smaps`). The kernel walks page tables for this file, so the
+/// call is too slow for the freeze.
+///
+/// # Errors
+/// [`Error::ProcessEnded`], or a line that does not parse.
+pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
+    parse_lines(&read_bytes(pid, "smaps")?)
+}
+
+/// Returns the mappings of a process (`maps`), without their advice.
+///
+/// # Errors
+/// [`Error::ProcessEnded`], or a line that does not parse.
+pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
+    parse_lines(&read_bytes(pid, "maps")?)
+}
+
+/// Parses the text of `maps` or `smaps`.
+pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
+    parse_maps(text).ok_or_else(|| unexpected_text("cannot parse a process's mappings"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listing that an ending thread has cut short.
+    #[test]
+    fn listing_shorter_than_count_is_repeated() {
+        let mut listings = [vec![1, 2], vec![1, 3, 4]].into_iter();
+        let found = list_all_threads(|| Ok(listings.next().expect("two")), || Ok(3));
+        assert_eq!(found.expect("listed"), [1, 3, 4]);
+    }
+
+    #[test]
+    fn listings_without_end_are_joined() {
+        let mut ending = 10..;
+        let list = || Ok(vec![1, ending.next().expect("endless")]);
+        let found = list_all_threads(list, || Ok(3)).expect("listed");
+        assert!(found.starts_with(&[1, 10, 11]), "{found:?}");
+    }
+
+    #[test]
+    fn own_threads_are_counted() {
+        let own = std::process::id() as i32;
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || receiver.recv());
+        assert!(thread_count(own).expect("alive") >= 2);
+        drop(sender);
+        let _ = thread.join();
+    }
+}

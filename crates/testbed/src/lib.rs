@@ -1,0 +1,14 @@
+//! Groups and pools of daemons in a lab, with captures, loads and real programs: what tests and benchmarks stand on.
+#![forbid(unsafe_code)]
+
+pub mod capture;
+pub mod cluster;
+pub mod connection_load;
+pub mod latency_probe;
+pub mod network_counters;
+pub mod openarena;
+pub mod pool_lab;
+pub mod process_moves;
+pub mod programs;
+pub mod stats;
+pub mod zone_server_lab;
