@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
  * Cached destinations of recorded flows, one cache line per set: a lookup in the steering table touches three or four
  * cache lines, all of them in main memory if there are very many flows. The table remains authoritative. Every entry
- * comes from the table, and user space clears it after each change of the record (src/steering.rs). A 62-bit hash
+ * comes from the table, and user space clears it after each change of the record (src/steering_table.rs). A 62-bit hash
  * identifies the flow, with a secret seed, so that nobody can choose colliding flows; by chance, two of the 131,072
  * flows that fit collide in one of 5 * 10^8 caches. More sets would not be faster, because a processor's own cache
  * holds 1 MiB.
@@ -28,7 +28,7 @@ struct {
 
 #define NODE_BITS 0xffffull
 
-/* Hash of a flow; src/steering.rs computes the same. */
+/* Hash of a flow; src/steering_table.rs computes the same. */
 static __always_inline __u64 wide_hash(const struct flow_key *flow, __u64 h)
 {
 	const __u64 *word = (const __u64 *)flow;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Structures shared by the eBPF programs and user space, mirrored in `src/shared.rs`; both sides assert the sizes.
+ * Structures shared by the eBPF programs and user space, mirrored in `src/shared_with_c.rs`; both sides assert the sizes.
  */
 #ifndef HOLDFAST_SHARED_H
 #define HOLDFAST_SHARED_H
@@ -243,7 +243,7 @@ struct congestion {
 	__u32 ecn;
 };
 
-/* src/shared.rs asserts the same sizes. */
+/* src/shared_with_c.rs asserts the same sizes. */
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow_value) == 16, "flow_value");
 _Static_assert(sizeof(struct flow_group) == 8, "flow_group");

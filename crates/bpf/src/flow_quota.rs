@@ -11,7 +11,7 @@ use crate::shared_with_c::MAX_SERVICES;
 /// Divisor of the table's capacity: one quarter is guaranteed to services, in equal shares.
 const GUARANTEED_DIVISOR: u32 = 4;
 
-/// `struct flow_quota` of `c/shared_with_c.h`.
+/// `struct flow_quota` of `c/shared.h`.
 #[repr(C)]
 struct RawQuota {
     flows: [AtomicU32; MAX_SERVICES],
@@ -21,7 +21,7 @@ struct RawQuota {
     _pad: u32,
 }
 
-// The C side asserts the same size in `c/shared_with_c.h`.
+// The C side asserts the same size in `c/shared.h`.
 const _: () = assert!(size_of::<RawQuota>() == 272);
 
 /// Number of flows that each service has, and may have.

@@ -248,7 +248,7 @@ impl Dataplane {
 
     /// Returns the `TCP_CONGESTION` name that makes a socket take the state in [`Dataplane::congestion`] for its flow.
     #[must_use]
-    pub fn congestion_control_name(&self) -> Option<&str> {
+    pub fn congestion_restorer_name(&self) -> Option<&str> {
         self.congestion_restorer
             .as_ref()
             .map(|restorer| restorer.name.as_str())

@@ -10,7 +10,7 @@ use crate::mapped_array::MappedArray;
 use crate::shared_with_c::{FlowKey, Record};
 use crate::{Error, KernelMap};
 
-/// Number of sets in the cache, and of ways in a set (`c/shared_with_c.h`).
+/// Number of sets in the cache, and of ways in a set (`c/shared.h`).
 const CACHE_SETS: usize = 1 << 14;
 const CACHE_WAYS: usize = 8;
 /// Bits of a way that hold the node; the others identify the flow.

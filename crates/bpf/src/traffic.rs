@@ -72,14 +72,14 @@ const _: () = {
 };
 
 /// The loaded traffic programs.
-pub struct TrafficPrograms {
+pub struct TrafficGenerator {
     object: Object,
     sinks: Vec<OwnedFd>,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/traffic.bpf.o"));
 
-impl TrafficPrograms {
+impl TrafficGenerator {
     /// Loads the programs.
     ///
     /// # Errors

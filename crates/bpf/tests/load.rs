@@ -23,9 +23,9 @@ fn programs_load_and_pins_are_adopted() {
     first.hold_counters.count_replayed(3);
     assert_eq!(first.hold_counters.get(3), 0, "the counter does not wrap");
     assert!(
-        first.congestion_control_name().is_some(),
+        first.congestion_restorer_name().is_some(),
         "struct_ops: {:?}",
-        first.congestion_control_name()
+        first.congestion_restorer_name()
     );
     drop(first);
 

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_bpf::reuseport::{ReuseportGroups, SocketSelector, cookie};
 use holdfast_bpf::shared_with_c::FlowKey;
@@ -14,6 +14,8 @@ const UDP: u8 = 17;
 /// More clients than one run of the program returns.
 const CLIENTS: usize = 150;
 const SOCKETS: usize = 4;
+/// Longest wait for a datagram.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder of pins, removed when dropped.
 struct PinFolder(PathBuf);
@@ -73,13 +75,19 @@ impl SocketGroup {
         self.clients.iter().map(flow).collect()
     }
 
-    /// Returns the socket that receives a datagram of each client. Delivery over the loopback device is part of
-    /// sending.
+    /// Returns the socket that receives a datagram of each client. A busy kernel delivers a moment after sending, also
+    /// over the loopback device.
     fn receivers(&self) -> Vec<Option<usize>> {
         let receiver = |client: &UdpSocket| {
             client.send_to(b"x", self.address).expect("send");
             let has_datagram = |socket: &UdpSocket| socket.recv(&mut [0; 8]).is_ok();
-            self.sockets.iter().position(has_datagram)
+            let sent_at = Instant::now();
+            loop {
+                let received = self.sockets.iter().position(has_datagram);
+                if received.is_some() || sent_at.elapsed() > DELIVERY_TIMEOUT {
+                    return received;
+                }
+            }
         };
         self.clients.iter().map(receiver).collect()
     }

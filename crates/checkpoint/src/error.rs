@@ -59,7 +59,7 @@ fn join_blockers(blockers: &[Blocker]) -> String {
     texts.join("; ")
 }
 
-/// Result type of the `process` module.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Adds the attempted operation to an error of the kernel.

@@ -1,7 +1,7 @@
 //! Live migration of processes: saves a process tree in rounds while it runs (pre-copy), freezes it briefly, and
 //! restores it with the same IDs in another PID, mount and network namespace (paper 002, sections III-A and V-A).
 //!
-//! The library offers single steps. The calling daemon decides when to take each step.
+//! The library offers single steps. The caller decides when to take each step.
 
 #[cfg(target_arch = "x86_64")]
 pub mod acceptor;

@@ -1,8 +1,9 @@
 //! `holdfast completions` and `holdfast man`: generated from the command definitions.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -47,11 +48,15 @@ pub fn man(args: &ManArgs) -> Result<()> {
     let describe = || format!("write manual pages into {}", args.dir.display());
     std::fs::create_dir_all(&args.dir).with_context(describe)?;
     clap_mangen::generate_to(CommandLine::command(), &args.dir).with_context(describe)?;
-    let written = manual_pages_command(&args.dir).status();
-    if !written.is_ok_and(|status| status.success()) {
-        eprintln!(
-            "holdfast: {PROGRAM} is not installed; the pages of `bench`, `repro` and `demo` name no arguments"
-        );
+    match manual_pages_command(&args.dir).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => bail!("{PROGRAM} could not write its manual pages: {status}"),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!(
+                "holdfast: {PROGRAM} is not installed; the pages of `bench`, `repro` and `demo` name no arguments"
+            );
+            Ok(())
+        }
+        Err(error) => Err(error).with_context(describe),
     }
-    Ok(())
 }

@@ -40,9 +40,9 @@ const STEPS: usize = 5;
 const ITEMS_MAX: usize = 4;
 const RING_SIZE: usize = (STEP_DISTANCE * STEPS).next_power_of_two();
 
-/// State of the lookup for an announced operation.
+/// Progress of prefetching for an announced operation.
 #[derive(Debug, Clone, Copy, Default)]
-enum LookupState {
+enum PrefetchState {
     #[default]
     Idle,
     /// Hashes of the element and of its handle.
@@ -58,14 +58,14 @@ enum LookupState {
 /// The announced operations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AnnouncedOperations {
-    ring: [LookupState; RING_SIZE],
+    ring: [PrefetchState; RING_SIZE],
     next: usize,
 }
 
 impl AnnouncedOperations {
-    /// Returns the lookup state of the current operation.
+    /// Returns the progress of prefetching for the operation that is executed now.
     #[inline]
-    fn current(&self) -> LookupState {
+    fn current_prefetch(&self) -> PrefetchState {
         self.ring[self.next.wrapping_sub(1 + STEP_DISTANCE * STEPS) % RING_SIZE]
     }
 }
@@ -83,7 +83,7 @@ impl<T> Handlespace<T> {
         let place = |steps: usize| next.wrapping_sub(steps * STEP_DISTANCE) % RING_SIZE;
         self.announcements.ring[place(0)] = match operation {
             Some(coming) => self.begin_lookup(coming),
-            None => LookupState::Idle,
+            None => PrefetchState::Idle,
         };
         self.announcements.ring[place(1)] = self.find_record(self.announcements.ring[place(1)]);
         self.prefetch_sets(self.announcements.ring[place(2)]);
@@ -94,7 +94,7 @@ impl<T> Handlespace<T> {
     /// Returns the slot found for the current operation's announcement, if it belongs to this element.
     #[inline]
     pub(crate) fn announced_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
-        let LookupState::Slot(slot, _) = self.announcements.current() else {
+        let PrefetchState::Slot(slot, _) = self.announcements.current_prefetch() else {
             return None;
         };
         let is_its = self.elements.is_used(slot) && self.is_element(slot, handle, id);
@@ -104,8 +104,8 @@ impl<T> Handlespace<T> {
     /// Returns the pool found for the current operation's announcement, if it has this handle.
     #[inline]
     pub(crate) fn announced_pool(&self, handle: &[u8]) -> Option<u32> {
-        let (LookupState::Pool(number, _) | LookupState::NewElement(number)) =
-            self.announcements.current()
+        let (PrefetchState::Pool(number, _) | PrefetchState::NewElement(number)) =
+            self.announcements.current_prefetch()
         else {
             return None;
         };
@@ -114,7 +114,7 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    fn begin_lookup(&self, coming: AnnouncedOperation<'_>) -> LookupState {
+    fn begin_lookup(&self, coming: AnnouncedOperation<'_>) -> PrefetchState {
         let (handle, id, deed) = match coming {
             AnnouncedOperation::Registration(handle, id) => {
                 (handle, id, ElementOperation::Registration)
@@ -126,7 +126,7 @@ impl<T> Handlespace<T> {
             AnnouncedOperation::Resolution(handle, items) => {
                 let hash = self.hash(handle);
                 self.pool_index.prefetch(hash);
-                return LookupState::HandleHash(hash, items.min(ITEMS_MAX) as u32);
+                return PrefetchState::HandleHash(hash, items.min(ITEMS_MAX) as u32);
             }
         };
         let handle_hash = self.hash(handle);
@@ -136,38 +136,38 @@ impl<T> Handlespace<T> {
             // An unregistered element needs the pool's index too.
             self.pool_index.prefetch(handle_hash);
         }
-        LookupState::ElementHash(hash, handle_hash, deed)
+        PrefetchState::ElementHash(hash, handle_hash, deed)
     }
 
     #[inline]
-    fn find_record(&self, state: LookupState) -> LookupState {
+    fn find_record(&self, state: PrefetchState) -> PrefetchState {
         let pool = |hash: u64, lines: Range<usize>| {
             let number = self.pool_index.guess(hash)?;
             pool::prefetch(&self.pools, number, lines);
             Some(number)
         };
         match state {
-            LookupState::ElementHash(hash, of_pool, deed) => match self.element_index.guess(hash) {
+            PrefetchState::ElementHash(hash, of_pool, deed) => match self.element_index.guess(hash) {
                 Some(slot) => {
                     self.elements
                         .prefetch(slot, deed != ElementOperation::Timer);
-                    LookupState::Slot(slot, deed)
+                    PrefetchState::Slot(slot, deed)
                 }
                 None => pool(of_pool, pool::ALL_LINES)
-                    .map_or(LookupState::Idle, LookupState::NewElement),
+                    .map_or(PrefetchState::Idle, PrefetchState::NewElement),
             },
-            LookupState::HandleHash(hash, items) => {
+            PrefetchState::HandleHash(hash, items) => {
                 let found = pool(hash, pool::SELECTION_LINES);
-                found.map_or(LookupState::Idle, |number| LookupState::Pool(number, items))
+                found.map_or(PrefetchState::Idle, |number| PrefetchState::Pool(number, items))
             }
-            _ => LookupState::Idle,
+            _ => PrefetchState::Idle,
         }
     }
 
     #[inline]
-    fn prefetch_sets(&self, state: LookupState) {
+    fn prefetch_sets(&self, state: PrefetchState) {
         match state {
-            LookupState::Slot(slot, deed) => {
+            PrefetchState::Slot(slot, deed) => {
                 let core = &self.elements.cores[slot as usize];
                 if deed == ElementOperation::Deregistration {
                     pool::prefetch(&self.pools, core.pool, pool::ALL_LINES);
@@ -176,12 +176,12 @@ impl<T> Handlespace<T> {
                     pool::prefetch(&self.pools, core.pool, pool::HEADER_LINES);
                 }
             }
-            LookupState::NewElement(pool) => {
+            PrefetchState::NewElement(pool) => {
                 let pool = &self.pools[pool as usize];
                 pool.selection.prefetch_end(&self.blocks);
                 self.ownership.prefetch_group(pool.group);
             }
-            LookupState::Pool(number, items) => {
+            PrefetchState::Pool(number, items) => {
                 let pool = &self.pools[number as usize];
                 // The selected elements, if their values change, move to another key.
                 let further = u32::from(pool.procedure != SelectionProcedure::First);
@@ -196,10 +196,10 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    fn prefetch_positions(&self, state: LookupState) {
+    fn prefetch_positions(&self, state: PrefetchState) {
         match state {
-            LookupState::Slot(_, ElementOperation::Timer) => {}
-            LookupState::Slot(slot, deed) => {
+            PrefetchState::Slot(_, ElementOperation::Timer) => {}
+            PrefetchState::Slot(slot, deed) => {
                 let core = &self.elements.cores[slot as usize];
                 let pool = &self.pools[core.pool as usize];
                 if deed == ElementOperation::Deregistration {
@@ -211,10 +211,10 @@ impl<T> Handlespace<T> {
                 }
                 pool.selection.prefetch(&self.blocks, core.position);
             }
-            LookupState::NewElement(pool) => {
+            PrefetchState::NewElement(pool) => {
                 self.ownership.prefetch_end(self.pools[pool as usize].group);
             }
-            LookupState::Pool(pool, items) => {
+            PrefetchState::Pool(pool, items) => {
                 let pool = &self.pools[pool as usize];
                 pool.selection.prefetch_further_keys(&self.blocks, items);
                 if pool.procedure != SelectionProcedure::First {
@@ -226,11 +226,11 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    fn prefetch_neighbours(&self, state: LookupState) {
+    fn prefetch_neighbours(&self, state: PrefetchState) {
         let cores = &self.elements.cores;
         match state {
-            LookupState::Slot(_, ElementOperation::Timer) => {}
-            LookupState::Slot(slot, deed) => {
+            PrefetchState::Slot(_, ElementOperation::Timer) => {}
+            PrefetchState::Slot(slot, deed) => {
                 let core = &cores[slot as usize];
                 let pool = &self.pools[core.pool as usize];
                 if deed == ElementOperation::Deregistration {
@@ -242,12 +242,12 @@ impl<T> Handlespace<T> {
                 }
                 pool.selection.prefetch_row_ends(cores);
             }
-            LookupState::NewElement(pool) => {
+            PrefetchState::NewElement(pool) => {
                 let selection = &self.pools[pool as usize].selection;
                 selection.prefetch_tails(&self.blocks);
                 selection.prefetch_row_ends(cores);
             }
-            LookupState::Pool(pool, items) => {
+            PrefetchState::Pool(pool, items) => {
                 let selection = &self.pools[pool as usize].selection;
                 selection.prefetch_chosen(&self.blocks, cores, items);
             }

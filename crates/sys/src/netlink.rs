@@ -115,7 +115,7 @@ impl Netlink {
                     continue;
                 }
                 match i32::from(header.kind) {
-                    libc::NLMSG_DONE => return Ok(()),
+                    libc::NLMSG_DONE => return parse_end_of_dump(body),
                     libc::NLMSG_ERROR => return parse_error(body),
                     _ => each(header.kind, body),
                 }
@@ -171,6 +171,15 @@ fn split(bytes: &[u8]) -> Option<(NetlinkHeader, &[u8], &[u8])> {
         body,
         bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]),
     ))
+}
+
+/// Parses the status of a dump, which a failed dump sets. The answer to a request without a dump has none.
+fn parse_end_of_dump(body: &[u8]) -> io::Result<()> {
+    let status = body.get(..4).and_then(|word| word.try_into().ok());
+    match status.map_or(0, i32::from_ne_bytes) {
+        error @ i32::MIN..0 => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+        _ => Ok(()),
+    }
 }
 
 fn parse_error(body: &[u8]) -> io::Result<()> {

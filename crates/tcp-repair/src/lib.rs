@@ -28,7 +28,7 @@ mod closed_socket;
 mod deferred_options;
 mod donor;
 mod dynamic_state;
-mod early_restore;
+mod early_restored_socket;
 mod error;
 pub mod non_integer_options;
 mod options;

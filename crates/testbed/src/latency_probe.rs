@@ -1,5 +1,5 @@
-//! The probe: a connection that ping-pongs every millisecond and moves with the rest; its gap is defined in DESIGN.md
-//! ("Moving a connection").
+//! The probe: a connection that ping-pongs every millisecond and moves with the rest. Its gap is the longest round
+//! trip, minus the median one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -39,7 +39,7 @@ pub struct FlowToPrepare<B = Bytes> {
     pub flow: Flow,
     /// The epoch at which the donor owns the flow; the transit has the next epoch.
     pub epoch: Epoch,
-    /// Socket and TCP options, coded by `sys`.
+    /// Socket and TCP options, coded by `tcp-repair`.
     pub static_state: B,
 }
 
@@ -48,7 +48,7 @@ pub struct FlowToPrepare<B = Bytes> {
 pub struct FrozenFlowState<B = Bytes> {
     /// The flow's index in the batch: its position in [`GenericFrame::Prepare`].
     pub index: u32,
-    /// Sequence numbers and queues, coded by `sys`.
+    /// Sequence numbers and queues, coded by `tcp-repair`.
     pub dynamic: B,
     /// Application state for the server program at the acceptor.
     pub application: B,

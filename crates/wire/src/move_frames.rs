@@ -148,7 +148,7 @@ pub struct MoveOffer<B = Bytes> {
     pub memory_bytes: u64,
     /// Number of flows.
     pub flow_count: u32,
-    /// Resources that the process uses (files, libraries, users, numbers), coded by `sys`.
+    /// Resources that the process uses (files, libraries, users, numbers), coded by `checkpoint`.
     pub description: B,
 }
 
@@ -302,7 +302,7 @@ pub enum GenericMoveFrame<B> {
     },
     /// Acceptor to donor: the next step of handing over locks on files that both nodes see. Handled by the daemon too.
     LockHandover {
-        /// The step and its locks, coded by `sys`.
+        /// The step and its locks, coded by `checkpoint`.
         bytes: B,
     },
 }

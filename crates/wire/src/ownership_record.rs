@@ -68,7 +68,7 @@ impl fmt::Display for OwnershipRecord {
     }
 }
 
-/// Kind of change that a node requests from the holder. The rules are in `holdfast_proto::ownership`.
+/// Kind of change that a node requests from the holder. The rules are in `holdfast_proto::flow_ownership`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ChangeKind {
     /// The requester has a new connection. `epoch` is the lowest acceptable one; the holder may give a higher one.

@@ -157,7 +157,7 @@ pub enum FlowOutcome {
     },
 }
 
-/// Time in each step of DESIGN.md's "Moving a connection", in microseconds. All but `prepare` add up to the freeze.
+/// Time in each step of a handoff (ARCHITECTURE.md), in microseconds. All but `prepare` add up to the freeze.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PhasesUs {
     /// Sockets and hold are prepared at the acceptor while the donor still serves.

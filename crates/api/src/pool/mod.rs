@@ -10,10 +10,10 @@
 //! continues at another element, which first receives that state ([`ElementEvent::Resumed`]).
 //!
 //! ```no_run
-//! use holdfast_api::pool::{Element, ElementEvent, ElementService, Registration};
+//! use holdfast_api::pool::{Element, ElementEvent, ElementService, RegistrationRequest};
 //! # fn main() -> std::io::Result<()> {
 //! let service = ElementService::Sessions { addresses: Vec::new(), port: 0 };
-//! let element = Element::register(holdfast_api::pool::SOCKET_PATH, Registration::new("counter", service))?;
+//! let element = Element::register(holdfast_api::pool::SOCKET_PATH, RegistrationRequest::new("counter", service))?;
 //! let mut counts = std::collections::HashMap::new();
 //! while let Some(event) = element.next_event()? {
 //!     match event {

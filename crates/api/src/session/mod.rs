@@ -1,7 +1,7 @@
 //! A program's session with the daemon of its host.
 //!
 //! Each session has one thread that talks to the daemon, for both interfaces: the asynchronous interface waits by
-//! wakers, the blocking one by parking or in poll(2). So the protocol is implemented once ([`core`]), and a program
+//! wakers, the blocking one by parking or in poll(2). So the protocol is implemented once ([`session_core`]), and a program
 //! with busy threads still answers the daemon.
 
 mod notifications;

@@ -5,7 +5,7 @@
 //! not made at once; the benchmark repeats the request 0.1 s later, as an operator would.
 
 mod clients;
-mod open_sockets;
+mod sockets_held_elsewhere;
 mod protocols;
 mod servers;
 
@@ -227,13 +227,13 @@ fn move_under_load(plan: ChurnPlan, group: &NodeGroup, server: &RunningServer) -
         spans.extend(move_spans);
         made.push(moved);
         let proc = group.cluster().proc_path(SERVER_NODES[(number + 1) % 2])?;
-        let held = open_sockets::sockets_held_elsewhere(&proc, pid)?;
+        let held = sockets_held_elsewhere::sockets_held_elsewhere(&proc, pid)?;
         if !held.is_empty() {
             reasons.push(format!(
                 "sockets open in other processes after move {number}: {held:?}"
             ));
             std::thread::sleep(HELD_SOCKETS_DELAY);
-            held_elsewhere += open_sockets::sockets_held_elsewhere(&proc, pid)?.len();
+            held_elsewhere += sockets_held_elsewhere::sockets_held_elsewhere(&proc, pid)?.len();
         }
     }
     std::thread::sleep(plan.duration_after_last_move);

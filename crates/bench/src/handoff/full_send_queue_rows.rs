@@ -90,7 +90,7 @@ pub fn run(connections: usize, drained: bool) -> Result<HandoffRow> {
     let cluster = start_cluster(connections)?;
     let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
     let size = TOTAL_BYTES / connections;
-    let expected = fetch(
+    let expected = measure_download(
         connect(&cluster, service)?,
         &format!("/synthetic/{size}.sha256"),
     )?;
@@ -105,7 +105,7 @@ pub fn run(connections: usize, drained: bool) -> Result<HandoffRow> {
     let before = NetworkCounters::read(&cluster)?;
     let downloads: Vec<_> = streams
         .into_iter()
-        .map(|stream| std::thread::spawn(move || fetch(stream, &format!("/synthetic/{size}"))))
+        .map(|stream| std::thread::spawn(move || measure_download(stream, &format!("/synthetic/{size}"))))
         .collect();
     std::thread::sleep(Duration::from_millis(1500));
     let drain = if drained {
@@ -165,7 +165,7 @@ struct Download {
 }
 
 /// Fetches a path over HTTP/1.1; hashes the body, and keeps its first bytes.
-fn fetch(mut stream: TcpStream, path: &str) -> Result<Download> {
+fn measure_download(mut stream: TcpStream, path: &str) -> Result<Download> {
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     write!(
         stream,

@@ -1,5 +1,7 @@
-//! `holdfast bench handoff`: the cost of handing off live connections, by the definitions of DESIGN.md ("Moving a
-//! connection").
+//! `holdfast bench handoff`: the cost of handing off live connections.
+//!
+//! The *freeze* is the time from the last instant at which the donor's socket can act to the first instant at which the
+//! acceptor's can. The *client gap* is the longest round trip of a probe, minus the median one.
 //!
 //! The nodes are namespaces of one kernel, so a freeze (from the donor's switch to the acceptor's wake-up) is the
 //! difference of two readings of one clock. Resets and retransmissions are the kernels' own counters, summed over every

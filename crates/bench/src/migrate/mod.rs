@@ -1,5 +1,5 @@
-//! `holdfast bench migrate`: the cost of moving a running process, by the definitions of DESIGN.md ("Moving a
-//! connection").
+//! `holdfast bench migrate`: the cost of moving a running process: freeze and client gap, as `bench handoff`
+//! defines them.
 //!
 //! The process is the example `migrating_zone`, an ordinary program with connections that it answers and with memory of which it
 //! writes distinct random pages of 4 KiB all the time. The process moves back and forth between two nodes while its

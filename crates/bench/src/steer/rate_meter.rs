@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficPlan, TrafficPrograms};
+use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficPlan, TrafficGenerator};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
@@ -41,7 +41,7 @@ pub struct ForwardingRate {
 
 /// The generator and the owners' sinks.
 pub struct RateMeter {
-    traffic: TrafficPrograms,
+    traffic: TrafficGenerator,
     counts: SinkCountReader,
     paths: [(Pid, u32); 2],
     /// Packets per send call; raised until the call outlasts a measurement.
@@ -55,7 +55,7 @@ impl RateMeter {
     /// # Errors
     /// The kernel refuses.
     pub fn new(place: &TestNetwork) -> Result<Self> {
-        let mut traffic = TrafficPrograms::load()?;
+        let mut traffic = TrafficGenerator::load()?;
         for (owner, host, device, xdp) in [
             (0, "o0", "plain", false),
             (0, "o0", "link", true),

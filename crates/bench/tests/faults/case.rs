@@ -58,7 +58,7 @@ pub const DONOR_TO_ACCEPTOR: HandoffDirection = HandoffDirection {
     acceptor: ACCEPTOR,
 };
 
-/// The six steps of DESIGN.md, each at a moment when the step is under way.
+/// The six steps of a handoff, each at a moment when the step is under way.
 pub const STEPS: [(&str, FaultPoint); 6] = [
     ("prepare", point(ACCEPTOR, "prepare after")),
     ("divert", point(DONOR, "freeze before")),

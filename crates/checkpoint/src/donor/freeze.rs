@@ -15,6 +15,10 @@ use crate::system_v_memory;
 use holdfast_tcp_repair::abandon;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Longest time in which a tree may change at each attempt to stop it.
+const HALT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A stopped tree, until it is thawed or ended. Dropping it thaws the tree.
 #[derive(Debug)]
@@ -77,6 +81,7 @@ impl TreeTracker {
 
     /// Stops every process, including processes forked meanwhile.
     fn halt_tree(&mut self, halted: &mut Vec<Option<HaltedProcess>>) -> Result<()> {
+        let began = Instant::now();
         loop {
             let living = self
                 .processes
@@ -102,11 +107,18 @@ impl TreeTracker {
                 return Err(error);
             }
             let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
-            if inspect::tree_pids(self.root)? == known && self.is_tree_unchanged()? {
+            let pairs = self.processes.iter().zip(halted.iter());
+            let all_living_halted = pairs
+                .into_iter()
+                .all(|(tracked, halted)| tracked.watched.is_some() == halted.is_some());
+            if all_living_halted && inspect::is_whole_tree(&known)? && self.is_tree_unchanged()? {
                 return Ok(());
             }
             // A process was forked or ended since the last round: try again while the others run.
             halted.clear();
+            if began.elapsed() > HALT_TIMEOUT {
+                return Err(Error::StopTimeout(self.root));
+            }
             self.update_processes()?;
         }
     }

@@ -94,7 +94,7 @@ impl HaltedProcess {
             .iter()
             .map(|thread| thread.tracee.tid)
             .collect();
-        for tid in procfs::threads(self.pid)? {
+        for tid in procfs::list_threads_once(self.pid)? {
             if known.contains(&tid) {
                 continue;
             }

@@ -318,26 +318,48 @@ impl TreeTracker {
         })
     }
 
-    /// Attaches to processes that joined the tree, and forgets processes that left it.
+    /// Attaches to processes that joined the tree, and detaches from processes that left it.
     pub(super) fn update_processes(&mut self) -> Result<()> {
+        for _ in 1..ATTEMPTS {
+            if self.try_update_processes()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns false if a living process is missing in the list although its parent is there: the kernel can leave out a
+    /// process while its siblings end.
+    fn try_update_processes(&mut self) -> Result<bool> {
         let pids = inspect::tree_pids(self.root)?;
         let mut known: HashMap<i32, TrackedProcess> = self
             .processes
             .drain(..)
             .map(|tracked| (tracked.pid, tracked))
             .collect();
-        for pid in pids {
-            let old = known.remove(&pid);
-            match self.update_process(pid, old) {
+        for pid in &pids {
+            let old = known.remove(pid);
+            match self.update_process(*pid, old) {
                 Ok(tracked) => self.processes.push(tracked),
-                Err(Error::ProcessEnded(_)) if pid != self.root => {}
+                Err(Error::ProcessEnded(_)) if *pid != self.root => {}
                 Err(error) => {
                     self.processes.extend(known.into_values());
                     return Err(error);
                 }
             }
         }
-        Ok(())
+        let mut is_complete = true;
+        for missing in known.into_values() {
+            match missing.living_parent() {
+                Some(parent) if pids.contains(&parent) => {
+                    is_complete = false;
+                    self.processes.push(missing);
+                }
+                Some(_) => missing.detach(),
+                None => {}
+            }
+        }
+        Ok(is_complete)
     }
 
     fn update_process(&mut self, pid: i32, old: Option<TrackedProcess>) -> Result<TrackedProcess> {
@@ -386,16 +408,7 @@ impl TreeTracker {
     }
 
     fn detach_all(&mut self) {
-        for tracked in self.processes.drain(..) {
-            let Some(watched) = tracked.watched else {
-                continue;
-            };
-            // A process that has ended meanwhile has no stub.
-            if let Ok(halted) = HaltedProcess::stop(tracked.pid) {
-                let _ = watched.remove_stub(&halted);
-                let _ = halted.thaw();
-            }
-        }
+        self.processes.drain(..).for_each(TrackedProcess::detach);
     }
 }
 
@@ -406,6 +419,24 @@ impl Drop for TreeTracker {
 }
 
 impl TrackedProcess {
+    /// Removes the tracker's objects from the process.
+    fn detach(self) {
+        // A process that has ended meanwhile has no stub.
+        if let Some(watched) = self.watched
+            && let Ok(halted) = HaltedProcess::stop(self.pid)
+        {
+            let _ = watched.remove_stub(&halted);
+            let _ = halted.thaw();
+        }
+    }
+
+    /// Returns the parent; `None` if the process has ended.
+    fn living_parent(&self) -> Option<i32> {
+        let stat = ProcStat::read(self.pid).ok()?;
+        let is_alive = !matches!(stat.state, 'Z' | 'X');
+        (is_alive && stat.started_ticks == self.started_ticks).then_some(stat.parent)
+    }
+
     fn has_stub(&self) -> Result<bool> {
         let Some(watched) = &self.watched else {
             return Ok(false);

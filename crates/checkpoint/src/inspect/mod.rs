@@ -19,6 +19,7 @@ pub(crate) use mappings::{
 use super::error::{Error, Result};
 use super::procfs::{self, ProcStat, ProcStatus};
 use super::sockets::SocketStaticState;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -139,6 +140,32 @@ pub fn tree_pids(root: i32) -> Result<Vec<i32>> {
         at += 1;
     }
     Ok(found)
+}
+
+/// Returns true if `known` are the processes of a stopped tree, parents before children, as [`tree_pids`] lists them. The
+/// parents are read in reverse order: a process whose parent ends at that instant moves to a parent that is read later.
+///
+/// # Errors
+/// Errors of procfs.
+pub(crate) fn is_whole_tree(known: &[i32]) -> Result<bool> {
+    let mut children_of = HashMap::new();
+    for pid in known.iter().rev() {
+        let children = match procfs::children(*pid) {
+            Err(Error::ProcessEnded(_)) => Vec::new(),
+            other => other?,
+        };
+        children_of.insert(*pid, children);
+    }
+    let mut found: Vec<i32> = known.first().copied().into_iter().collect();
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        let Some(children) = children_of.remove(pid) else {
+            return Ok(false);
+        };
+        found.extend(children);
+        at += 1;
+    }
+    Ok(found == known)
 }
 
 /// Returns true if a process is gone or a zombie; a process that is ending is waited for.

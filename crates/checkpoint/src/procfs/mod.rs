@@ -106,9 +106,16 @@ pub(crate) fn thread_count(pid: i32) -> Result<usize> {
     Ok(metadata.nlink().saturating_sub(2) as usize)
 }
 
-/// Lists threads until there are as many as the kernel counts. A thread that ends while the kernel lists it ends the
-/// kernel's walk, and the next walk can leave out a living thread. If threads end all the time, returns all threads
-/// found so far.
+/// Returns the threads of a process by one listing, the first thread first. A thread that ends meanwhile ends the
+/// kernel's walk, and the walk goes on behind a living thread: threads can be missing.
+pub(crate) fn list_threads_once(pid: i32) -> Result<Vec<i32>> {
+    let mut found = numeric_entries(&format!("/proc/{pid}/task"), pid)?;
+    found.sort_by_key(|tid| (*tid != pid, *tid));
+    Ok(found)
+}
+
+/// Lists threads until there are as many as the kernel counts before and after: none can be missing then, unless one
+/// ended and another began in the same instant. If threads end all the time, returns all threads found so far.
 fn list_all_threads(
     mut list: impl FnMut() -> Result<Vec<i32>>,
     mut count: impl FnMut() -> Result<usize>,
@@ -117,8 +124,9 @@ fn list_all_threads(
     const LISTINGS_MAX: usize = 16;
     let mut found = BTreeSet::new();
     for _ in 0..LISTINGS_MAX {
+        let counted = count()?;
         let listed = list()?;
-        if listed.len() == count()? {
+        if listed.len() == counted && count()? == counted {
             return Ok(listed);
         }
         found.extend(listed);
@@ -133,8 +141,11 @@ fn list_all_threads(
 pub fn children(pid: i32) -> Result<Vec<i32>> {
     let mut found = Vec::new();
     for tid in threads(pid)? {
-        let Ok(text) = read(pid, &format!("task/{tid}/children")) else {
-            continue;
+        let text = match read(pid, &format!("task/{tid}/children")) {
+            Ok(text) => text,
+            // The thread has ended, and its children have another parent.
+            Err(_) if fs::metadata(format!("/proc/{pid}/task/{tid}")).is_err() => continue,
+            Err(error) => return Err(error),
         };
         found.extend(
             text.split_whitespace()
@@ -194,6 +205,18 @@ mod tests {
     fn listing_shorter_than_count_is_repeated() {
         let mut listings = [vec![1, 2], vec![1, 3, 4]].into_iter();
         let found = list_all_threads(|| Ok(listings.next().expect("two")), || Ok(3));
+        assert_eq!(found.expect("listed"), [1, 3, 4]);
+    }
+
+    /// Thread 2 was listed and has ended, and thread 3 is missing: the number is right after the listing.
+    #[test]
+    fn listing_with_ended_thread_is_repeated() {
+        let mut counts = [4, 3, 3, 3].into_iter();
+        let mut listings = [vec![1, 2, 4], vec![1, 3, 4]].into_iter();
+        let found = list_all_threads(
+            || Ok(listings.next().expect("two")),
+            || Ok(counts.next().expect("four")),
+        );
         assert_eq!(found.expect("listed"), [1, 3, 4]);
     }
 

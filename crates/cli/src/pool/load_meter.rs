@@ -18,7 +18,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Source of the load.
 #[derive(Clone, Debug, PartialEq)]
-pub enum LoadSource {
+pub enum LoadSourceArg {
     /// A fixed load, 0 to 1.
     Fixed(f64),
     /// Processor time of the program's process group, as a share of all processors.
@@ -27,21 +27,21 @@ pub enum LoadSource {
     Command(String),
 }
 
-impl FromStr for LoadSource {
+impl FromStr for LoadSourceArg {
     type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<LoadSource> {
+    fn from_str(text: &str) -> Result<LoadSourceArg> {
         if text == "cpu" {
-            return Ok(LoadSource::Cpu);
+            return Ok(LoadSourceArg::Cpu);
         }
         if let Some(command) = text.strip_prefix("cmd:") {
             ensure!(!command.trim().is_empty(), "cmd: needs a command");
-            return Ok(LoadSource::Command(command.to_owned()));
+            return Ok(LoadSourceArg::Command(command.to_owned()));
         }
         let load = parse_share(text).with_context(|| {
             format!("`{text}` is not a load: write cpu, cmd:COMMAND, 0 to 1, or a percentage")
         })?;
-        Ok(LoadSource::Fixed(load))
+        Ok(LoadSourceArg::Fixed(load))
     }
 }
 
@@ -66,7 +66,7 @@ pub struct LoadReceiver(mpsc::Receiver<Result<f64>>);
 
 impl LoadReceiver {
     /// Starts measuring the program with process group `group`, at this interval.
-    pub fn start(source: LoadSource, group: i32, every: Duration) -> LoadReceiver {
+    pub fn start(source: LoadSourceArg, group: i32, every: Duration) -> LoadReceiver {
         let (sender, loads) = mpsc::channel(1);
         tokio::spawn(async move {
             let mut meter = LoadMeter::new(source, group);
@@ -96,7 +96,7 @@ impl LoadReceiver {
 
 /// Measures the load repeatedly.
 struct LoadMeter {
-    source: LoadSource,
+    source: LoadSourceArg,
     group: i32,
     processors: f64,
     last_sample: Option<GroupSample>,
@@ -109,7 +109,7 @@ struct GroupSample {
 }
 
 impl LoadMeter {
-    fn new(source: LoadSource, group: i32) -> LoadMeter {
+    fn new(source: LoadSourceArg, group: i32) -> LoadMeter {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         LoadMeter {
             source,
@@ -121,15 +121,15 @@ impl LoadMeter {
 
     /// Returns true if the load can change.
     fn can_change(&self) -> bool {
-        !matches!(self.source, LoadSource::Fixed(_))
+        !matches!(self.source, LoadSourceArg::Fixed(_))
     }
 
     /// Returns the load, 0 to 1. For processor time: since the last call.
     async fn read(&mut self) -> Result<f64> {
         match &self.source {
-            LoadSource::Fixed(load) => Ok(*load),
-            LoadSource::Cpu => self.processor_time(),
-            LoadSource::Command(command) => run_command(command).await,
+            LoadSourceArg::Fixed(load) => Ok(*load),
+            LoadSourceArg::Cpu => self.processor_time(),
+            LoadSourceArg::Command(command) => run_command(command).await,
         }
     }
 
@@ -220,19 +220,19 @@ mod tests {
 
     #[test]
     fn load_source_is_parsed() {
-        assert_eq!("cpu".parse::<LoadSource>().unwrap(), LoadSource::Cpu);
-        let command = LoadSource::Command("cat f".to_owned());
-        assert_eq!("cmd:cat f".parse::<LoadSource>().unwrap(), command);
-        assert_eq!("50%".parse::<LoadSource>().unwrap(), LoadSource::Fixed(0.5));
+        assert_eq!("cpu".parse::<LoadSourceArg>().unwrap(), LoadSourceArg::Cpu);
+        let command = LoadSourceArg::Command("cat f".to_owned());
+        assert_eq!("cmd:cat f".parse::<LoadSourceArg>().unwrap(), command);
+        assert_eq!("50%".parse::<LoadSourceArg>().unwrap(), LoadSourceArg::Fixed(0.5));
         for text in ["cmd:", "cpus", "-1"] {
-            assert!(text.parse::<LoadSource>().is_err(), "{text}");
+            assert!(text.parse::<LoadSourceArg>().is_err(), "{text}");
         }
     }
 
     #[tokio::test]
     async fn command_gives_the_load_or_an_error() {
         let read = async |command: &str| {
-            let source = LoadSource::Command(command.to_owned());
+            let source = LoadSourceArg::Command(command.to_owned());
             LoadMeter::new(source, 0).read().await
         };
         assert_eq!(read("echo 40%").await.unwrap(), 0.4);
@@ -272,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn empty_group_has_no_load() {
-        let error = LoadMeter::new(LoadSource::Cpu, i32::MAX)
+        let error = LoadMeter::new(LoadSourceArg::Cpu, i32::MAX)
             .read()
             .await
             .unwrap_err();
@@ -282,7 +282,7 @@ mod tests {
     #[tokio::test]
     async fn a_busy_group_has_a_load() {
         let process_group = nix::unistd::getpgrp().as_raw();
-        let mut meter = LoadMeter::new(LoadSource::Cpu, process_group);
+        let mut meter = LoadMeter::new(LoadSourceArg::Cpu, process_group);
         assert_eq!(meter.read().await.unwrap(), 0.0);
         // Even on a slow machine, this process eventually gets some processor time.
         let deadline = Instant::now() + Duration::from_secs(60);

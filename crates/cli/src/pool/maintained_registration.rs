@@ -31,13 +31,13 @@ pub enum ElementReport {
 
 /// An element that is kept registered.
 pub struct MaintainedRegistration {
-    shared: Arc<SharedEnrolment>,
+    shared: Arc<SharedRegistration>,
     reports: mpsc::UnboundedReceiver<ElementReport>,
 }
 
-struct SharedEnrolment(Mutex<EnrolmentState>);
+struct SharedRegistration(Mutex<RegistrationState>);
 
-struct EnrolmentState {
+struct RegistrationState {
     registration: RegistrationRequest,
     /// None while there is no daemon.
     element: Option<Arc<Element>>,
@@ -51,12 +51,12 @@ impl MaintainedRegistration {
         running: RunningDaemon,
         registration: RegistrationRequest,
     ) -> MaintainedRegistration {
-        let state = EnrolmentState {
+        let state = RegistrationState {
             registration,
             element: None,
             is_leaving: false,
         };
-        let shared = Arc::new(SharedEnrolment(Mutex::new(state)));
+        let shared = Arc::new(SharedRegistration(Mutex::new(state)));
         let (sender, reports) = mpsc::unbounded_channel();
         let thread = RegistrationThread {
             daemon,
@@ -109,8 +109,8 @@ impl MaintainedRegistration {
     }
 }
 
-impl SharedEnrolment {
-    fn state(&self) -> MutexGuard<'_, EnrolmentState> {
+impl SharedRegistration {
+    fn state(&self) -> MutexGuard<'_, RegistrationState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,7 +119,7 @@ impl SharedEnrolment {
 struct RegistrationThread {
     daemon: PoolDaemonArgs,
     running: Option<RunningDaemon>,
-    shared: Arc<SharedEnrolment>,
+    shared: Arc<SharedRegistration>,
     sender: mpsc::UnboundedSender<ElementReport>,
     /// True if the element was registered at least once.
     was_registered: bool,

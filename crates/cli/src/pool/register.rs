@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
-use super::load_meter::{LoadReceiver, LoadSource, parse_share};
+use super::load_meter::{LoadReceiver, LoadSourceArg, parse_share};
 use super::maintained_registration::{ElementReport, MaintainedRegistration};
 use super::program_process::{ProgramProcess, wait_listening};
 use super::temporary_daemon::{PoolDaemonArgs, RunningDaemon};
@@ -54,7 +54,7 @@ pub struct RegisterArgs {
     /// The load, for policies with one: cpu (the program's processor time), cmd:COMMAND (the command's output), or a
     /// fixed value. As 0 to 1 or in percent [default: 0]
     #[arg(long, value_name = "cpu|cmd:COMMAND|LOAD")]
-    load: Option<LoadSource>,
+    load: Option<LoadSourceArg>,
     /// Increase of the load by one more session, 0 to 1 or in percent
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     load_degradation: Option<f64>,
@@ -138,7 +138,7 @@ async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
     let daemon = args.daemon.find_or_start()?;
     let mut program = ProgramProcess::start(&args.program)?;
     let group = program.group();
-    let source = args.load.clone().unwrap_or(LoadSource::Fixed(0.0));
+    let source = args.load.clone().unwrap_or(LoadSourceArg::Fixed(0.0));
     let mut loads = LoadReceiver::start(source, group, Duration::from_secs_f64(args.every));
     let started = tokio::select! {
         started = find_service_and_load(args, group, &mut loads) => started,
@@ -223,21 +223,21 @@ async fn keep_registered(
         life_ms: args.life.map(|seconds| u64::from(seconds) * 1000),
         ..RegistrationRequest::new(&args.handle, service.clone())
     };
-    let mut enrolment = MaintainedRegistration::start(args.daemon.clone(), daemon, registration);
+    let mut maintained = MaintainedRegistration::start(args.daemon.clone(), daemon, registration);
     let mut load_unknown = None;
     loop {
         tokio::select! {
             status = program.wait_end() => {
-                deregister(&args.handle, enrolment).await;
+                deregister(&args.handle, maintained).await;
                 return status;
             }
             asked = stop.wait() => {
                 // Deregister first, so that no new users arrive, and then end the program.
-                deregister(&args.handle, enrolment).await;
+                deregister(&args.handle, maintained).await;
                 program.signal(asked);
                 return program.wait_end().await;
             }
-            told = enrolment.next_report() => match told {
+            told = maintained.next_report() => match told {
                 ElementReport::Event(event) => print_event(&args.handle, &service, event),
                 ElementReport::Retrying(what) => print_note(&args.handle, &format!("{what}; trying again")),
                 ElementReport::Failed(error) => return Err(error.context(args.handle.clone())),
@@ -247,7 +247,7 @@ async fn keep_registered(
                     load_unknown = None;
                     if (load - policy.load.unwrap_or(0.0)).abs() >= LOAD_CHANGE_MIN {
                         policy.load = Some(load);
-                        enrolment.set_policy(&policy);
+                        maintained.set_policy(&policy);
                     }
                 }
                 Err(error) => {
@@ -263,8 +263,8 @@ async fn keep_registered(
 }
 
 /// Leaves the pool, and waits for the confirmation.
-async fn deregister(handle: &str, enrolment: MaintainedRegistration) {
-    match timeout(LEAVE_TIMEOUT, enrolment.leave()).await {
+async fn deregister(handle: &str, maintained: MaintainedRegistration) {
+    match timeout(LEAVE_TIMEOUT, maintained.leave()).await {
         Ok(None) => {}
         Ok(Some(DeregistrationResult::Confirmed)) => print_note(handle, "has left the pool"),
         Ok(Some(DeregistrationResult::Refused { reason })) => {

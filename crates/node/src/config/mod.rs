@@ -232,7 +232,7 @@ impl std::fmt::Display for SocketFamily {
 pub struct LogConfig {
     /// Text for people, JSON for machines.
     pub format: LogFormat,
-    /// A `tracing` filter, such as `info` or `info,holdfast_node::channel=debug`.
+    /// A `tracing` filter, such as `info` or `info,holdfast_node::peer_channel=debug`.
     pub filter: String,
 }
 

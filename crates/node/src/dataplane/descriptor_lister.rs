@@ -1,4 +1,4 @@
-//! Descriptors of processes from the kernel's iterator, converted to the types of `sys`.
+//! Descriptors of processes from the kernel's iterator, converted to the types of `checkpoint`.
 
 use holdfast_bpf::descriptors::{Descriptor, DescriptorLister, descriptor_flags};
 use holdfast_checkpoint::files::{DescriptorListing, EpollDigest, FdInfo, ListedDescriptor};

@@ -1,4 +1,4 @@
-//! Sockets as the kernel's observer reports them, converted to the types of `sys`.
+//! Sockets as the kernel's observer reports them, converted to the types of `tcp-repair`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -50,7 +50,7 @@ impl SocketObserver {
         }
     }
 
-    /// Converts a snapshot to the type of `sys`; `None` if the socket's state has no equivalent there.
+    /// Converts a snapshot to the type of `tcp-repair`; `None` if the socket's state has no equivalent there.
     #[must_use]
     pub fn to_tcp_snapshot<'a>(&self, socket: &'a SocketSnapshot) -> Option<TcpSnapshot<'a>> {
         let has_flag = |flag| socket.flags & flag != 0;

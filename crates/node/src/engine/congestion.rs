@@ -22,7 +22,7 @@ impl CongestionRestorer {
     pub fn new(dataplane: &Dataplane) -> Self {
         let restorer = dataplane
             .programs
-            .congestion_control_name()
+            .congestion_restorer_name()
             .map(str::to_owned);
         if restorer.is_none() {
             tracing::warn!(

@@ -1,7 +1,7 @@
 //! Recovery after a restart, from the maps that an earlier daemon left.
 //!
 //! For flows in the middle of a handoff, the machine asks the holder for their fate and issues the commands that
-//! follow. Their sockets are with the server programs, which reconnect and reclaim them ([`super::reclaim`]) before or
+//! follow. Their sockets are with the server programs, which reconnect and reclaim them ([`super::flow_reclaim`]) before or
 //! after the holder's answer. Steps that need no socket are done at once, the others when the program has reclaimed the
 //! socket.
 

@@ -1,7 +1,7 @@
 //! Admission policy: the processes that this node takes.
 //!
 //! A donor's offer is judged before anything is made, and its messages are judged again: another node is trusted only
-//! as far as the configuration says. [`holdfast_checkpoint::judge`] decides about the contents of an image.
+//! as far as the configuration says. [`holdfast_checkpoint::image_judge`] decides about the contents of an image.
 
 use std::collections::BTreeSet;
 use std::path::Path;

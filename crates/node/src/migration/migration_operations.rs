@@ -7,7 +7,7 @@ use holdfast_api::control::{
     MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     PostCopyMemory, RoundEntry,
 };
-use holdfast_proto::migration::{Event, MoveOutcome, MoveSummary};
+use holdfast_proto::migration::{Event, MoveOutcome, MoveMeasurements};
 use holdfast_wire::MoveId;
 use holdfast_wire::move_frames::StepTime;
 
@@ -159,7 +159,7 @@ impl MigrationOperations {
     }
 }
 
-fn set_outcome(status: &mut MigrationStatus, outcome: &MoveOutcome, summary: &MoveSummary) {
+fn set_outcome(status: &mut MigrationStatus, outcome: &MoveOutcome, summary: &MoveMeasurements) {
     status.outcome = match outcome {
         MoveOutcome::Moved => MigrationOutcome::Moved,
         MoveOutcome::Cloned => MigrationOutcome::Cloned,

@@ -3,7 +3,7 @@
 //!
 //! Each move has a thread of its own, because a tracer must stay on one thread and copying memory takes time: a donor's
 //! thread (`donor`) or an acceptor's thread (`acceptor`). The threads report to the event loop (`worker_events`) messages to
-//! send and completed commands. State that must outlive the daemon is first written to a record (`records`).
+//! send and completed commands. State that must outlive the daemon is first written to a record (`move_records`).
 
 mod acceptor;
 mod admission_policy;

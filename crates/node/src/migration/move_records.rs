@@ -1,7 +1,7 @@
 //! Records of moves, for a later daemon: a file for each move and role below the run directory (in memory, on a usual
 //! host), with one entry a line.
 //!
-//! A stopped process outlives its daemon ([`holdfast_checkpoint::donor::HeldProcesses`]), and so does a complete process at
+//! A stopped process outlives its daemon ([`RecordEntry::HeldProcesses`]), and so does a complete process at
 //! its acceptor. The record and the holder's answer decide the fate of both.
 
 use std::io::Write;

@@ -51,7 +51,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         local_addresses(asap.as_ref())?,
         local_addresses(enrp.as_ref())?,
     );
-    let default_port = (!asap.is_raw()).then_some(ENCAPSULATION_PORT);
+    let default_encapsulation_port = (!asap.is_raw()).then_some(ENCAPSULATION_PORT);
     let machine = machine_config(config, &asap_addresses, &enrp_addresses);
     tracing::info!(
         id = %machine.id,
@@ -66,7 +66,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let mut daemon = RegistrarEventLoop {
         machine: Registrar::new(Duration::ZERO, machine),
         started: Instant::now(),
-        remote_encapsulation: config.remote_encapsulation.or(default_port),
+        remote_encapsulation: config.remote_encapsulation.or(default_encapsulation_port),
         asap,
         enrp,
         groups,

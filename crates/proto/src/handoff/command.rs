@@ -17,7 +17,7 @@
 //! | `Restore` | acceptor | puts the state into the sockets; no packet may leave yet |
 //! | `Activate` | acceptor | repair off, hold flushed in order, flow owned at the given epoch, the program told "activate" with its state |
 //! | `Discard` | acceptor | closes sockets silently, drops hold and slot, the program told "cancel" |
-//! | `Arbitrate` | holder | per change: reads the record, applies [`crate::ownership::apply_change`], stores the result, all as one step |
+//! | `Arbitrate` | holder | per change: reads the record, applies [`crate::flow_ownership::apply_change`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
 use super::FlowKeptReason;
@@ -154,7 +154,7 @@ pub struct SendQueueInfo {
 pub struct StaticFlow {
     /// Epoch of the flow's entry on this node.
     pub epoch: Epoch,
-    /// Socket and TCP options, coded by `sys`.
+    /// Socket and TCP options, coded by `tcp-repair`.
     pub static_state: Bytes,
     /// Queue lengths of the socket.
     pub queue: SendQueueInfo,
@@ -163,7 +163,7 @@ pub struct StaticFlow {
 /// State of a frozen flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrozenFlow {
-    /// Sequence numbers and queues, coded by `sys`.
+    /// Sequence numbers and queues, coded by `tcp-repair`.
     pub dynamic: Bytes,
     /// Application state that the server program passes to its successor.
     pub application: Bytes,

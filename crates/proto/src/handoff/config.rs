@@ -17,8 +17,8 @@ pub struct HandoffMachineConfig {
     pub peers: BTreeSet<NodeId>,
     /// Epoch at which this node, as holder, starts new flows; see [`crate::flow_ownership::EpochFloors::new`].
     pub new_flow_epoch_min: Epoch,
-    /// Longest predicted freeze of a batch (1.2 ms: DESIGN.md demands under 2 ms, and one batch in a hundred takes
-    /// twice its prediction).
+    /// Longest predicted freeze of a batch (1.2 ms: freezes shall stay under 2 ms, and one batch in a hundred takes twice its
+    /// prediction).
     pub freeze_max: Duration,
     /// Most connections in a batch, independent of the prediction (512).
     pub batch_flows_max: usize,

@@ -131,7 +131,7 @@ impl fmt::Display for HandoffStep {
 pub struct BatchPhaseTimes {
     /// From the command `ReadStatic` until `PrepareResponse`.
     pub prepare: Duration,
-    /// Waiting for send queues, and for the turn to freeze.
+    /// Time spent waiting for send queues, and for the turn to freeze.
     pub drain: Duration,
     /// From the request to the holder until its answer.
     pub divert: Duration,

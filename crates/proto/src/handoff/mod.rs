@@ -1,5 +1,5 @@
-//! Handoff: how connections move from node to node. One machine per node has the three roles of DESIGN.md ("Moving a
-//! connection"): donor, acceptor, holder.
+//! Handoff: how connections move from node to node. One machine per node has the three roles of ARCHITECTURE.md
+//! ("A handoff"): donor, acceptor, holder.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
 //! The daemon drops frames to a node without a channel: the machine asks again or gives up by itself, and learns of a

@@ -186,7 +186,7 @@ pub struct CheckReport {
     pub peers: Vec<PeerConnections>,
     /// Its connections to hosts without a daemon, which this node will continue to forward.
     pub forwarded: Vec<Flow>,
-    /// Description of its resources for the acceptor; coded by `sys`.
+    /// Description of its resources for the acceptor; coded by `checkpoint`.
     pub description: Bytes,
 }
 

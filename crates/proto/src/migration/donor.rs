@@ -5,7 +5,7 @@
 use super::command::{CheckReport, Command, ProcessId};
 use super::copy_rounds::CopyRounds;
 use super::donor_divert::{OutboundFlow, outbound_flow};
-use super::event::{Event, MigrationStep, MoveOutcome, MoveSummary, ProcessKeptReason};
+use super::event::{Event, MigrationStep, MoveOutcome, MoveMeasurements, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use super::{Migration, MoveRequest, MoveRequestError, MoveRequestOptions};
@@ -78,7 +78,7 @@ pub(super) struct OutboundMove {
     pub in_doubt: bool,
     /// Bytes that compression saved during the freeze.
     pub freeze_saved_bytes: u64,
-    pub summary: MoveSummary,
+    pub summary: MoveMeasurements,
 }
 
 impl OutboundMove {
@@ -115,7 +115,7 @@ impl OutboundMove {
             clone_runs: false,
             in_doubt: false,
             freeze_saved_bytes: 0,
-            summary: MoveSummary::default(),
+            summary: MoveMeasurements::default(),
         }
     }
 

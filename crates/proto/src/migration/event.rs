@@ -180,7 +180,7 @@ impl MovePhaseTimes {
 
 /// Measurements of a move, reported with its outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MoveSummary {
+pub struct MoveMeasurements {
     /// Number of copying rounds.
     pub rounds: u32,
     /// Bytes sent in the rounds.
@@ -244,7 +244,7 @@ pub enum Event {
         /// The outcome.
         outcome: MoveOutcome,
         /// Measurements of the move.
-        summary: Box<MoveSummary>,
+        summary: Box<MoveMeasurements>,
     },
     /// This node took a process; the process runs.
     ProcessAccepted {

@@ -58,7 +58,7 @@ pub use command::{
 pub use config::MigrationMachineConfig;
 pub use crash_recovery::{RecoveredMove, RecoveredRole};
 pub use event::{
-    Event, MigrationStep, MoveOutcome, MovePhaseTimes, MoveSummary, ProcessKeptReason,
+    Event, MigrationStep, MoveOutcome, MovePhaseTimes, MoveMeasurements, ProcessKeptReason,
 };
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 

@@ -1,4 +1,4 @@
-//! Sessions that choose by the elements' answers to probes ([`ProbeChooser`](crate::choice::ProbeChooser), Prequal).
+//! Sessions that choose by the elements' answers to probes ([`ProbeChooser`](crate::element_choice::ProbeChooser), Prequal).
 //!
 //! A probe is sent to an element's ASAP transport, at which its registrar reaches it, over a link shared by all
 //! elements there. An element has one probe at a time. A session begins at once if recent answers exist; otherwise it

@@ -24,7 +24,7 @@ pub(super) struct ElementEntry {
     /// Part of the distance that is this registrar's delay to the peer that described the element. Only for elements of
     /// other homes.
     pub(super) delay_ms: u32,
-    /// Equal to the peer's own stamp if the element is in the peer's table: see `sync.rs`.
+    /// Equal to the peer's own stamp if the element is in the peer's table: see `resynchronisation.rs`.
     pub(super) sync_stamp: u32,
     pub(super) keep_alive: KeepAliveState,
     /// Association of the element's registration, and the index in that association's list. Only for own elements.

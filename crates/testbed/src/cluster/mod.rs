@@ -335,7 +335,7 @@ pub fn find_program(name: &str) -> Result<PathBuf> {
         .map(|directory| directory.join(name));
     candidate.into_iter().find(|path| path.is_file()).with_context(|| {
         format!(
-            "the program {name} is not beside {}; build it with `cargo build --workspace --bins` (same profile), or set \
+            "the program {name} is not beside {}; build it with `cargo build --workspace --bins --tests` (same profile), or set \
              HOLDFAST_BIN_DIR",
             own.display()
         )

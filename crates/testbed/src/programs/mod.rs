@@ -1,6 +1,6 @@
 //! Real programs under their own load, moved between the nodes of a group meanwhile.
 //!
-//! A [`UnmodifiedProgram`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. The
+//! An [`UnmodifiedProgram`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. The
 //! caller decides on the actions meanwhile, for example [`RunningProgram::move_to_next_node`]. The client must not see any error then: the
 //! load itself reports errors, and so do the counters of the client's kernel, which no tool can hide. Clients that
 //! connect and disconnect are the subject of `churn`.

@@ -30,7 +30,7 @@ pub fn make(stock: &mut FdStore, id: FileId) -> Result<(), FilesError> {
     let socket = unix_socket(stock, id)?;
     match socket.link {
         UnixConnectionState::Peer(peer) if is_mutual(stock, id, peer) => {
-            make_pair(stock, id, peer, &socket)
+            restore_connected_sockets(stock, id, peer, &socket)
         }
         UnixConnectionState::PeerClosed => {
             let (fd, closed_peer) = make_with_closed_peer(stock, id, &socket)?;
@@ -105,8 +105,8 @@ fn create_unconnected(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
     run_as(Some(socket.owner), make).with_step("socket")
 }
 
-/// Makes two sockets that are connected to each other.
-fn make_pair(
+/// Restores two sockets of the tree that were connected to each other.
+fn restore_connected_sockets(
     stock: &mut FdStore,
     id: FileId,
     peer: FileId,
