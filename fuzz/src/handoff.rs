@@ -7,6 +7,7 @@ use holdfast_proto::handoff::{
     Command, CommandToken, Completion, DrainPolicy, FlowHandoffRequest, FrozenFlow, Handoff,
     HandoffMachineConfig, Output, Results, SendQueueInfo, StaticFlow,
 };
+use holdfast_proto::view::View;
 use holdfast_wire::{Flow, NodeId};
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ pub fn run(data: &[u8]) -> bool {
         return false;
     };
     let holder = NodeId(u16::from(choice % 3) + 1);
-    let config = HandoffMachineConfig::new(NodeId(1), 1, holder, [NodeId(2), NodeId(3)]);
-    let mut machine = Handoff::new(config);
+    let view = View::configured(holder, [1, 2, 3].map(NodeId));
+    let mut machine = Handoff::new(HandoffMachineConfig::new(NodeId(1), 1), view);
     let mut now = Duration::ZERO;
     let flows = (1..4).map(flow).collect();
     let request = FlowHandoffRequest {

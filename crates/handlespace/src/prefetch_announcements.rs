@@ -147,7 +147,8 @@ impl<T> Handlespace<T> {
             Some(number)
         };
         match state {
-            PrefetchState::ElementHash(hash, of_pool, deed) => match self.element_index.guess(hash) {
+            PrefetchState::ElementHash(hash, of_pool, deed) => match self.element_index.guess(hash)
+            {
                 Some(slot) => {
                     self.elements
                         .prefetch(slot, deed != ElementOperation::Timer);
@@ -158,7 +159,9 @@ impl<T> Handlespace<T> {
             },
             PrefetchState::HandleHash(hash, items) => {
                 let found = pool(hash, pool::SELECTION_LINES);
-                found.map_or(PrefetchState::Idle, |number| PrefetchState::Pool(number, items))
+                found.map_or(PrefetchState::Idle, |number| {
+                    PrefetchState::Pool(number, items)
+                })
             }
             _ => PrefetchState::Idle,
         }

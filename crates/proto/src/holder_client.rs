@@ -135,6 +135,11 @@ impl<P> HolderClient<P> {
         })
     }
 
+    /// Sets the node that holds the steering table from now on. Its answers count, and no earlier holder's.
+    pub fn set_holder(&mut self, holder: NodeId) {
+        self.holder = holder;
+    }
+
     /// Makes the waits of all requests start from the beginning with the next repetition, as over a new channel to the
     /// holder. Returns the requests' numbers.
     pub fn restart_waits(&mut self) -> Vec<u64> {

@@ -11,7 +11,8 @@
 //! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures;
-//! - [`registrar`]: a registrar of Reliable Server Pooling.
+//! - [`registrar`]: a registrar of Reliable Server Pooling;
+//! - [`view`]: the nodes of a group and their roles, which the machines take as an input.
 #![forbid(unsafe_code)]
 
 pub mod element_choice;
@@ -24,3 +25,4 @@ pub mod pool_user;
 pub mod registrar;
 mod registration_life;
 mod server_hunt;
+pub mod view;

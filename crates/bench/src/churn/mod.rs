@@ -5,9 +5,9 @@
 //! not made at once; the benchmark repeats the request 0.1 s later, as an operator would.
 
 mod clients;
-mod sockets_held_elsewhere;
 mod protocols;
 mod servers;
+mod sockets_held_elsewhere;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

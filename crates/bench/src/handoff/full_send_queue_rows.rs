@@ -105,7 +105,9 @@ pub fn run(connections: usize, drained: bool) -> Result<HandoffRow> {
     let before = NetworkCounters::read(&cluster)?;
     let downloads: Vec<_> = streams
         .into_iter()
-        .map(|stream| std::thread::spawn(move || measure_download(stream, &format!("/synthetic/{size}"))))
+        .map(|stream| {
+            std::thread::spawn(move || measure_download(stream, &format!("/synthetic/{size}")))
+        })
         .collect();
     std::thread::sleep(Duration::from_millis(1500));
     let drain = if drained {

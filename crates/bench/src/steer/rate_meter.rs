@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficPlan, TrafficGenerator};
+use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficGenerator, TrafficPlan};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 

@@ -223,7 +223,10 @@ mod tests {
         assert_eq!("cpu".parse::<LoadSourceArg>().unwrap(), LoadSourceArg::Cpu);
         let command = LoadSourceArg::Command("cat f".to_owned());
         assert_eq!("cmd:cat f".parse::<LoadSourceArg>().unwrap(), command);
-        assert_eq!("50%".parse::<LoadSourceArg>().unwrap(), LoadSourceArg::Fixed(0.5));
+        assert_eq!(
+            "50%".parse::<LoadSourceArg>().unwrap(),
+            LoadSourceArg::Fixed(0.5)
+        );
         for text in ["cmd:", "cpus", "-1"] {
             assert!(text.parse::<LoadSourceArg>().is_err(), "{text}");
         }

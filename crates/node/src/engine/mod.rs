@@ -52,6 +52,7 @@ use holdfast_tcp_repair::{SocketPreparer, TcpStaticReader};
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 pub(crate) use process_flows::Redirect;
+pub(crate) use setup::configured_view;
 pub use setup::{SetupError, check_capabilities, run_until_signal};
 
 use crate::app_server::{AppServer, SessionId};

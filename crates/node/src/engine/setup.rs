@@ -1,12 +1,13 @@
 //! Start-up: from the configuration to a node with attached filters and open channels.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
 use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
 use holdfast_proto::migration::MigrationMachineConfig as MoveConfig;
+use holdfast_proto::view::View;
 use holdfast_sys::caps::{
     Capability, keep_only_capabilities, keep_only_except_bounding, missing_capabilities,
 };
@@ -194,7 +195,7 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, &config, floor));
     let engine = Engine {
-        machine: Handoff::new(machine),
+        machine: Handoff::new(machine, configured_view(&config)),
         cpu_pressure: CpuPressure::new(),
         migrations: moves,
         held_flows: HashMap::default(),
@@ -271,12 +272,15 @@ fn boot_id_and_epoch_floor() -> (u64, u32) {
     (boot, floor)
 }
 
+/// Returns the view of the configured group, which never changes.
+pub(crate) fn configured_view(config: &Config) -> View {
+    View::configured(config.group.contact, config.nodes().map(|(id, _)| id))
+}
+
 /// Builds the configurations of the handoff machine and the migration machine.
 fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
-    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
-    let (node, contact) = (config.node.id, config.group.contact);
-    let move_config = MoveConfig::new(node, boot, contact, ids.iter().copied());
-    let mut machine = MachineConfig::new(node, boot, contact, ids);
+    let move_config = MoveConfig::new(config.node.id, boot);
+    let mut machine = MachineConfig::new(config.node.id, boot);
     machine.new_flow_epoch_min = floor;
     machine.freeze_max = super::fault_injection::test_freeze_max().unwrap_or(machine.freeze_max);
     (machine, move_config)

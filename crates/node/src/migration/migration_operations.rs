@@ -7,7 +7,7 @@ use holdfast_api::control::{
     MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     PostCopyMemory, RoundEntry,
 };
-use holdfast_proto::migration::{Event, MoveOutcome, MoveMeasurements};
+use holdfast_proto::migration::{Event, MoveMeasurements, MoveOutcome};
 use holdfast_wire::MoveId;
 use holdfast_wire::move_frames::StepTime;
 

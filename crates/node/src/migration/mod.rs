@@ -50,6 +50,7 @@ pub(crate) use command_names::{name_of_command, name_of_results, token_of};
 pub(crate) use worker_events::{EventReceiver, WorkerEvent};
 
 use crate::config::Config;
+use crate::engine::configured_view;
 use crate::reach::reach_of;
 use acceptor::AcceptorThread;
 use admission_policy::AdmissionPolicy;
@@ -128,7 +129,7 @@ impl Migrations {
             config.addresses(),
         );
         let moves = Migrations {
-            machine: Migration::new(machine),
+            machine: Migration::new(machine, configured_view(config)),
             enabled: config.migration.enabled,
             policy: AdmissionPolicy::new(
                 &config.migration,

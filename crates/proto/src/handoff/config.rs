@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 use holdfast_wire::{Epoch, NodeId};
-use std::collections::BTreeSet;
 
 /// The settings of a [`super::Handoff`]. [`HandoffMachineConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
@@ -11,10 +10,6 @@ pub struct HandoffMachineConfig {
     pub node: NodeId,
     /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
     pub boot: u64,
-    /// The node that keeps the steering table.
-    pub holder: NodeId,
-    /// The other nodes of the group.
-    pub peers: BTreeSet<NodeId>,
     /// Epoch at which this node, as holder, starts new flows; see [`crate::flow_ownership::EpochFloors::new`].
     pub new_flow_epoch_min: Epoch,
     /// Longest predicted freeze of a batch (1.2 ms: freezes shall stay under 2 ms, and one batch in a hundred takes twice its
@@ -50,20 +45,11 @@ pub struct HandoffMachineConfig {
 }
 
 impl HandoffMachineConfig {
-    /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
-    /// the table.
-    pub fn new(
-        node: NodeId,
-        boot: u64,
-        holder: NodeId,
-        peers: impl IntoIterator<Item = NodeId>,
-    ) -> HandoffMachineConfig {
-        let peers = peers.into_iter().filter(|peer| *peer != node).collect();
+    /// Returns the defaults for `node`, for a daemon that started at `boot`.
+    pub fn new(node: NodeId, boot: u64) -> HandoffMachineConfig {
         HandoffMachineConfig {
             node,
             boot,
-            holder,
-            peers,
             new_flow_epoch_min: 1,
             freeze_max: Duration::from_micros(1_200),
             batch_flows_max: 512,

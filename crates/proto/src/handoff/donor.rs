@@ -148,7 +148,7 @@ impl Handoff {
         if to == self.core.config.node {
             return Err(FlowHandoffRequestError::ToSelf(to));
         }
-        if !self.core.config.peers.contains(&to) {
+        if !self.core.view.contains(to) {
             return Err(FlowHandoffRequestError::UnknownNode(to));
         }
         if flows.is_empty() {

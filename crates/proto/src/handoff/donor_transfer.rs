@@ -200,7 +200,7 @@ impl Handoff {
         };
         batch.deadline = None;
         let (peer, step) = match batch.stage {
-            OutboundBatchStage::Diverting(_) => (self.core.config.holder, HandoffStep::Divert),
+            OutboundBatchStage::Diverting(_) => (self.core.holder(), HandoffStep::Divert),
             OutboundBatchStage::Transferring => (batch.acceptor, HandoffStep::Transfer),
             _ => (batch.acceptor, HandoffStep::Prepare),
         };

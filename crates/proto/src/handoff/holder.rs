@@ -22,7 +22,7 @@ impl Handoff {
         request: u64,
         changes: Vec<OwnershipChange>,
     ) {
-        if self.core.config.holder != self.core.config.node {
+        if !self.core.is_holder() {
             return self
                 .core
                 .report_ignored(from, "ChangeRequest", "this node is not the holder");
@@ -91,7 +91,7 @@ impl Handoff {
     }
 
     pub(super) fn on_query(&mut self, from: NodeId, request: u64, flows: Vec<Flow>) {
-        if self.core.config.holder != self.core.config.node {
+        if !self.core.is_holder() {
             return self
                 .core
                 .report_ignored(from, "Query", "this node is not the holder");

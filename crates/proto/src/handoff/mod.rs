@@ -41,6 +41,7 @@ use self::acceptor::Acceptor;
 use self::donor::Donor;
 use self::holder::Holder;
 use self::shared_state::{CommandPurpose, HandoffCore, HandoffTimer};
+use crate::view::View;
 use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
 
@@ -135,10 +136,10 @@ pub struct Handoff {
 }
 
 impl Handoff {
-    /// Returns an idle machine.
-    pub fn new(config: HandoffMachineConfig) -> Handoff {
+    /// Returns an idle machine in a group with this view.
+    pub fn new(config: HandoffMachineConfig, view: View) -> Handoff {
         Handoff {
-            core: HandoffCore::new(config),
+            core: HandoffCore::new(config, view),
             donor: Donor::new(),
             acceptor: Acceptor::default(),
             holder: Holder::default(),
@@ -243,9 +244,23 @@ impl Handoff {
         self.start_possible_actions(now);
     }
 
+    /// Handles a new view of the group; an older one is ignored. Requests that the holder has not answered go to the new
+    /// holder at once.
+    pub fn handle_view(&mut self, now: Duration, view: View) {
+        if view.epoch <= self.core.view.epoch {
+            return;
+        }
+        let has_new_holder = view.contact_node != self.core.holder();
+        self.core.view = view;
+        if has_new_holder {
+            self.redirect_requests_to_holder(now);
+        }
+        self.start_possible_actions(now);
+    }
+
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
-        if peer == self.core.config.holder {
+        if peer == self.core.holder() {
             self.repeat_all_requests_to_holder(now);
         }
         self.start_possible_actions(now);

@@ -22,31 +22,37 @@ impl Handoff {
         purpose: HolderRequestPurpose,
     ) -> u64 {
         let request = self.core.next_number();
-        let body = HolderRequestBody::Change(changes.clone());
+        let body = HolderRequestBody::Change(changes);
         let due = self
             .core
             .holder_client
             .open(now, request, body.clone(), purpose);
-        let config = &self.core.config;
-        if config.holder == config.node {
-            let changes = self.raise_epochs(changes);
-            let asker = self.core.config.node;
-            let purpose = CommandPurpose::ArbitrateOwn { request };
-            self.core.push_command(purpose, |token| Command::Arbitrate {
-                token,
-                asker,
-                changes,
-            });
-        } else {
-            let timer = (due, HandoffTimer::HolderRequest(request));
-            self.core.timers.insert(timer);
-            self.send_holder_request(request, body);
-        }
+        self.submit_request(request, body, due);
         request
     }
 
+    /// Sends an open request, or decides it if this node is the holder.
+    fn submit_request(&mut self, request: u64, body: HolderRequestBody, due: Duration) {
+        if !self.core.is_holder() {
+            let timer = (due, HandoffTimer::HolderRequest(request));
+            self.core.timers.insert(timer);
+            return self.send_holder_request(request, body);
+        }
+        let HolderRequestBody::Change(changes) = body else {
+            return;
+        };
+        let changes = self.raise_epochs(changes);
+        let asker = self.core.config.node;
+        let purpose = CommandPurpose::ArbitrateOwn { request };
+        self.core.push_command(purpose, |token| Command::Arbitrate {
+            token,
+            asker,
+            changes,
+        });
+    }
+
     fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
-        let holder = self.core.config.holder;
+        let holder = self.core.holder();
         self.core.send(holder, body.into_frame(request));
     }
 
@@ -71,7 +77,7 @@ impl Handoff {
         self.send_holder_request(request, repetition.body);
         if repetition.is_holder_silent {
             self.core.push_event(Event::HolderSilent {
-                holder: self.core.config.holder,
+                holder: self.core.holder(),
                 changes: items,
             });
         }
@@ -81,6 +87,19 @@ impl Handoff {
     pub(super) fn repeat_all_requests_to_holder(&mut self, now: Duration) {
         for request in self.core.holder_client.restart_waits() {
             self.repeat_request_to_holder(now, request);
+        }
+    }
+
+    /// Submits all open requests to the holder of a new view.
+    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration) {
+        let holder = self.core.holder();
+        self.core.holder_client.set_holder(holder);
+        for request in self.core.holder_client.restart_waits() {
+            if let Some(repetition) = self.core.holder_client.repeat(now, request) {
+                let timer = HandoffTimer::HolderRequest(request);
+                self.core.timers.remove(&(repetition.previous_due, timer));
+                self.submit_request(request, repetition.body, repetition.due);
+            }
         }
     }
 

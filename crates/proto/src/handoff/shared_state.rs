@@ -8,6 +8,7 @@ use super::donor_resume_or_close::EndingFlow;
 use super::event::Event;
 use super::{Output, RequestId};
 use crate::holder_client::HolderClient;
+use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange};
@@ -80,6 +81,8 @@ pub(super) struct MovingFlow {
 #[derive(Debug)]
 pub(super) struct HandoffCore {
     pub config: HandoffMachineConfig,
+    /// The newest view of the group.
+    pub view: View,
     pub outputs: VecDeque<Output>,
     /// Open commands, each with its number of expected results.
     pub open_commands: BTreeMap<CommandToken, (CommandPurpose, usize)>,
@@ -95,11 +98,12 @@ pub(super) struct HandoffCore {
 }
 
 impl HandoffCore {
-    pub(super) fn new(config: HandoffMachineConfig) -> HandoffCore {
+    pub(super) fn new(config: HandoffMachineConfig, view: View) -> HandoffCore {
         let (wait_min, wait_max) = (config.holder_retry_min, config.holder_retry_max);
         HandoffCore {
-            holder_client: HolderClient::new(config.holder, wait_min, wait_max),
+            holder_client: HolderClient::new(view.contact_node, wait_min, wait_max),
             config,
+            view,
             outputs: VecDeque::new(),
             open_commands: BTreeMap::new(),
             failed_commands: BTreeMap::new(),
@@ -109,6 +113,16 @@ impl HandoffCore {
             report_in_flight: false,
             last_number: 0,
         }
+    }
+
+    /// Returns the node that holds the steering table.
+    pub(super) fn holder(&self) -> NodeId {
+        self.view.contact_node
+    }
+
+    /// Returns true if this node holds the steering table.
+    pub(super) fn is_holder(&self) -> bool {
+        self.holder() == self.config.node
     }
 
     /// Returns a number that this machine has not used: for tokens, requests and holder requests.

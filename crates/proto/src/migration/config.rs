@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 use holdfast_wire::NodeId;
-use std::collections::BTreeSet;
 
 /// The settings of a [`super::Migration`]. [`MigrationMachineConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
@@ -11,10 +10,6 @@ pub struct MigrationMachineConfig {
     pub node: NodeId,
     /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
     pub boot: u64,
-    /// The node that keeps the steering table.
-    pub holder: NodeId,
-    /// The other nodes of the group.
-    pub peers: BTreeSet<NodeId>,
     /// Most processes that this node takes at a time (1).
     pub incoming_max: usize,
     /// Most rounds of copying (30).
@@ -46,20 +41,11 @@ pub struct MigrationMachineConfig {
 }
 
 impl MigrationMachineConfig {
-    /// Returns the defaults for `node`, for a daemon that started at `boot`, in a group of `peers` where `holder` keeps
-    /// the table.
-    pub fn new(
-        node: NodeId,
-        boot: u64,
-        holder: NodeId,
-        peers: impl IntoIterator<Item = NodeId>,
-    ) -> MigrationMachineConfig {
-        let peers = peers.into_iter().filter(|peer| *peer != node).collect();
+    /// Returns the defaults for `node`, for a daemon that started at `boot`.
+    pub fn new(node: NodeId, boot: u64) -> MigrationMachineConfig {
         MigrationMachineConfig {
             node,
             boot,
-            holder,
-            peers,
             incoming_max: 1,
             rounds_max: 30,
             rounds_time_max: Duration::from_secs(120),

@@ -274,7 +274,7 @@ mod tests {
     /// Judges rounds of a second with these predictions, in milliseconds; returns the number of rounds and the last
     /// verdict.
     fn judge(predictions: &[u64], max: Option<u64>, post_copy: bool) -> (usize, StepAfterRound) {
-        let config = MigrationMachineConfig::new(NodeId(1), 1, NodeId(1), []);
+        let config = MigrationMachineConfig::new(NodeId(1), 1);
         let mut rounds = CopyRounds::default();
         let mut verdict = StepAfterRound::CopyAgain;
         for (index, predicted) in predictions.iter().enumerate() {
@@ -326,7 +326,7 @@ mod tests {
         let shrinking: Vec<u64> = (0..200)
             .map(|round| 2_000_000 / 2_u64.pow(round % 20))
             .collect();
-        let config = MigrationMachineConfig::new(NodeId(1), 1, NodeId(1), []);
+        let config = MigrationMachineConfig::new(NodeId(1), 1);
         let mut rounds = CopyRounds {
             count: 30,
             ..CopyRounds::default()

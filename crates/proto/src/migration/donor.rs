@@ -5,7 +5,7 @@
 use super::command::{CheckReport, Command, ProcessId};
 use super::copy_rounds::CopyRounds;
 use super::donor_divert::{OutboundFlow, outbound_flow};
-use super::event::{Event, MigrationStep, MoveOutcome, MoveMeasurements, ProcessKeptReason};
+use super::event::{Event, MigrationStep, MoveMeasurements, MoveOutcome, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use super::{Migration, MoveRequest, MoveRequestError, MoveRequestOptions};
@@ -163,7 +163,7 @@ impl Migration {
         if to == config.node {
             return Err(MoveRequestError::ToSelf(to));
         }
-        if !config.peers.contains(&to) {
+        if !self.core.view.contains(to) {
             return Err(MoveRequestError::UnknownNode(to));
         }
         match options {
@@ -338,7 +338,7 @@ impl Migration {
             return;
         };
         outbound.deadline = None;
-        let (to, holder) = (outbound.to, self.core.config.holder);
+        let (to, holder) = (outbound.to, self.core.holder());
         let (peer, step) = match outbound.stage {
             OutboundMoveStage::Offering => (to, MigrationStep::Offer),
             OutboundMoveStage::Copying | OutboundMoveStage::AwaitingAcceptor => {

@@ -63,14 +63,13 @@ impl OutboundMove {
 impl Migration {
     /// Prepares the freeze at acceptor and peers, after the rounds.
     pub(super) fn prepare_freeze(&mut self, now: Duration, id: MoveId) {
-        let config = &self.core.config;
+        let view = &self.core.view;
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
         outbound.since = now;
         // The other end may be on this node too.
-        let is_group_node = |node: &NodeId| config.peers.contains(node) || config.node == *node;
-        outbound.peers.retain(|peer| is_group_node(&peer.node));
+        outbound.peers.retain(|peer| view.contains(peer.node));
         outbound.unprepared_peers = outbound.peers.iter().map(|peer| peer.node).collect();
         let forwarded = outbound.forwarded.clone();
         self.send_arm(id);

@@ -58,7 +58,7 @@ pub use command::{
 pub use config::MigrationMachineConfig;
 pub use crash_recovery::{RecoveredMove, RecoveredRole};
 pub use event::{
-    Event, MigrationStep, MoveOutcome, MovePhaseTimes, MoveMeasurements, ProcessKeptReason,
+    Event, MigrationStep, MoveMeasurements, MoveOutcome, MovePhaseTimes, ProcessKeptReason,
 };
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 
@@ -67,6 +67,7 @@ use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
 use self::shared_state::{CommandPurpose, MigrationCore, MoveTimer};
+use crate::view::View;
 use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, VecDeque};
@@ -167,10 +168,10 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Returns an idle machine.
-    pub fn new(config: MigrationMachineConfig) -> Migration {
+    /// Returns an idle machine in a group with this view.
+    pub fn new(config: MigrationMachineConfig, view: View) -> Migration {
         Migration {
-            core: MigrationCore::new(config),
+            core: MigrationCore::new(config, view),
             outbound_moves: BTreeMap::new(),
             inbound_moves: BTreeMap::new(),
             ended_moves: VecDeque::new(),
@@ -260,9 +261,22 @@ impl Migration {
         self.on_acceptor_lost(now, peer);
     }
 
+    /// Handles a new view of the group; an older one is ignored. Requests that the holder has not answered go to the new
+    /// holder at once.
+    pub fn handle_view(&mut self, now: Duration, view: View) {
+        if view.epoch <= self.core.view.epoch {
+            return;
+        }
+        let has_new_holder = view.contact_node != self.core.holder();
+        self.core.view = view;
+        if has_new_holder {
+            self.redirect_requests_to_holder(now);
+        }
+    }
+
     /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
-        if peer == self.core.config.holder {
+        if peer == self.core.holder() {
             self.repeat_all_requests_to_holder(now);
         }
         self.repeat_translate_requests(now, peer);

@@ -69,12 +69,17 @@ impl Migration {
             .core
             .holder_client
             .open(now, request, body.clone(), purpose);
+        self.submit_request(request, body, due);
+        request
+    }
+
+    /// Sends an open request, or decides it if this node is the holder.
+    fn submit_request(&mut self, request: u64, body: HolderRequestBody, due: Duration) {
         let asker = self.core.config.node;
-        if self.core.config.holder != asker {
+        if !self.core.is_holder() {
             let timer = (due, MoveTimer::HolderRequest(request));
             self.core.timers.insert(timer);
-            self.send_holder_request(request, body);
-            return request;
+            return self.send_holder_request(request, body);
         }
         self.core
             .push_command(CommandPurpose::HolderRequest(request), |token| match body {
@@ -85,11 +90,10 @@ impl Migration {
                 },
                 HolderRequestBody::Lookup(flows) => Command::Lookup { token, flows },
             });
-        request
     }
 
     fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
-        let to = self.core.config.holder;
+        let to = self.core.holder();
         let frame = body.into_frame(request);
         self.core.outputs.push_back(Output::Send { to, frame });
     }
@@ -105,8 +109,7 @@ impl Migration {
 
     /// Repeats a request.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
-        let holder = self.core.config.holder;
-        if holder == self.core.config.node {
+        if self.core.is_holder() {
             return;
         }
         let Some(repetition) = self.core.holder_client.repeat(now, request) else {
@@ -117,6 +120,7 @@ impl Migration {
         self.core.timers.insert((repetition.due, timer));
         self.send_holder_request(request, repetition.body);
         if repetition.is_holder_silent {
+            let holder = self.core.holder();
             self.core.push_event(Event::HolderSilent { holder });
         }
     }
@@ -125,6 +129,19 @@ impl Migration {
     pub(super) fn repeat_all_requests_to_holder(&mut self, now: Duration) {
         for request in self.core.holder_client.restart_waits() {
             self.repeat_request_to_holder(now, request);
+        }
+    }
+
+    /// Submits all open requests to the holder of a new view.
+    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration) {
+        let holder = self.core.holder();
+        self.core.holder_client.set_holder(holder);
+        for request in self.core.holder_client.restart_waits() {
+            if let Some(repetition) = self.core.holder_client.repeat(now, request) {
+                let timer = MoveTimer::HolderRequest(request);
+                self.core.timers.remove(&(repetition.previous_due, timer));
+                self.submit_request(request, repetition.body, repetition.due);
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use super::config::MigrationMachineConfig;
 use super::event::Event;
 use super::requests_to_holder::HolderRequestPurpose;
 use crate::holder_client::HolderClient;
+use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::move_frames::{MoveFrame, TranslationStep};
 use holdfast_wire::{ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange};
@@ -73,6 +74,8 @@ impl MovingFlow {
 #[derive(Debug)]
 pub(super) struct MigrationCore {
     pub config: MigrationMachineConfig,
+    /// The newest view of the group.
+    pub view: View,
     pub outputs: VecDeque<Output>,
     pub open_commands: BTreeMap<CommandToken, CommandPurpose>,
     /// Failed commands that wait for their repetition.
@@ -84,11 +87,13 @@ pub(super) struct MigrationCore {
 }
 
 impl MigrationCore {
-    pub(super) fn new(config: MigrationMachineConfig) -> MigrationCore {
-        let holder_client = HolderClient::new(config.holder, config.retry_min, config.retry_max);
+    pub(super) fn new(config: MigrationMachineConfig, view: View) -> MigrationCore {
+        let holder_client =
+            HolderClient::new(view.contact_node, config.retry_min, config.retry_max);
         MigrationCore {
             holder_client,
             config,
+            view,
             outputs: VecDeque::new(),
             open_commands: BTreeMap::new(),
             failed_commands: BTreeMap::new(),
@@ -96,6 +101,16 @@ impl MigrationCore {
             timers: BTreeSet::new(),
             last_number: 0,
         }
+    }
+
+    /// Returns the node that holds the steering table.
+    pub(super) fn holder(&self) -> NodeId {
+        self.view.contact_node
+    }
+
+    /// Returns true if this node holds the steering table.
+    pub(super) fn is_holder(&self) -> bool {
+        self.holder() == self.config.node
     }
 
     /// Returns a number that this machine has not used: for moves, tokens and holder requests.

@@ -2,6 +2,7 @@
 
 mod acceptor;
 mod donor;
+mod view;
 
 use bytes::Bytes;
 use holdfast_proto::handoff::{
@@ -9,6 +10,7 @@ use holdfast_proto::handoff::{
     FlowHandoffRequestError, FlowKeptReason, FrozenFlow, Handoff, HandoffMachineConfig, Output,
     Results, SendQueueInfo, StaticFlow,
 };
+use holdfast_proto::view::View;
 use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, OwnershipRecord};
 use std::time::Duration;
@@ -22,7 +24,8 @@ fn flow() -> Flow {
 }
 
 fn new_machine(node: NodeId, holder: NodeId) -> Handoff {
-    Handoff::new(HandoffMachineConfig::new(node, 9, holder, [A, B, HOLDER]))
+    let view = View::configured(holder, [A, B, HOLDER]);
+    Handoff::new(HandoffMachineConfig::new(node, 9), view)
 }
 
 fn ms(millis: u64) -> Duration {

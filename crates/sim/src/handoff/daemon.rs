@@ -9,6 +9,7 @@ use holdfast_proto::handoff::{
     Command, CommandToken, Event, FlowHandoffOutcome, FlowKeptReason, Handoff,
     HandoffMachineConfig, RequestId, Results,
 };
+use holdfast_proto::view::View;
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange, OwnershipRecord};
 
 impl HandoffWorld {
@@ -193,13 +194,13 @@ impl HandoffWorld {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(node_id);
         let life = core.incarnation(node);
-        let mut config =
-            HandoffMachineConfig::new(node_id(node), life, node_id(core.holder), peers);
+        let view = View::configured(node_id(core.holder), peers);
+        let mut config = HandoffMachineConfig::new(node_id(node), life);
         config.batch_flows_max = self.batch_flows_max;
         let epochs = core.steering.values().map(|record| record.epoch);
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);
         config.new_flow_epoch_min = floor.max(life as u32 * 10_000);
-        let mut machine = Handoff::new(config);
+        let mut machine = Handoff::new(config, view);
         // Half of the daemons have no spare processor time.
         machine.set_pause_between_batches((node + life as usize) % 2 == 1);
         core.daemons[node].machine = Some(machine);

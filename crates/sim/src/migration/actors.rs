@@ -9,6 +9,7 @@ use holdfast_proto::migration::{
     Event, Migration, MigrationMachineConfig, MoveOutcome, MoveRequest, MoveRequestOptions,
     ProcessId, ProcessKeptReason, RecoveredRole,
 };
+use holdfast_proto::view::View;
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange};
 use std::time::Duration;
@@ -205,13 +206,9 @@ impl MigrationWorld {
     pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
         let peers = (0..core.nodes()).map(node_id);
-        let config = MigrationMachineConfig::new(
-            node_id(node),
-            core.incarnation(node),
-            node_id(core.holder),
-            peers,
-        );
-        core.daemons[node].machine = Some(Migration::new(config));
+        let view = View::configured(node_id(core.holder), peers);
+        let config = MigrationMachineConfig::new(node_id(node), core.incarnation(node));
+        core.daemons[node].machine = Some(Migration::new(config, view));
         let recovered = self.hosts[node].recovered();
         for recovered_move in &recovered {
             self.core

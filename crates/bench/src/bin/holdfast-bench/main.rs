@@ -13,7 +13,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Benchmarks, demonstrations, and the papers' experiments.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast", bin_name = "holdfast", version, max_term_width = 100)]
+#[command(
+    name = "holdfast",
+    bin_name = "holdfast",
+    version,
+    max_term_width = 100
+)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,
@@ -79,7 +84,10 @@ mod tests {
     fn usage_names_the_command_of_the_user() {
         let words = ["/x/holdfast-bench", "bench", "migrate", "--help"];
         let help = CommandLine::try_parse_from(words).expect_err("help");
-        assert!(help.to_string().contains("Usage: holdfast bench migrate"), "{help}");
+        assert!(
+            help.to_string().contains("Usage: holdfast bench migrate"),
+            "{help}"
+        );
     }
 
     #[test]

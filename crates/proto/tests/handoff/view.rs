@@ -1,0 +1,101 @@
+//! Changes of the group's view: who holds the steering table, and who is in the group.
+
+use super::*;
+use holdfast_wire::OwnershipChange;
+
+/// A view after the first one, with another contact node.
+fn later_view(contact_node: NodeId) -> View {
+    View {
+        epoch: 2,
+        ..View::configured(contact_node, [A, B, HOLDER])
+    }
+}
+
+fn report(machine: &mut Handoff) {
+    let change = OwnershipChange {
+        flow: flow(),
+        kind: ChangeKind::Establish,
+        epoch: 1,
+    };
+    machine.handle_changes(ms(0), vec![change]);
+}
+
+#[test]
+fn open_request_goes_to_new_holder_at_once() {
+    let mut machine = new_machine(A, HOLDER);
+    report(&mut machine);
+    let (HOLDER, Frame::ChangeRequest { request, .. }) = take_sent_frame(&mut machine) else {
+        panic!("no request");
+    };
+    machine.handle_view(ms(1), later_view(B));
+    let (B, Frame::ChangeRequest { request: again, .. }) = take_sent_frame(&mut machine) else {
+        panic!("no request to the new holder");
+    };
+    assert_eq!(again, request);
+    let answer = |request| Frame::ChangeResponse {
+        request,
+        results: vec![Ok(Some(OwnershipRecord::owned(A, 1)))],
+    };
+    machine.handle_frame(ms(2), HOLDER, answer(request));
+    let ignored = machine.poll_output();
+    assert!(matches!(
+        ignored,
+        Some(Output::Event(Event::Ignored { from: HOLDER, .. }))
+    ));
+    machine.handle_frame(ms(3), B, answer(request));
+    let answered = machine.poll_output();
+    assert!(matches!(
+        answered,
+        Some(Output::Event(Event::ReportAnswered { .. }))
+    ));
+    assert!(machine.is_idle());
+}
+
+#[test]
+fn new_holder_decides_own_open_request() {
+    let mut machine = new_machine(A, HOLDER);
+    report(&mut machine);
+    take_sent_frame(&mut machine);
+    machine.handle_view(ms(1), later_view(A));
+    let Command::Arbitrate {
+        token,
+        asker: A,
+        changes,
+    } = take_command(&mut machine)
+    else {
+        panic!("not decided here");
+    };
+    assert_eq!(changes.len(), 1);
+    let results = vec![Ok(Some(OwnershipRecord::owned(A, 1)))];
+    complete(&mut machine, ms(2), token, Results::Arbitrated(results));
+    let answered = machine.poll_output();
+    assert!(matches!(
+        answered,
+        Some(Output::Event(Event::ReportAnswered { .. }))
+    ));
+    assert!(machine.is_idle());
+}
+
+#[test]
+fn older_view_is_ignored() {
+    let mut machine = new_machine(A, HOLDER);
+    machine.handle_view(ms(0), later_view(B));
+    machine.handle_view(ms(1), View::configured(HOLDER, [A, B, HOLDER]));
+    report(&mut machine);
+    assert!(matches!(take_sent_frame(&mut machine), (B, _)));
+}
+
+#[test]
+fn node_outside_of_view_takes_no_flows() {
+    let mut machine = new_machine(A, HOLDER);
+    let without_b = View {
+        epoch: 2,
+        ..View::configured(HOLDER, [A, HOLDER])
+    };
+    machine.handle_view(ms(0), without_b);
+    let refused = machine.handle_request(ms(1), new_request(DrainPolicy::No));
+    assert!(
+        matches!(refused, Err(FlowHandoffRequestError::UnknownNode(B))),
+        "{refused:?}"
+    );
+}
