@@ -2,7 +2,7 @@
 
 use super::MigrationBug;
 use super::host::{KernelFlowEntry, KernelFlowState, MoveRecord, ProcessIdentity};
-use super::world::MigrationWorld;
+use super::world::{MigrationWorld, injected_outcome};
 use holdfast_proto::migration::{Command, RecoveredRole, Results, ResumeReport};
 use holdfast_wire::{Flow, MoveId};
 
@@ -14,11 +14,7 @@ impl MigrationWorld {
         (step, last): (usize, bool),
         fails: bool,
     ) -> Option<Results> {
-        let outcome = if fails {
-            Err("injected failure".to_owned())
-        } else {
-            Ok(())
-        };
+        let outcome = injected_outcome(fails);
         let bug = self.bug;
         let host = &mut self.hosts[node];
         match command {

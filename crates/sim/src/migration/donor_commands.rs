@@ -4,7 +4,7 @@ use super::MigrationBug;
 use super::host::{
     KernelFlowState, MoveRecord, ProcessIdentity, SimulatedHost, SimulatedImage, SimulatedProcess,
 };
-use super::world::MigrationWorld;
+use super::world::{MigrationWorld, injected_outcome};
 use holdfast_proto::migration::{
     CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, ProcessTree, RecoveredRole, Results,
     RoundReport,
@@ -27,11 +27,7 @@ impl MigrationWorld {
         (step, last): (usize, bool),
         fails: bool,
     ) -> Option<Results> {
-        let outcome = if fails {
-            Err("injected failure".to_owned())
-        } else {
-            Ok(())
-        };
+        let outcome = injected_outcome(fails);
         let bug = self.bug;
         let host = &mut self.hosts[node];
         match command {

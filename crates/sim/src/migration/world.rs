@@ -237,3 +237,12 @@ impl MigrationWorld {
             .insert((from, life, id, to, step as u8))
     }
 }
+
+/// Returns the outcome of a step that the plan makes fail or succeed.
+pub(super) fn injected_outcome(fails: bool) -> Result<(), String> {
+    if fails {
+        Err("injected failure".to_owned())
+    } else {
+        Ok(())
+    }
+}
