@@ -74,6 +74,7 @@ pub(crate) struct Repetition {
 /// Open requests to the holder, by number. `P` is the operation that waits for an answer.
 #[derive(Debug)]
 pub(crate) struct HolderClient<P> {
+    node: NodeId,
     holder: NodeId,
     wait_min: Duration,
     wait_max: Duration,
@@ -81,9 +82,10 @@ pub(crate) struct HolderClient<P> {
 }
 
 impl<P> HolderClient<P> {
-    /// Creates a client that repeats a request after `wait_min`, then after twice as long each time up to `wait_max`.
-    pub fn new(holder: NodeId, wait_min: Duration, wait_max: Duration) -> Self {
+    /// Creates the client of `node` that repeats a request after `wait_min`, then after twice as long each time up to `wait_max`.
+    pub fn new(node: NodeId, holder: NodeId, wait_min: Duration, wait_max: Duration) -> Self {
         Self {
+            node,
             holder,
             wait_min,
             wait_max,
@@ -133,6 +135,16 @@ impl<P> HolderClient<P> {
             body: open.body.clone(),
             is_holder_silent: open.transmissions == SILENT_AFTER_ATTEMPTS,
         })
+    }
+
+    /// Returns the node that holds the steering table.
+    pub fn holder(&self) -> NodeId {
+        self.holder
+    }
+
+    /// Returns true if this node holds the steering table.
+    pub fn is_holder(&self) -> bool {
+        self.holder == self.node
     }
 
     /// Sets the node that holds the steering table from now on. Its answers count, and no earlier holder's.
@@ -186,7 +198,12 @@ mod tests {
     const HOLDER: NodeId = NodeId(7);
 
     fn client() -> HolderClient<&'static str> {
-        HolderClient::new(HOLDER, Duration::from_secs(1), Duration::from_secs(3))
+        HolderClient::new(
+            NodeId(1),
+            HOLDER,
+            Duration::from_secs(1),
+            Duration::from_secs(3),
+        )
     }
 
     #[test]

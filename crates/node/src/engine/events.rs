@@ -5,6 +5,7 @@ use holdfast_bpf::shared_with_c::{
     EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_SUPERSEDED, Event as KernelEvent, FlowState,
 };
 use holdfast_proto::handoff::{Event, FlowHandoffOutcome};
+use holdfast_proto::machine_output::IgnoredInput;
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, OwnershipChange, OwnershipRecord, Protocol,
@@ -83,11 +84,11 @@ impl Engine {
             } => {
                 tracing::error!(%flow, command, why, "a command failed")
             }
-            Event::Ignored {
+            Event::Ignored(IgnoredInput {
                 from,
                 frame: what,
                 reason: why,
-            } => tracing::debug!(%from, what, why, "ignored a frame"),
+            }) => tracing::debug!(%from, what, why, "ignored a frame"),
             Event::RequestFinished { .. } => {}
         }
     }

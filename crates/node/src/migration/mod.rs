@@ -38,6 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use holdfast_api::control::ResidentProcess;
+use holdfast_proto::machine_output::IgnoredInput;
 use holdfast_proto::migration::{
     Completion, Event, Migration, MigrationMachineConfig as MachineConfig, Output, RecoveredRole,
 };
@@ -224,11 +225,11 @@ impl Migrations {
             } => {
                 tracing::error!(%id, command, why, "a command failed");
             }
-            Event::Ignored {
+            Event::Ignored(IgnoredInput {
                 from,
                 frame: what,
                 reason: why,
-            } => tracing::debug!(%from, what, why, "ignored a frame"),
+            }) => tracing::debug!(%from, what, why, "ignored a frame"),
             Event::RoundEnded { .. }
             | Event::ConnectionsForwarded { .. }
             | Event::PostCopyStarted { .. }

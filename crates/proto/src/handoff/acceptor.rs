@@ -97,14 +97,19 @@ impl Handoff {
         flows: Vec<FlowToPrepare>,
     ) {
         if batch.donor != from {
-            return self
-                .core
-                .report_ignored(from, "Prepare", "the batch belongs to another donor");
+            return self.core.outputs.report_ignored(
+                from,
+                "Prepare",
+                "the batch belongs to another donor",
+            );
         }
         if self.acceptor.batches.contains_key(&batch)
             || self.acceptor.ended_batches.contains(&batch)
         {
-            return self.core.report_ignored(from, "Prepare", "repeated frame");
+            return self
+                .core
+                .outputs
+                .report_ignored(from, "Prepare", "repeated frame");
         }
         let mut inbound = InboundBatch {
             donor: from,
@@ -206,19 +211,26 @@ impl Handoff {
         last: bool,
     ) {
         if batch.donor != from {
-            return self
-                .core
-                .report_ignored(from, "State", "the batch belongs to another donor");
+            return self.core.outputs.report_ignored(
+                from,
+                "State",
+                "the batch belongs to another donor",
+            );
         }
         if !self.acceptor.batches.contains_key(&batch) {
             let reason = "the batch is unknown or was aborted".to_owned();
             self.core.send(from, Frame::Abort { batch, reason });
-            return self.core.report_ignored(from, "State", "unknown batch");
-        }
-        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Waiting) else {
             return self
                 .core
-                .report_ignored(from, "State", "the batch is not waiting for state");
+                .outputs
+                .report_ignored(from, "State", "unknown batch");
+        }
+        let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Waiting) else {
+            return self.core.outputs.report_ignored(
+                from,
+                "State",
+                "the batch is not waiting for state",
+            );
         };
         for state in states {
             let index = state.index as usize;

@@ -112,7 +112,9 @@ impl Handoff {
             .map(|flow| (flow.flow, flow.epoch))
             .collect();
         if !flows.is_empty() {
-            self.core.push_event(Event::FlowsAccepted { batch, flows });
+            self.core
+                .outputs
+                .push_event(Event::FlowsAccepted { batch, flows });
         }
         if let Some(batch) = batch
             && complete
@@ -185,7 +187,7 @@ impl Handoff {
         self.core
             .push_command(purpose, |token| Command::Discard { token, flows });
         let (flows, reason) = (discarded, reason.to_owned());
-        self.core.push_event(Event::FlowsDiscarded {
+        self.core.outputs.push_event(Event::FlowsDiscarded {
             batch,
             flows,
             reason,

@@ -58,7 +58,7 @@ impl HandoffCore {
                 Err(_) if attempt < ATTEMPTS_MAX => to_retry.push(entry),
                 Err(error) => {
                     let flow = entry.flow();
-                    self.push_event(Event::CommandFailed {
+                    self.outputs.push_event(Event::CommandFailed {
                         flow,
                         command,
                         error,

@@ -210,7 +210,7 @@ impl Handoff {
         };
         let moved = flows.iter().filter(is_moved).count();
         let batch = seq.map(|seq| self.batch_id(seq));
-        self.core.push_event(Event::Outcome {
+        self.core.outputs.push_event(Event::Outcome {
             request,
             batch,
             flows,
@@ -234,7 +234,7 @@ impl Handoff {
             if progress.remaining == 0 {
                 let RequestProgress { moved, kept, .. } = *progress;
                 self.donor.requests.remove(&request);
-                self.core.push_event(Event::RequestFinished {
+                self.core.outputs.push_event(Event::RequestFinished {
                     request,
                     moved,
                     kept,
@@ -252,7 +252,7 @@ impl Handoff {
                 .timers
                 .remove(&(deadline, HandoffTimer::OutboundBatch(seq)));
         }
-        self.core.push_event(Event::BatchFinished {
+        self.core.outputs.push_event(Event::BatchFinished {
             batch: self.batch_id(seq),
             acceptor: batch.acceptor,
             moved: batch.moved,

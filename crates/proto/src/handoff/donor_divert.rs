@@ -103,14 +103,14 @@ impl Handoff {
         results: Vec<Result<(), String>>,
     ) {
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Preparing) else {
-            return self.core.report_ignored(
+            return self.core.outputs.report_ignored(
                 from,
                 "PrepareResponse",
                 "the batch is not being prepared",
             );
         };
         if batch.acceptor != from || batch.flows.len() != results.len() {
-            return self.core.report_ignored(
+            return self.core.outputs.report_ignored(
                 from,
                 "PrepareResponse",
                 "the sender or the number of results does not match the batch",

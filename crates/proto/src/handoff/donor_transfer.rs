@@ -111,12 +111,14 @@ impl Handoff {
         times: AcceptorPhaseTimes,
     ) {
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Transferring) else {
-            return self
-                .core
-                .report_ignored(from, "Done", "the batch is not being transferred");
+            return self.core.outputs.report_ignored(
+                from,
+                "Done",
+                "the batch is not being transferred",
+            );
         };
         if batch.acceptor != from || batch.flows.len() != results.len() {
-            return self.core.report_ignored(
+            return self.core.outputs.report_ignored(
                 from,
                 "Done",
                 "the sender or the number of results does not match the batch",
@@ -200,7 +202,9 @@ impl Handoff {
         };
         batch.deadline = None;
         let (peer, step) = match batch.stage {
-            OutboundBatchStage::Diverting(_) => (self.core.holder(), HandoffStep::Divert),
+            OutboundBatchStage::Diverting(_) => {
+                (self.core.holder_client.holder(), HandoffStep::Divert)
+            }
             OutboundBatchStage::Transferring => (batch.acceptor, HandoffStep::Transfer),
             _ => (batch.acceptor, HandoffStep::Prepare),
         };

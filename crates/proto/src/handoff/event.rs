@@ -1,6 +1,7 @@
 //! Events of a handoff machine: for logs, for metrics, and for the requester.
 
 use super::RequestId;
+use crate::machine_output::IgnoredInput;
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
@@ -232,12 +233,11 @@ pub enum Event {
         error: String,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
-    Ignored {
-        /// The sender; this node for a completion.
-        from: NodeId,
-        /// Name of the frame.
-        frame: &'static str,
-        /// Reason for ignoring it.
-        reason: &'static str,
-    },
+    Ignored(IgnoredInput),
+}
+
+impl From<IgnoredInput> for Event {
+    fn from(ignored: IgnoredInput) -> Self {
+        Self::Ignored(ignored)
+    }
 }

@@ -22,10 +22,12 @@ impl Handoff {
         request: u64,
         changes: Vec<OwnershipChange>,
     ) {
-        if !self.core.is_holder() {
-            return self
-                .core
-                .report_ignored(from, "ChangeRequest", "this node is not the holder");
+        if !self.core.holder_client.is_holder() {
+            return self.core.outputs.report_ignored(
+                from,
+                "ChangeRequest",
+                "this node is not the holder",
+            );
         }
         let changes = self.raise_epochs(changes);
         let purpose = CommandPurpose::ArbitrateForPeer {
@@ -91,9 +93,10 @@ impl Handoff {
     }
 
     pub(super) fn on_query(&mut self, from: NodeId, request: u64, flows: Vec<Flow>) {
-        if !self.core.is_holder() {
+        if !self.core.holder_client.is_holder() {
             return self
                 .core
+                .outputs
                 .report_ignored(from, "Query", "this node is not the holder");
         }
         let purpose = CommandPurpose::Lookup {

@@ -41,6 +41,7 @@ use self::acceptor::Acceptor;
 use self::donor::Donor;
 use self::holder::Holder;
 use self::shared_state::{CommandPurpose, HandoffCore, HandoffTimer};
+use crate::machine_output::MachineOutput;
 use crate::view::View;
 use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
@@ -111,20 +112,7 @@ pub struct RecoveredFlow {
 }
 
 /// An action for the daemon.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// Send a frame.
-    Send {
-        /// The receiver, never this node.
-        to: NodeId,
-        /// The frame.
-        frame: Frame,
-    },
-    /// Carry out a command and answer with a [`Completion`].
-    Execute(Command),
-    /// Report an event to its observers.
-    Event(Event),
-}
+pub type Output = MachineOutput<Command, Event>;
 
 /// The handoff machine of a node; see the module documentation.
 #[derive(Debug)]
@@ -186,14 +174,14 @@ impl Handoff {
             Frame::Query { request, flows } => self.on_query(from, request, flows),
             Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } | Frame::Move { .. } => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
-                self.core.report_ignored(
+                self.core.outputs.report_ignored(
                     from,
                     frame.name(),
                     "the batch does not belong to this daemon",
                 );
             }
             Frame::QueryResponse { .. } => {
-                self.core.report_ignored(
+                self.core.outputs.report_ignored(
                     from,
                     frame.name(),
                     "the handoff machine sends no queries",
@@ -216,8 +204,11 @@ impl Handoff {
             }
             None => {
                 let node = self.core.config.node;
-                self.core
-                    .report_ignored(node, "completion", "no open command has this token");
+                self.core.outputs.report_ignored(
+                    node,
+                    "completion",
+                    "no open command has this token",
+                );
             }
         }
         self.start_possible_actions(now);
@@ -250,17 +241,17 @@ impl Handoff {
         if view.epoch <= self.core.view.epoch {
             return;
         }
-        let has_new_holder = view.contact_node != self.core.holder();
+        let holder = view.contact_node;
         self.core.view = view;
-        if has_new_holder {
-            self.redirect_requests_to_holder(now);
+        if holder != self.core.holder_client.holder() {
+            self.redirect_requests_to_holder(now, holder);
         }
         self.start_possible_actions(now);
     }
 
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
-        if peer == self.core.holder() {
+        if peer == self.core.holder_client.holder() {
             self.repeat_all_requests_to_holder(now);
         }
         self.start_possible_actions(now);
@@ -293,7 +284,7 @@ impl Handoff {
 
     /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.core.outputs.pop_front()
+        self.core.outputs.pop()
     }
 
     /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
@@ -368,7 +359,9 @@ impl Handoff {
                 },
             );
         }
-        self.core.report_ignored(from, "Abort", "unknown batch");
+        self.core
+            .outputs
+            .report_ignored(from, "Abort", "unknown batch");
     }
 
     fn on_completed(&mut self, now: Duration, purpose: CommandPurpose, results: Results) {

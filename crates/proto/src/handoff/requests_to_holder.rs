@@ -33,7 +33,7 @@ impl Handoff {
 
     /// Sends an open request, or decides it if this node is the holder.
     fn submit_request(&mut self, request: u64, body: HolderRequestBody, due: Duration) {
-        if !self.core.is_holder() {
+        if !self.core.holder_client.is_holder() {
             let timer = (due, HandoffTimer::HolderRequest(request));
             self.core.timers.insert(timer);
             return self.send_holder_request(request, body);
@@ -52,7 +52,7 @@ impl Handoff {
     }
 
     fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
-        let holder = self.core.holder();
+        let holder = self.core.holder_client.holder();
         self.core.send(holder, body.into_frame(request));
     }
 
@@ -76,8 +76,8 @@ impl Handoff {
         let items = repetition.body.len();
         self.send_holder_request(request, repetition.body);
         if repetition.is_holder_silent {
-            self.core.push_event(Event::HolderSilent {
-                holder: self.core.holder(),
+            self.core.outputs.push_event(Event::HolderSilent {
+                holder: self.core.holder_client.holder(),
                 changes: items,
             });
         }
@@ -91,8 +91,7 @@ impl Handoff {
     }
 
     /// Submits all open requests to the holder of a new view.
-    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration) {
-        let holder = self.core.holder();
+    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
         for request in self.core.holder_client.restart_waits() {
             if let Some(repetition) = self.core.holder_client.repeat(now, request) {
@@ -114,7 +113,12 @@ impl Handoff {
         let shape = AnswerShape::Changes(answers.len());
         let open = match self.core.holder_client.take_answered(from, request, shape) {
             Ok(open) => open,
-            Err(reason) => return self.core.report_ignored(from, "ChangeResponse", reason),
+            Err(reason) => {
+                return self
+                    .core
+                    .outputs
+                    .report_ignored(from, "ChangeResponse", reason);
+            }
         };
         self.core
             .timers
@@ -138,7 +142,7 @@ impl Handoff {
         for change in changes {
             if !matches!(change.kind, ChangeKind::Establish | ChangeKind::Remove) {
                 let node = self.core.config.node;
-                self.core.report_ignored(
+                self.core.outputs.report_ignored(
                     node,
                     "change",
                     "the handoff machine makes this change itself",
@@ -183,6 +187,7 @@ impl Handoff {
                     let corrections = self.corrected_removal(&change, record);
                     if corrections.is_empty() {
                         self.core
+                            .outputs
                             .push_event(Event::ReportAnswered { change, result });
                     }
                     corrected.extend(corrections);
@@ -191,6 +196,7 @@ impl Handoff {
                 (ChangeKind::Rollback, _) => {}
                 _ => self
                     .core
+                    .outputs
                     .push_event(Event::ReportAnswered { change, result }),
             }
         }

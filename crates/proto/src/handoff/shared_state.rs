@@ -1,13 +1,14 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
+use super::RequestId;
 use super::command::{Command, CommandToken, FlowEpoch};
 use super::command_retry::Retryable;
 use super::config::HandoffMachineConfig;
 use super::crash_recovery::RecoveredInboundFlow;
 use super::donor_resume_or_close::EndingFlow;
 use super::event::Event;
-use super::{Output, RequestId};
 use crate::holder_client::HolderClient;
+use crate::machine_output::OutputQueue;
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::frame::BatchId;
@@ -83,7 +84,7 @@ pub(super) struct HandoffCore {
     pub config: HandoffMachineConfig,
     /// The newest view of the group.
     pub view: View,
-    pub outputs: VecDeque<Output>,
+    pub outputs: OutputQueue<Command, Event>,
     /// Open commands, each with its number of expected results.
     pub open_commands: BTreeMap<CommandToken, (CommandPurpose, usize)>,
     /// Failed commands that wait for their repetition.
@@ -101,10 +102,10 @@ impl HandoffCore {
     pub(super) fn new(config: HandoffMachineConfig, view: View) -> HandoffCore {
         let (wait_min, wait_max) = (config.holder_retry_min, config.holder_retry_max);
         HandoffCore {
-            holder_client: HolderClient::new(view.contact_node, wait_min, wait_max),
+            holder_client: HolderClient::new(config.node, view.contact_node, wait_min, wait_max),
             config,
             view,
-            outputs: VecDeque::new(),
+            outputs: OutputQueue::new(),
             open_commands: BTreeMap::new(),
             failed_commands: BTreeMap::new(),
             moving_flows: BTreeMap::new(),
@@ -113,16 +114,6 @@ impl HandoffCore {
             report_in_flight: false,
             last_number: 0,
         }
-    }
-
-    /// Returns the node that holds the steering table.
-    pub(super) fn holder(&self) -> NodeId {
-        self.view.contact_node
-    }
-
-    /// Returns true if this node holds the steering table.
-    pub(super) fn is_holder(&self) -> bool {
-        self.holder() == self.config.node
     }
 
     /// Returns a number that this machine has not used: for tokens, requests and holder requests.
@@ -136,24 +127,7 @@ impl HandoffCore {
     }
 
     pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
-        self.outputs.push_back(Output::Send { to, frame });
-    }
-
-    pub(super) fn push_event(&mut self, event: Event) {
-        self.outputs.push_back(Output::Event(event));
-    }
-
-    pub(super) fn report_ignored(
-        &mut self,
-        from: NodeId,
-        frame: &'static str,
-        reason: &'static str,
-    ) {
-        self.push_event(Event::Ignored {
-            from,
-            frame,
-            reason,
-        });
+        self.outputs.send(to, frame);
     }
 
     /// Emits a command; `make` gets its token.
@@ -166,7 +140,7 @@ impl HandoffCore {
         let command = make(token);
         self.open_commands
             .insert(token, (purpose, command.result_count()));
-        self.outputs.push_back(Output::Execute(command));
+        self.outputs.execute(command);
     }
 
     /// Schedules a failed command for repetition.

@@ -117,12 +117,17 @@ impl Migration {
     /// Handles a donor's offer of a process.
     pub(super) fn on_offer(&mut self, now: Duration, from: NodeId, id: MoveId, offer: MoveOffer) {
         if id.donor != from {
-            return self
-                .core
-                .report_ignored(from, "Offer", "the move belongs to another donor");
+            return self.core.outputs.report_ignored(
+                from,
+                "Offer",
+                "the move belongs to another donor",
+            );
         }
         if self.inbound_moves.contains_key(&id) || self.ended_moves.contains(&id) {
-            return self.core.report_ignored(from, "Offer", "repeated frame");
+            return self
+                .core
+                .outputs
+                .report_ignored(from, "Offer", "repeated frame");
         }
         let running = |stage| {
             matches!(
@@ -201,9 +206,11 @@ impl Migration {
             return self.refuse_unknown_move(from, id, "Arm");
         };
         if id.donor != from || inbound.stage != InboundMoveStage::Waiting {
-            return self
-                .core
-                .report_ignored(from, "Arm", "wrong sender or state of the move");
+            return self.core.outputs.report_ignored(
+                from,
+                "Arm",
+                "wrong sender or state of the move",
+            );
         }
         let flow_names = flows.iter().map(|flow| flow.flow);
         if let Err(flow) = self.core.begin_flows(id, flow_names.clone()) {
@@ -231,7 +238,9 @@ impl Migration {
 
     /// Answers a frame about a move that this node does not have, and so will never run.
     pub(super) fn refuse_unknown_move(&mut self, from: NodeId, id: MoveId, frame: &'static str) {
-        self.core.report_ignored(from, frame, "unknown move");
+        self.core
+            .outputs
+            .report_ignored(from, frame, "unknown move");
         if id.donor == from {
             self.send_never_runs(id, "the move is unknown or was aborted");
         }
@@ -263,7 +272,9 @@ impl Migration {
                     id,
                 });
             let reason = reason.to_owned();
-            self.core.push_event(Event::ProcessDiscarded { id, reason });
+            self.core
+                .outputs
+                .push_event(Event::ProcessDiscarded { id, reason });
         }
     }
 
@@ -279,7 +290,7 @@ impl Migration {
     /// Handles the donor's abort. A move with a requested commit continues: the holder decides.
     pub(super) fn on_abort(&mut self, from: NodeId, id: MoveId, reason: &str) {
         if id.donor != from {
-            return self.core.report_ignored(
+            return self.core.outputs.report_ignored(
                 from,
                 "MoveAbort",
                 "the move belongs to another donor",

@@ -28,7 +28,11 @@ impl Migration {
             return self.refuse_unknown_move(from, id, "Final");
         };
         if id.donor != from || inbound.stage != InboundMoveStage::Waiting {
-            return (self.core).report_ignored(from, "Final", "wrong sender or state of the move");
+            return (self.core.outputs).report_ignored(
+                from,
+                "Final",
+                "wrong sender or state of the move",
+            );
         }
         if flows
             .iter()
@@ -197,6 +201,7 @@ impl Migration {
             Err(error) => {
                 let command = "Resume";
                 self.core
+                    .outputs
                     .push_event(Event::CommandFailed { id, command, error });
                 ResumeReport::default()
             }
@@ -216,7 +221,9 @@ impl Migration {
         self.send_done(now, id);
         self.core
             .end_flows(id, &owned_flows, |flow| !owned_flows.contains_key(flow));
-        self.core.push_event(Event::ProcessAccepted { id, flows });
+        self.core
+            .outputs
+            .push_event(Event::ProcessAccepted { id, flows });
     }
 
     /// Tells the donor that its process runs here, until the donor reports that nothing of it is left there.
@@ -255,7 +262,7 @@ impl Migration {
 
     pub(super) fn on_donor_released(&mut self, now: Duration, from: NodeId, id: MoveId) {
         if id.donor != from {
-            return (self.core).report_ignored(
+            return (self.core.outputs).report_ignored(
                 from,
                 "Released",
                 "the move belongs to another donor",

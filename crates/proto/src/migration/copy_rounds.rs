@@ -162,7 +162,7 @@ impl Migration {
         let predicted = model.predict(outbound.options.sockets, outbound.load);
         outbound.summary.predicted = predicted;
         let seconds = report.dirty_interval.as_secs_f64().max(1e-6);
-        self.core.push_event(Event::RoundEnded {
+        self.core.outputs.push_event(Event::RoundEnded {
             id,
             round: outbound.rounds.count,
             sent_bytes: report.sent_bytes,
@@ -245,6 +245,7 @@ impl Migration {
             let to = outbound.to;
             return self
                 .core
+                .outputs
                 .report_ignored(to, "Ready", "unexpected in this state");
         }
         if let Err(error) = result {

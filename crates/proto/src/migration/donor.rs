@@ -287,9 +287,11 @@ impl Migration {
             .outbound_in_stage(id, OutboundMoveStage::Offering)
             .is_none()
         {
-            return self
-                .core
-                .report_ignored(from, "OfferResponse", "unexpected in this state");
+            return self.core.outputs.report_ignored(
+                from,
+                "OfferResponse",
+                "unexpected in this state",
+            );
         }
         if !refusals.is_empty() {
             let (by, whys) = (from, refusals);
@@ -325,7 +327,7 @@ impl Migration {
         self.core
             .set_timer(MoveTimer::RepeatDivert(id), &mut outbound.divert_due, None);
         let summary = Box::new(std::mem::take(&mut outbound.summary));
-        self.core.push_event(Event::Outcome {
+        self.core.outputs.push_event(Event::Outcome {
             id,
             outcome,
             summary,
@@ -338,7 +340,7 @@ impl Migration {
             return;
         };
         outbound.deadline = None;
-        let (to, holder) = (outbound.to, self.core.holder());
+        let (to, holder) = (outbound.to, self.core.holder_client.holder());
         let (peer, step) = match outbound.stage {
             OutboundMoveStage::Offering => (to, MigrationStep::Offer),
             OutboundMoveStage::Copying | OutboundMoveStage::AwaitingAcceptor => {

@@ -78,6 +78,7 @@ impl Migration {
         if !forwarded.is_empty() {
             let connections = forwarded;
             self.core
+                .outputs
                 .push_event(Event::ConnectionsForwarded { id, connections });
         }
     }
@@ -104,14 +105,18 @@ impl Migration {
         result: Result<(), String>,
     ) {
         let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Arming) else {
-            return self
-                .core
-                .report_ignored(from, "ArmResponse", "unexpected in this state");
+            return self.core.outputs.report_ignored(
+                from,
+                "ArmResponse",
+                "unexpected in this state",
+            );
         };
         if outbound.arm_count != part {
-            return self
-                .core
-                .report_ignored(from, "ArmResponse", "response to another request");
+            return self.core.outputs.report_ignored(
+                from,
+                "ArmResponse",
+                "response to another request",
+            );
         }
         if let Err(error) = result {
             let (by, whys) = (from, vec![error]);
@@ -163,6 +168,7 @@ impl Migration {
         outbound.forwarded.extend(&connections);
         self.undo_at_peers(now, id, silent_peers);
         self.core
+            .outputs
             .push_event(Event::ConnectionsForwarded { id, connections });
         self.save_flows(now, id);
     }

@@ -148,10 +148,17 @@ impl Migration {
             if result.is_ok() {
                 self.core.send(from, id, MoveFrame::Released);
             }
-            return self.core.report_ignored(from, "MoveDone", "unknown move");
+            return self
+                .core
+                .outputs
+                .report_ignored(from, "MoveDone", "unknown move");
         };
         if outbound.to != from {
-            return (self.core).report_ignored(from, "MoveDone", "the sender is not the acceptor");
+            return (self.core.outputs).report_ignored(
+                from,
+                "MoveDone",
+                "the sender is not the acceptor",
+            );
         }
         match (outbound.stage, result) {
             (OutboundMoveStage::Transferring, Ok(_)) => {
@@ -172,6 +179,7 @@ impl Migration {
             )
             | (_, Ok(_)) => {
                 self.core
+                    .outputs
                     .report_ignored(from, "MoveDone", "unexpected in this state");
             }
             (_, Err(why)) => self.fail_move(now, id, ProcessKeptReason::Aborted { by: from, why }),
@@ -213,7 +221,9 @@ impl Migration {
         outbound.clone_runs = outbound.options.clone;
         let (clone_runs, bytes) = (outbound.clone_runs, outbound.summary.post_copy_bytes);
         if bytes > 0 {
-            self.core.push_event(Event::PostCopyStarted { id, bytes });
+            self.core
+                .outputs
+                .push_event(Event::PostCopyStarted { id, bytes });
         }
         match clone_runs {
             true => self.command_thaw(id, 1),
@@ -270,6 +280,7 @@ impl Migration {
             }
             let command = "Release";
             self.core
+                .outputs
                 .push_event(Event::CommandFailed { id, command, error });
         }
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {

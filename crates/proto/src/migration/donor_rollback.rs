@@ -129,7 +129,7 @@ impl Migration {
         };
         let to = outbound.to;
         if !std::mem::replace(&mut outbound.in_doubt, true) {
-            self.core.push_event(Event::HolderLostTable { id });
+            self.core.outputs.push_event(Event::HolderLostTable { id });
         }
         let reason = "the holder lost its record of the move".to_owned();
         self.core.send(to, id, MoveFrame::Abort { reason });
@@ -150,7 +150,9 @@ impl Migration {
             changes.push(OwnershipChange { flow, kind, epoch });
         }
         if !changes.is_empty() {
-            self.core.push_event(Event::ReportChanges { changes });
+            self.core
+                .outputs
+                .push_event(Event::ReportChanges { changes });
         }
         self.thaw(now, id);
     }
@@ -207,6 +209,7 @@ impl Migration {
             }
             let command = "Thaw";
             self.core
+                .outputs
                 .push_event(Event::CommandFailed { id, command, error });
         }
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {

@@ -1,5 +1,6 @@
 //! Events of a migration machine: for logs, for metrics, and for the requester.
 
+use crate::machine_output::IgnoredInput;
 use core::time::Duration;
 use holdfast_wire::move_frames::StepTime;
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
@@ -285,12 +286,11 @@ pub enum Event {
         error: String,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
-    Ignored {
-        /// The sender; this node for a completion.
-        from: NodeId,
-        /// Name of the frame.
-        frame: &'static str,
-        /// Reason for ignoring it.
-        reason: &'static str,
-    },
+    Ignored(IgnoredInput),
+}
+
+impl From<IgnoredInput> for Event {
+    fn from(ignored: IgnoredInput) -> Self {
+        Self::Ignored(ignored)
+    }
 }

@@ -67,6 +67,7 @@ use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
 use self::shared_state::{CommandPurpose, MigrationCore, MoveTimer};
+use crate::machine_output::MachineOutput;
 use crate::view::View;
 use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
@@ -139,20 +140,7 @@ pub enum MoveRequestError {
 }
 
 /// An action for the daemon.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// Send a frame.
-    Send {
-        /// The receiver, never this node.
-        to: NodeId,
-        /// The frame.
-        frame: Frame,
-    },
-    /// Carry out a command and answer with a [`Completion`].
-    Execute(Command),
-    /// Report an event to its observers.
-    Event(Event),
-}
+pub type Output = MachineOutput<Command, Event>;
 
 /// The migration machine of a node; see the module documentation.
 #[derive(Debug)]
@@ -209,7 +197,7 @@ impl Migration {
             Frame::QueryResponse { request, records } => {
                 self.on_looked_up(now, from, request, records);
             }
-            other => (self.core).report_ignored(
+            other => (self.core.outputs).report_ignored(
                 from,
                 other.name(),
                 "the frame belongs to another state machine",
@@ -232,7 +220,11 @@ impl Migration {
             Some(purpose) => self.on_completed(now, purpose, results),
             None => {
                 let node = self.core.config.node;
-                (self.core).report_ignored(node, "completion", "no open command has this token");
+                (self.core.outputs).report_ignored(
+                    node,
+                    "completion",
+                    "no open command has this token",
+                );
             }
         }
     }
@@ -250,7 +242,9 @@ impl Migration {
         }
         if !not_moving.is_empty() {
             let changes = not_moving;
-            self.core.push_event(Event::ReportChanges { changes });
+            self.core
+                .outputs
+                .push_event(Event::ReportChanges { changes });
         }
     }
 
@@ -267,16 +261,16 @@ impl Migration {
         if view.epoch <= self.core.view.epoch {
             return;
         }
-        let has_new_holder = view.contact_node != self.core.holder();
+        let holder = view.contact_node;
         self.core.view = view;
-        if has_new_holder {
-            self.redirect_requests_to_holder(now);
+        if holder != self.core.holder_client.holder() {
+            self.redirect_requests_to_holder(now, holder);
         }
     }
 
     /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
     pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
-        if peer == self.core.holder() {
+        if peer == self.core.holder_client.holder() {
             self.repeat_all_requests_to_holder(now);
         }
         self.repeat_translate_requests(now, peer);
@@ -311,7 +305,7 @@ impl Migration {
 
     /// Returns the next output, none if there is none left.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.core.outputs.pop_front()
+        self.core.outputs.pop()
     }
 
     /// Returns the time at which to call `handle_timeout`, none for never. The time may be past.
@@ -379,14 +373,18 @@ impl Migration {
             | MoveFrame::PageRequest(_)
             | MoveFrame::CheckResult { .. }
             | MoveFrame::LockHandover { .. } => {
-                (self.core).report_ignored(from, name, "the daemon handles this frame itself");
+                (self.core.outputs).report_ignored(
+                    from,
+                    name,
+                    "the daemon handles this frame itself",
+                );
             }
             _ if self
                 .outbound_moves
                 .get(&id)
                 .is_none_or(|outbound| outbound.to != from) =>
             {
-                (self.core).report_ignored(
+                (self.core.outputs).report_ignored(
                     from,
                     name,
                     "the move is unknown, or the sender is not its acceptor",

@@ -134,7 +134,7 @@ impl Migration {
             .get(&(id, peer))
             .is_none_or(|tell| tell.step != step)
         {
-            return self.core.report_ignored(
+            return self.core.outputs.report_ignored(
                 peer,
                 "TranslateResponse",
                 "no open request for this step",
@@ -147,6 +147,7 @@ impl Migration {
         if let Err(error) = result {
             let command = "Translate";
             self.core
+                .outputs
                 .push_event(Event::CommandFailed { id, command, error });
         }
         self.remove_if_finished(now, id);
@@ -162,7 +163,7 @@ impl Migration {
         connections: Vec<Flow>,
     ) {
         if from != id.donor && from != to {
-            return (self.core).report_ignored(
+            return (self.core.outputs).report_ignored(
                 from,
                 "Translate",
                 "the sender is neither donor nor acceptor",
@@ -243,7 +244,7 @@ impl Migration {
             }
             (None, Err(why)) => {
                 let command = "Translate";
-                self.core.push_event(Event::CommandFailed {
+                self.core.outputs.push_event(Event::CommandFailed {
                     id,
                     command,
                     error: why,

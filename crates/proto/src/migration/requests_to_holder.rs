@@ -3,10 +3,10 @@
 //! The epochs of a process's record are always the same: established at [`OWNED_EPOCH`] by the request that diverts it, in
 //! transit at [`TRANSIT_EPOCH`]. Therefore a request can name them without a query.
 
+use super::Migration;
 use super::command::Command;
 use super::event::Event;
 use super::shared_state::{CommandPurpose, MoveTimer};
-use super::{Migration, Output};
 pub(super) use crate::holder_client::HolderAnswers;
 use crate::holder_client::{AnswerShape, HolderRequestBody};
 use core::time::Duration;
@@ -76,7 +76,7 @@ impl Migration {
     /// Sends an open request, or decides it if this node is the holder.
     fn submit_request(&mut self, request: u64, body: HolderRequestBody, due: Duration) {
         let asker = self.core.config.node;
-        if !self.core.is_holder() {
+        if !self.core.holder_client.is_holder() {
             let timer = (due, MoveTimer::HolderRequest(request));
             self.core.timers.insert(timer);
             return self.send_holder_request(request, body);
@@ -93,9 +93,9 @@ impl Migration {
     }
 
     fn send_holder_request(&mut self, request: u64, body: HolderRequestBody) {
-        let to = self.core.holder();
+        let to = self.core.holder_client.holder();
         let frame = body.into_frame(request);
-        self.core.outputs.push_back(Output::Send { to, frame });
+        self.core.outputs.send(to, frame);
     }
 
     /// Cancels a request; a later answer is ignored.
@@ -109,7 +109,7 @@ impl Migration {
 
     /// Repeats a request.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
-        if self.core.is_holder() {
+        if self.core.holder_client.is_holder() {
             return;
         }
         let Some(repetition) = self.core.holder_client.repeat(now, request) else {
@@ -120,8 +120,8 @@ impl Migration {
         self.core.timers.insert((repetition.due, timer));
         self.send_holder_request(request, repetition.body);
         if repetition.is_holder_silent {
-            let holder = self.core.holder();
-            self.core.push_event(Event::HolderSilent { holder });
+            let holder = self.core.holder_client.holder();
+            self.core.outputs.push_event(Event::HolderSilent { holder });
         }
     }
 
@@ -133,8 +133,7 @@ impl Migration {
     }
 
     /// Submits all open requests to the holder of a new view.
-    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration) {
-        let holder = self.core.holder();
+    pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
         for request in self.core.holder_client.restart_waits() {
             if let Some(repetition) = self.core.holder_client.repeat(now, request) {
@@ -199,7 +198,7 @@ impl Migration {
                 Some(open.purpose)
             }
             Err(reason) => {
-                self.core.report_ignored(from, frame, reason);
+                self.core.outputs.report_ignored(from, frame, reason);
                 None
             }
         }

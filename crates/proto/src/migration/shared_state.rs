@@ -1,16 +1,16 @@
 //! State that the roles share: outputs, timers, tokens, and the flows that are moving.
 
-use super::Output;
 use super::command::{Command, CommandToken};
 use super::config::MigrationMachineConfig;
 use super::event::Event;
 use super::requests_to_holder::HolderRequestPurpose;
 use crate::holder_client::HolderClient;
+use crate::machine_output::OutputQueue;
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::move_frames::{MoveFrame, TranslationStep};
 use holdfast_wire::{ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Purpose of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +76,7 @@ pub(super) struct MigrationCore {
     pub config: MigrationMachineConfig,
     /// The newest view of the group.
     pub view: View,
-    pub outputs: VecDeque<Output>,
+    pub outputs: OutputQueue<Command, Event>,
     pub open_commands: BTreeMap<CommandToken, CommandPurpose>,
     /// Failed commands that wait for their repetition.
     pub failed_commands: BTreeMap<CommandToken, CommandPurpose>,
@@ -88,29 +88,23 @@ pub(super) struct MigrationCore {
 
 impl MigrationCore {
     pub(super) fn new(config: MigrationMachineConfig, view: View) -> MigrationCore {
-        let holder_client =
-            HolderClient::new(view.contact_node, config.retry_min, config.retry_max);
+        let holder_client = HolderClient::new(
+            config.node,
+            view.contact_node,
+            config.retry_min,
+            config.retry_max,
+        );
         MigrationCore {
             holder_client,
             config,
             view,
-            outputs: VecDeque::new(),
+            outputs: OutputQueue::new(),
             open_commands: BTreeMap::new(),
             failed_commands: BTreeMap::new(),
             moving_flows: BTreeMap::new(),
             timers: BTreeSet::new(),
             last_number: 0,
         }
-    }
-
-    /// Returns the node that holds the steering table.
-    pub(super) fn holder(&self) -> NodeId {
-        self.view.contact_node
-    }
-
-    /// Returns true if this node holds the steering table.
-    pub(super) fn is_holder(&self) -> bool {
-        self.holder() == self.config.node
     }
 
     /// Returns a number that this machine has not used: for moves, tokens and holder requests.
@@ -121,24 +115,7 @@ impl MigrationCore {
 
     pub(super) fn send(&mut self, to: NodeId, id: MoveId, frame: MoveFrame) {
         let frame = Frame::Move { id, frame };
-        self.outputs.push_back(Output::Send { to, frame });
-    }
-
-    pub(super) fn push_event(&mut self, event: Event) {
-        self.outputs.push_back(Output::Event(event));
-    }
-
-    pub(super) fn report_ignored(
-        &mut self,
-        from: NodeId,
-        frame: &'static str,
-        reason: &'static str,
-    ) {
-        self.push_event(Event::Ignored {
-            from,
-            frame,
-            reason,
-        });
+        self.outputs.send(to, frame);
     }
 
     /// Emits a command; `make` gets its token.
@@ -149,7 +126,7 @@ impl MigrationCore {
     ) {
         let token = CommandToken(self.next_number());
         self.open_commands.insert(token, purpose);
-        self.outputs.push_back(Output::Execute(make(token)));
+        self.outputs.execute(make(token));
     }
 
     /// Schedules a failed command for repetition; returns false if it was the last attempt.
@@ -235,7 +212,7 @@ impl MigrationCore {
             }
         }
         if !changes.is_empty() {
-            self.push_event(Event::ReportChanges { changes });
+            self.outputs.push_event(Event::ReportChanges { changes });
         }
     }
 }

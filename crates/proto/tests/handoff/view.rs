@@ -1,6 +1,7 @@
 //! Changes of the group's view: who holds the steering table, and who is in the group.
 
 use super::*;
+use holdfast_proto::machine_output::IgnoredInput;
 use holdfast_wire::OwnershipChange;
 
 /// A view after the first one, with another contact node.
@@ -40,7 +41,10 @@ fn open_request_goes_to_new_holder_at_once() {
     let ignored = machine.poll_output();
     assert!(matches!(
         ignored,
-        Some(Output::Event(Event::Ignored { from: HOLDER, .. }))
+        Some(Output::Event(Event::Ignored(IgnoredInput {
+            from: HOLDER,
+            ..
+        })))
     ));
     machine.handle_frame(ms(3), B, answer(request));
     let answered = machine.poll_output();

@@ -144,7 +144,7 @@ impl HandoffWorld {
             }
             Event::FlowsAccepted { batch: None, .. } => self.core.count("activated after restart"),
             Event::FlowsDiscarded { batch: None, .. } => self.core.count("discarded after restart"),
-            Event::Ignored { frame: what, .. } => self.core.count(&format!("ignored {what}")),
+            Event::Ignored(ignored) => self.core.count(&format!("ignored {}", ignored.frame)),
             Event::HolderSilent { .. } => self.core.count("holder silent"),
             Event::FlowsAccepted { .. }
             | Event::FlowsDiscarded { .. }

@@ -185,7 +185,7 @@ impl MigrationWorld {
             Event::CommandFailed { command, .. } => {
                 self.core.count(&format!("{command} failed permanently"));
             }
-            Event::Ignored { frame: what, .. } => self.core.count(&format!("ignored {what}")),
+            Event::Ignored(ignored) => self.core.count(&format!("ignored {}", ignored.frame)),
             Event::HolderSilent { .. } => self.core.count("holder silent"),
             Event::HolderLostTable { .. } => self.core.count("holder lost its table"),
             Event::ConnectionsForwarded { .. } => self.core.count("forwarded"),

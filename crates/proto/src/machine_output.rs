@@ -1,0 +1,75 @@
+//! What the machines of a node ask of the daemon.
+
+use holdfast_wire::{Frame, NodeId};
+use std::collections::VecDeque;
+
+/// An action for the daemon. `C` is the machine's command, `E` its event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MachineOutput<C, E> {
+    /// Send a frame.
+    Send {
+        /// The receiver, never this node.
+        to: NodeId,
+        /// The frame.
+        frame: Frame,
+    },
+    /// Carry out a command and answer with the machine's `Completion`.
+    Execute(C),
+    /// Report an event to its observers.
+    Event(E),
+}
+
+/// A frame or completion that was ignored: late, repeated, or never requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IgnoredInput {
+    /// The sender; this node for a completion.
+    pub from: NodeId,
+    /// Name of the frame.
+    pub frame: &'static str,
+    /// Reason for ignoring it.
+    pub reason: &'static str,
+}
+
+/// Outputs that the daemon has not taken yet.
+#[derive(Debug)]
+pub(crate) struct OutputQueue<C, E>(VecDeque<MachineOutput<C, E>>);
+
+impl<C, E> OutputQueue<C, E> {
+    pub fn new() -> Self {
+        Self(VecDeque::new())
+    }
+
+    /// Returns true if the daemon has taken all outputs.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes the next output.
+    pub fn pop(&mut self) -> Option<MachineOutput<C, E>> {
+        self.0.pop_front()
+    }
+
+    pub fn send(&mut self, to: NodeId, frame: Frame) {
+        self.0.push_back(MachineOutput::Send { to, frame });
+    }
+
+    pub fn execute(&mut self, command: C) {
+        self.0.push_back(MachineOutput::Execute(command));
+    }
+
+    pub fn push_event(&mut self, event: E) {
+        self.0.push_back(MachineOutput::Event(event));
+    }
+}
+
+impl<C, E: From<IgnoredInput>> OutputQueue<C, E> {
+    /// Reports that an input was ignored.
+    pub fn report_ignored(&mut self, from: NodeId, frame: &'static str, reason: &'static str) {
+        let ignored = IgnoredInput {
+            from,
+            frame,
+            reason,
+        };
+        self.push_event(ignored.into());
+    }
+}
