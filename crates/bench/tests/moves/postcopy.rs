@@ -22,6 +22,9 @@ const CONNECTIONS: usize = 16;
 /// Time in milliseconds for which a daemon is held up before it sends the remaining pages.
 const PAGE_DELAY_MS: u32 = 1500;
 
+/// Most moves in a row without a page for post-copy.
+const COMPLETE_MOVES_MAX: usize = 4;
+
 /// Longest duration of a move on a machine that is not overloaded.
 const MOVE_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -188,17 +191,29 @@ pub fn postcopy_with_fault(
     fault: Fault,
     allowed: &[EndState],
 ) -> Result<()> {
-    let began = Instant::now();
-    let program = start_writer(world)?;
-    let result = begin_with_fault(world, &program, at, fault, MigrationGroup::begin_post_copy)
-        .and_then(|()| assert_end_state(world, &program, allowed))
-        .with_context(|| format!("{fault:?} at {at:?}"));
-    eprintln!(
-        "{fault:?} at {at:?}: {:?}, {:.1?}",
-        result.as_ref().ok(),
-        began.elapsed()
-    );
-    result.map(drop)
+    repeat_until_allowed(allowed, || {
+        let began = Instant::now();
+        let program = start_writer(world)?;
+        let result = begin_with_fault(world, &program, at, fault, MigrationGroup::begin_post_copy)
+            .and_then(|()| assert_end_state(world, &program, allowed))
+            .with_context(|| format!("{fault:?} at {at:?}"));
+        eprintln!(
+            "{fault:?} at {at:?}: {:?}, {:.1?}",
+            result.as_ref().ok(),
+            began.elapsed()
+        );
+        result
+    })
+}
+
+/// Runs a case again while its process ends in a state that shows no more than that no page was left for post-copy.
+fn repeat_until_allowed(allowed: &[EndState], case: impl Fn() -> Result<EndState>) -> Result<()> {
+    for _ in 0..COMPLETE_MOVES_MAX {
+        if allowed.contains(&case()?) {
+            return Ok(());
+        }
+    }
+    bail!("no page was left for post-copy in {COMPLETE_MOVES_MAX} moves");
 }
 
 /// Asks a daemon to end during post-copy; the daemon is restarted. The original stays stopped meanwhile, and the copy
@@ -208,20 +223,20 @@ pub fn postcopy_with_terminated_daemon(
     node: &str,
     end: EndState,
 ) -> Result<()> {
-    let program = start_writer(world)?;
-    let pid = world.pid_on(DONOR, &program)?;
-    let before = world.cluster.daemon_starts(node);
-    delay_remaining_pages(world)?;
-    postcopy_until_running(world, pid)?;
-    world.cluster.signal_daemon(node, Signal::SIGTERM)?;
-    world.wait("the daemon was not restarted", || {
-        Ok(world.cluster.daemon_starts(node) > before)
-    })?;
-    world.cluster.wait_ready()?;
-    let found = assert_end_state(world, &program, &[end]);
-    found
-        .map(drop)
-        .with_context(|| format!("the daemon of {node} ended"))
+    repeat_until_allowed(&[end], || {
+        let program = start_writer(world)?;
+        let pid = world.pid_on(DONOR, &program)?;
+        let before = world.cluster.daemon_starts(node);
+        delay_remaining_pages(world)?;
+        postcopy_until_running(world, pid)?;
+        world.cluster.signal_daemon(node, Signal::SIGTERM)?;
+        world.wait("the daemon was not restarted", || {
+            Ok(world.cluster.daemon_starts(node) > before)
+        })?;
+        world.cluster.wait_ready()?;
+        assert_end_state(world, &program, &[end])
+            .with_context(|| format!("the daemon of {node} ended"))
+    })
 }
 
 /// Kills the restorer, the first process of the tree's PID namespace, during post-copy.
@@ -272,7 +287,21 @@ pub fn process_ends_when_donor_is_lost(world: &MigrationGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the process is at one node and going on, or nowhere, and that no record is left. Returns the state.
+/// Returns true if the donor's last move had no page left for post-copy, because the program got no processor time since
+/// the last round of copying. A daemon that has been started since the move knows nothing of it.
+fn was_moved_completely(world: &MigrationGroup) -> Result<bool> {
+    let donor = world.cluster.blocking_control_client(DONOR)?;
+    let migrations = donor
+        .run(async |client| client.migrations().await)?
+        .migrations;
+    Ok(migrations
+        .iter()
+        .max_by_key(|one| one.id)
+        .is_some_and(|last| last.outcome == MigrationOutcome::Moved && last.post_copy.is_none()))
+}
+
+/// Checks that the process is at one node and going on, or nowhere, and that no record is left. Returns the state. A
+/// process that has all its pages goes on, whatever is allowed.
 fn assert_end_state(
     world: &MigrationGroup,
     program: &CountingProgram,
@@ -281,6 +310,10 @@ fn assert_end_state(
     world.wait("records of the move are left in a run directory", || {
         no_move_records_left(world)
     })?;
+    let allowed = match was_moved_completely(world)? {
+        true => &[EndState::Running],
+        false => allowed,
+    };
     let mut running_nodes = Vec::new();
     // A killed process may exist for a moment longer.
     let running_max = usize::from(allowed.contains(&EndState::Running));
