@@ -129,12 +129,19 @@ fn classify_and_rerun(
             outcome.failed.push(with_reason(&test, failure));
         } else {
             println!("\nfirst output of {}:", test.title());
-            println!("{}", test.failure.as_ref().map_or("", TestFailure::output));
+            let output = test.failure.as_ref().map_or("", TestFailure::output);
+            println!("{}", indent(output));
             outcome.passed += 1;
             outcome.flaky.push(test.title());
         }
     }
     Ok(outcome)
+}
+
+/// Indents each line, so that `./x` does not count a `test result:` in it as this run's.
+fn indent(output: &str) -> String {
+    let lines = output.lines().map(|line| format!("    {line}\n"));
+    lines.collect()
 }
 
 fn with_reason(test: &TestCase, failure: &TestFailure) -> String {
@@ -201,6 +208,15 @@ mod tests {
 
     const TIMEOUT_OUTPUT: &str = "thread 'a' (7) panicked at a.rs:1:1:\nexceeded time: no answer\n";
     const WRONG_OUTPUT: &str = "thread 'a' (7) panicked at a.rs:1:1:\n127 wrong bytes\n";
+
+    #[test]
+    fn output_of_flaky_test_has_no_line_that_counts() {
+        let output = indent("running 1 test\ntest result: FAILED. 0 passed; 1 failed\n");
+        assert!(
+            output.lines().all(|line| line.starts_with("    ")),
+            "{output}"
+        );
+    }
 
     #[test]
     fn user_variables_stay() {
