@@ -56,7 +56,7 @@ impl Reach for Steer {
     }
 }
 
-/// Every node receives the packets to a shared link address, and accepts those of its own flows.
+/// Every node receives all packets, at a shared link address, and accepts the packets of its own flows.
 #[derive(Debug)]
 struct Broadcast {
     shared_mac: [u8; 6],

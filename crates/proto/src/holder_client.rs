@@ -11,7 +11,7 @@ pub(crate) type HolderAnswers = Vec<Result<Option<OwnershipRecord>, ChangeRefusa
 /// Number of transmissions without an answer after which the holder is reported as silent.
 const SILENT_AFTER_ATTEMPTS: u32 = 4;
 
-/// What a request asks for.
+/// Content of a request to the holder.
 #[derive(Debug, Clone)]
 pub(crate) enum HolderRequestBody {
     /// Changes of records, of which the holder makes each or refuses it.

@@ -8,7 +8,7 @@
 //! - [`element_choice`]: selection of the pool element to use, by latency and probes;
 //! - [`flow_ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
-//! - [`machine_output`]: what `handoff` and `migration` ask of the daemon;
+//! - [`machine_output`]: frames, commands and events of `handoff` and `migration` for the daemon;
 //! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures;

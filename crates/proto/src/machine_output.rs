@@ -1,4 +1,4 @@
-//! What the machines of a node ask of the daemon.
+//! Outputs of the handoff machine and the migration machine: frames, commands and events for the daemon.
 
 use holdfast_wire::{Frame, NodeId};
 use std::collections::VecDeque;

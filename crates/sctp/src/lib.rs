@@ -1,10 +1,8 @@
-//! Transports of Reliable Server Pooling: SCTP for ASAP and ENRP, TCP and TLS for ASAP, multicast for announcements. A
-//! pool's service runs over its servers' own protocol; for TCP and UDP services, the standard library's sockets
-//! suffice.
+//! SCTP for an event loop, and messages over TCP and TLS in the same form.
 //!
-//! [`StreamTransport`] offers TCP connections through the same interface as SCTP, and [`CombinedEndpoint`] combines both. SCTP comes from
-//! the kernel if the kernel has it, otherwise from libusrsctp; both implement [`TransportEndpoint`]. An endpoint is a
-//! one-to-many socket (RFC 6458, section 3) for an event loop:
+//! SCTP comes from the kernel if the kernel has it, otherwise from libusrsctp; both implement [`TransportEndpoint`].
+//! [`StreamTransport`] offers TCP connections through the same trait, and [`CombinedEndpoint`] combines both.
+//! [`MulticastSocket`] sends and receives announcements. An endpoint is a one-to-many socket (RFC 6458, section 3):
 //!
 //! 1. wait until [`TransportEndpoint::fd`] is readable,
 //! 2. [`TransportEndpoint::recv_batch`] receives messages and notifications,

@@ -192,7 +192,7 @@ pub fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize)
 }
 
 /// Returns the sum of big-endian 16-bit words; an odd last byte counts as a high half (RFC 1071).
-pub fn sum_words(bytes: &[u8]) -> u64 {
+fn sum_words(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(2);
     let mut sum = 0u64;
     for word in words.by_ref() {

@@ -107,10 +107,9 @@ impl TreeTracker {
                 return Err(error);
             }
             let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
-            let pairs = self.processes.iter().zip(halted.iter());
-            let all_living_halted = pairs
-                .into_iter()
-                .all(|(tracked, halted)| tracked.watched.is_some() == halted.is_some());
+            let mut pairs = self.processes.iter().zip(halted.iter());
+            let all_living_halted =
+                pairs.all(|(tracked, halted)| tracked.watched.is_some() == halted.is_some());
             if all_living_halted && inspect::is_whole_tree(&known)? && self.is_tree_unchanged()? {
                 return Ok(());
             }

@@ -95,7 +95,7 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Returns the kernel's count of a process's threads, including those that are ending.
+/// Returns the kernel's count of a process's threads, ending threads included.
 ///
 /// # Errors
 /// [`Error::ProcessEnded`] if the process does not exist.

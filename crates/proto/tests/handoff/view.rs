@@ -1,4 +1,4 @@
-//! Changes of the group's view: who holds the steering table, and who is in the group.
+//! Changes of the group's view: another holder of the steering table, other nodes in the group.
 
 use super::*;
 use holdfast_proto::machine_output::IgnoredInput;
