@@ -191,18 +191,14 @@ impl Migration {
         }
         let report = match result {
             Ok(went) => went,
-            Err(_)
+            Err(error) => {
+                let purpose = CommandPurpose::Resume(id, attempt);
                 if self
                     .core
-                    .schedule_retry(now, CommandPurpose::Resume(id, attempt), attempt) =>
-            {
-                return;
-            }
-            Err(error) => {
-                let command = "Resume";
-                self.core
-                    .outputs
-                    .push_event(Event::CommandFailed { id, command, error });
+                    .retry_or_report(now, (id, "Resume"), purpose, attempt, error)
+                {
+                    return;
+                }
                 ResumeReport::default()
             }
         };

@@ -271,17 +271,13 @@ impl Migration {
         {
             return;
         }
-        if let Err(error) = result {
-            if self
+        let purpose = CommandPurpose::Release(id, attempt);
+        if let Err(error) = result
+            && self
                 .core
-                .schedule_retry(now, CommandPurpose::Release(id, attempt), attempt)
-            {
-                return;
-            }
-            let command = "Release";
-            self.core
-                .outputs
-                .push_event(Event::CommandFailed { id, command, error });
+                .retry_or_report(now, (id, "Release"), purpose, attempt, error)
+        {
+            return;
         }
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;

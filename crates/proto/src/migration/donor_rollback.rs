@@ -200,17 +200,13 @@ impl Migration {
         {
             return;
         }
-        if let Err(error) = result {
-            if self
+        let purpose = CommandPurpose::Thaw(id, attempt);
+        if let Err(error) = result
+            && self
                 .core
-                .schedule_retry(now, CommandPurpose::Thaw(id, attempt), attempt)
-            {
-                return;
-            }
-            let command = "Thaw";
-            self.core
-                .outputs
-                .push_event(Event::CommandFailed { id, command, error });
+                .retry_or_report(now, (id, "Thaw"), purpose, attempt, error)
+        {
+            return;
         }
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;

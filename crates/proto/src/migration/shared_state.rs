@@ -129,13 +129,26 @@ impl MigrationCore {
         self.outputs.execute(make(token));
     }
 
-    /// Schedules a failed command for repetition; returns false if it was the last attempt.
-    pub(super) fn schedule_retry(
+    /// Schedules a failed command for repetition, or reports the failure of the last attempt. Returns true if the command
+    /// is repeated.
+    pub(super) fn retry_or_report(
         &mut self,
         now: Duration,
+        (id, command): (MoveId, &'static str),
         purpose: CommandPurpose,
         attempt: u32,
+        error: String,
     ) -> bool {
+        if self.schedule_retry(now, purpose, attempt) {
+            return true;
+        }
+        self.outputs
+            .push_event(Event::CommandFailed { id, command, error });
+        false
+    }
+
+    /// Schedules a failed command for repetition; returns false if it was the last attempt.
+    fn schedule_retry(&mut self, now: Duration, purpose: CommandPurpose, attempt: u32) -> bool {
         if attempt >= ATTEMPTS_MAX {
             return false;
         }
