@@ -13,7 +13,7 @@ dir=$CARGO_TARGET_DIR/guest
 [[ ${1:-} == -d ]] && { dir=$2; shift 2; }
 # shellcheck source=scripts/guest/rsplib/host.sh
 source "$here/rsplib/host.sh"
-(cd "$root" && cargo build --release --locked -p holdfast-cli -p holdfast-node -p holdfast-bench --bins)
-prepare_guest "$dir" release holdfast holdfastd holdfast-bench
+(cd "$root" && cargo build --release --locked -p holdfast-cli -p holdfast-rserpoold -p holdfast-bench --bins)
+prepare_guest "$dir" release holdfast rserpoold holdfast-bench
 dir=$(cd "$dir" && pwd)
 run_scenarios "$dir" 900 bench

@@ -16,7 +16,7 @@ dir=$CARGO_TARGET_DIR/guest
 source "$here/rsplib/host.sh"
 # As other builds of the workspace, whose libraries have the features of its tests.
 (cd "$root" && cargo build --locked --workspace --bins --example sctp_echo)
-prepare_guest "$dir" debug holdfast holdfastd examples/sctp_echo
+prepare_guest "$dir" debug holdfast rserpoold examples/sctp_echo
 dir=$(cd "$dir" && pwd)
 scenarios=("$@")
 ((${#scenarios[@]})) || for file in "$here"/rsplib/[0-9]*.sh; do scenarios+=("$(basename "$file" .sh)"); done

@@ -85,8 +85,8 @@ fn external_registrar_is_benchmarked() {
     );
     let config = directory.path().join("registrar.toml");
     std::fs::write(&config, text).expect("a file");
-    let mut daemon = Command::new(find_program("holdfastd").expect("the daemon"))
-        .args(["--role", "registrar", "--config"])
+    let mut daemon = Command::new(find_program("rserpoold").expect("the daemon"))
+        .args(["registrar", "--config"])
         .arg(&config)
         .spawn()
         .expect("it runs");

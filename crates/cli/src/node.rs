@@ -26,7 +26,7 @@ pub struct NodeArgs {
 /// # Errors
 /// `holdfastd` is not found.
 pub fn run(args: &NodeArgs) -> Result<()> {
-    exec_daemon(|command| {
+    exec_daemon("holdfastd", |command| {
         if let Some(config) = &args.config {
             command.arg("--config").arg(config);
         }
@@ -36,21 +36,16 @@ pub fn run(args: &NodeArgs) -> Result<()> {
     })
 }
 
-/// Replaces this process by the daemon with the arguments that `add_arguments` gives it.
+/// Replaces this process by a daemon with the arguments that `add_arguments` gives it.
 ///
 /// # Errors
-/// `holdfastd` is not found.
-pub fn exec_daemon(add_arguments: impl FnOnce(&mut Command)) -> Result<()> {
-    let mut command = daemon_command();
+/// The daemon is not found.
+pub fn exec_daemon(daemon: &str, add_arguments: impl FnOnce(&mut Command)) -> Result<()> {
+    let mut command = sibling_command(daemon);
     add_arguments(&mut command);
     // Returns only on failure.
     let error = command.exec();
-    bail!("{}", no_daemon_text(&error))
-}
-
-/// Returns the command `holdfastd`, without arguments.
-pub fn daemon_command() -> Command {
-    sibling_command("holdfastd")
+    bail!("{}", no_daemon_text(daemon, &error))
 }
 
 /// Returns the command of another program of Holdfast, without arguments: the program in this one's directory, otherwise
@@ -63,7 +58,7 @@ pub fn sibling_command(name: &str) -> Command {
     Command::new(sibling.unwrap_or_else(|| name.into()))
 }
 
-/// Returns the error text for a failed start of the daemon.
-pub fn no_daemon_text(error: &std::io::Error) -> String {
-    format!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
+/// Returns the error text for a failed start of a daemon.
+pub fn no_daemon_text(daemon: &str, error: &std::io::Error) -> String {
+    format!("cannot run {daemon}: {error}; it is looked for beside `holdfast`, then in PATH")
 }

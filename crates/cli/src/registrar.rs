@@ -1,4 +1,4 @@
-//! `holdfast registrar`: replaces this process by the daemon in the registrar role.
+//! `holdfast registrar`: replaces this process by the daemon.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::node::exec_daemon;
 
-/// Run a registrar, which knows the elements of all pools (becomes holdfastd)
+/// Run a registrar, which knows the elements of all pools (becomes rserpoold)
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  holdfast registrar\n  holdfast registrar --peer 10.0.0.2\n  holdfast registrar --config /etc/holdfast/registrar.toml --check"
@@ -34,10 +34,10 @@ pub struct RegistrarArgs {
 /// Replaces this process by the daemon.
 ///
 /// # Errors
-/// `holdfastd` is not found.
+/// `rserpoold` is not found.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
-    exec_daemon(|command| {
-        command.args(["--role", "registrar"]);
+    exec_daemon("rserpoold", |command| {
+        command.arg("registrar");
         if let Some(config) = &args.config {
             command.arg("--config").arg(config);
         }

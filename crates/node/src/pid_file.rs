@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::config::Config;
-use crate::private_files::{self, run_directory};
+use holdfast_daemon::private_files::{self, run_directory};
 
 /// Reason why the pid file could not be taken.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use holdfast_api::pool::{self, Element, ElementEvent, ElementService, Registrati
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Example: holdfastd --role pool & lines --handle lines & holdfast pool connect lines"
+    after_help = "Example: rserpoold pool & lines --handle lines & holdfast pool connect lines"
 )]
 struct Flags {
     /// The pool's handle.
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     }
     let element = Element::register(&flags.socket, registration).with_context(|| {
         let path = flags.socket.display();
-        format!("no pool daemon at {path}; start one with `holdfastd --role pool`")
+        format!("no pool daemon at {path}; start one with `rserpoold pool`")
     })?;
     serve(&element)
 }

@@ -1,6 +1,6 @@
 //! Reliable Server Pooling for programs: registration as a pool element, and sessions with pool elements (RFC 5352).
 //!
-//! A program opens a channel to the pool daemon of its host (`holdfastd --role pool`): one for each element, one for
+//! A program opens a channel to the pool daemon of its host (`rserpoold pool`): one for each element, one for
 //! each session. The element or session lives as long as the channel: when the program ends, for any reason, the
 //! element leaves its pool. The daemon finds registrars and handles their failures.
 //!

@@ -1,7 +1,7 @@
 //! `holdfast bench registrar`: the throughput of one registrar on one processor, beside a bare echo over the same
 //! transport.
 //!
-//! The registrar is `holdfastd --role registrar`, alone on its processor; elements, users and the scope's other
+//! The registrar is `rserpoold registrar`, alone on its processor; elements, users and the scope's other
 //! registrars use another. The registrar's processor time comes from the clock of its process. A request counts as an
 //! operation when its answer has arrived.
 

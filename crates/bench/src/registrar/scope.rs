@@ -1,4 +1,4 @@
-//! Registrars of one scope: `holdfastd --role registrar`, each a process with a configuration of its own.
+//! Registrars of one scope: `rserpoold registrar`, each a process with a configuration of its own.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -83,7 +83,7 @@ impl RegistrarScope {
     /// Starts the registrars, one after the other, and waits until all know all others.
     ///
     /// # Errors
-    /// `holdfastd` is missing, or the registrars do not become ready or do not find each other.
+    /// `rserpoold` is missing, or the registrars do not become ready or do not find each other.
     pub fn start(spec: &ScopeSpec) -> Result<RegistrarScope> {
         let processors = BenchProcessors::allowed()?;
         let directory = tempfile::tempdir().context("a directory for the registrars")?;
@@ -272,12 +272,10 @@ impl RegistrarProcess {
         fs::create_dir_all(run_dir)?;
         let config = run_dir.join("registrar.toml");
         fs::write(&config, configuration)?;
-        let program: PathBuf = find_program("holdfastd")?;
+        let program: PathBuf = find_program("rserpoold")?;
         let mut command: Command = hidden_command("pinned")?;
         command.arg(processor.to_string()).arg("--").arg(program);
-        command
-            .args(["--role", "registrar", "--config"])
-            .arg(&config);
+        command.args(["registrar", "--config"]).arg(&config);
         command.stdin(Stdio::null());
         let mut process = ChildGuard(command.spawn().context("start a registrar")?);
         let client = BlockingControlClient::new(run_dir.join("registrar.sock"))?;

@@ -19,9 +19,9 @@ pub const LONG_LINGER_S: &str = "120";
 /// Brings up a host with registrar and pool daemon; the path is the daemon's socket for programs.
 pub fn start_pool_host(name: &str) -> Option<(PoolHost, PathBuf)> {
     let mut host = PoolHost::up(name)?;
-    let daemon = find_program("holdfastd").expect("holdfastd");
+    let daemon = find_program("rserpoold").expect("rserpoold");
     host.lab
-        .run("n1", "pool", &daemon, &command_words(["--role", "pool"]))
+        .run("n1", "pool", &daemon, &command_words(["pool"]))
         .expect("a pool daemon");
     let socket = host.lab.run_path("n1", "pool-app.sock").expect("a path");
     host.wait_for("a pool daemon", || socket.exists().then_some(()));

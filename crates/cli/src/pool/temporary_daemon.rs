@@ -11,7 +11,7 @@ use clap::Args;
 use holdfast_api::control::BlockingControlClient;
 use tempfile::TempDir;
 
-use crate::node::{daemon_command, no_daemon_text};
+use crate::node::{no_daemon_text, sibling_command};
 
 /// Maximum time for a daemon to start, and to end.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Options that select the pool daemon
 #[derive(Clone, Debug, Args)]
 pub struct PoolDaemonArgs {
-    /// Directory with the sockets of the host's pool daemon (`holdfastd --role pool`); if none runs there, the command
+    /// Directory with the sockets of the host's pool daemon (`rserpoold pool`); if none runs there, the command
     /// starts a temporary one
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
     run_dir: PathBuf,
@@ -92,7 +92,7 @@ impl PoolDaemonArgs {
     /// Finds the host's daemon, or starts a temporary one.
     ///
     /// # Errors
-    /// `holdfastd` is not found, or does not start and reports the reason itself.
+    /// `rserpoold` is not found, or does not start and reports the reason itself.
     pub fn find_or_start(&self) -> Result<RunningDaemon> {
         let wants_temporary = !self.registrar.is_empty()
             || self.announces
@@ -112,8 +112,8 @@ impl PoolDaemonArgs {
             .prefix("holdfast-pool-")
             .tempdir()
             .context("a directory for the pool daemon's sockets")?;
-        let mut command = daemon_command();
-        command.args(["--role", "pool", "--with-parent", "--run-dir"]);
+        let mut command = sibling_command("rserpoold");
+        command.args(["pool", "--with-parent", "--run-dir"]);
         command.arg(directory.path());
         if let Some(config) = &self.daemon_config {
             command.arg("--config").arg(config);
@@ -132,7 +132,7 @@ impl PoolDaemonArgs {
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let child = command
             .spawn()
-            .map_err(|error| anyhow!("{}", no_daemon_text(&error)))?;
+            .map_err(|error| anyhow!("{}", no_daemon_text("rserpoold", &error)))?;
         let mut running = RunningDaemon {
             directory: directory.path().to_owned(),
             temporary: Some(TemporaryDaemon { child, directory }),

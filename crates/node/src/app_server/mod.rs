@@ -24,8 +24,8 @@ use tokio::task::JoinHandle;
 
 use crate::config::AppSocketConfig;
 use crate::engine_queue::{EngineQueue, EngineQueueReceiver, engine_queue};
-use crate::polled_socket::PolledSocket;
-use crate::socket_path::{SocketPath, SocketPermissions, acquire};
+use holdfast_daemon::polled_socket::PolledSocket;
+use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use session::AppSession;
 
 /// Maximum number of sessions of one user, and of connections that have not sent `Open`; further connections are

@@ -10,7 +10,7 @@ use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
 use tokio::sync::Notify;
 
 use super::{AppEvent, NO_DESCRIPTOR, SessionId, SessionTable};
-use crate::polled_socket::PolledSocket;
+use holdfast_daemon::polled_socket::PolledSocket;
 
 /// Maximum queue for a program that does not read. Beyond it the session is closed; the program keeps its connections.
 const QUEUED_BYTES_MAX: usize = 64 << 20;

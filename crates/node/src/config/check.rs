@@ -5,9 +5,10 @@ mod migration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use holdfast_daemon::config::ConfigFile;
 use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
@@ -16,8 +17,8 @@ use super::raw::{
     RawService,
 };
 use super::{
-    AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    NodeConfig, PacketRouting, PeerConfig, PlacementRule, ServiceConfig,
+    AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, NodeConfig,
+    PacketRouting, PeerConfig, PlacementRule, ServiceConfig,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -30,16 +31,15 @@ const INTERFACE_LENGTH_MAX: usize = 15;
 
 /// The file under check, for locating errors.
 pub(super) struct ConfigChecker<'a> {
-    file: &'a Path,
-    text: &'a str,
+    file: ConfigFile<'a>,
 }
 
 /// Numbers of all nodes of the group by name, including this one.
 type NodeIdsByName = BTreeMap<String, NodeId>;
 
 impl<'a> ConfigChecker<'a> {
-    pub(super) fn new(file: &'a Path, text: &'a str) -> Self {
-        ConfigChecker { file, text }
+    pub(super) fn new(file: ConfigFile<'a>) -> Self {
+        ConfigChecker { file }
     }
 
     pub(super) fn config(&self, raw: RawNodeConfig) -> Result<Config, ConfigError> {
@@ -57,7 +57,7 @@ impl<'a> ConfigChecker<'a> {
         let group = self.group(&raw.group, &ids)?;
         let services = self.services(&raw.service, &ids, &node, &peers)?;
         Ok(Config {
-            tls: raw.tls.resolve_paths(self.file),
+            tls: raw.tls.resolve_paths(self.file.path()),
             channel: self.channel(&raw.channel)?,
             app: AppSocketConfig {
                 group: raw.app.group,
@@ -65,10 +65,7 @@ impl<'a> ConfigChecker<'a> {
             },
             migration: self.migration(raw.migration)?,
             metrics_listen: raw.metrics.listen,
-            log: LogConfig {
-                format: raw.log.format,
-                filter: raw.log.filter.unwrap_or_else(|| "info".to_owned()),
-            },
+            log: raw.log.into_config(),
             node,
             group,
             peers,
@@ -91,16 +88,24 @@ impl<'a> ConfigChecker<'a> {
             let address = SocketAddr::new(self.host(&peer.address)?, self.port(&peer.port)?);
             if !names.insert(name.clone()) {
                 let problem = format!("peer `{name}` appears twice");
-                return Err(self.error_for(&peer.name, problem, "give every node one [[peer]]"));
+                return Err(self.file.error_for(
+                    &peer.name,
+                    problem,
+                    "give every node one [[peer]]",
+                ));
             }
             if !ids.insert(id) {
                 let problem = format!("peer `{name}` has id {}, as another peer has", id.0);
                 let span = peer.id.as_ref().map_or(peer.name.span(), Spanned::span);
-                return Err(self.error_at(span, problem, "set `id` on every peer, or on none"));
+                return Err(self.file.error_at(
+                    span,
+                    problem,
+                    "set `id` on every peer, or on none",
+                ));
             }
             if !addresses.insert(address) {
                 let problem = format!("peer `{name}` has address {address}, as another peer has");
-                return Err(self.error_for(
+                return Err(self.file.error_for(
                     &peer.address,
                     problem,
                     "give each peer its own address",
@@ -121,7 +126,7 @@ impl<'a> ConfigChecker<'a> {
             (None, None) => {
                 let problem = "address is missing".to_owned();
                 let advice = "set node.address, or list this node as a [[peer]] too";
-                return Err(self.error_for(&raw.name, problem, advice));
+                return Err(self.file.error_for(&raw.name, problem, advice));
             }
         };
         let port = match (&raw.port, own_entry) {
@@ -137,7 +142,9 @@ impl<'a> ConfigChecker<'a> {
             let span = raw.address.as_ref().map(Spanned::span);
             let span = span.or(raw.port.as_ref().map(Spanned::span));
             let advice = "leave address and port out of [node], or make them equal";
-            return Err(self.error_at(span.unwrap_or(raw.name.span()), problem, advice));
+            return Err(self
+                .file
+                .error_at(span.unwrap_or(raw.name.span()), problem, advice));
         }
         Ok(NodeConfig {
             interface: self.interface(&raw.interface)?,
@@ -164,18 +171,20 @@ impl<'a> ConfigChecker<'a> {
             return own_entry.map(|own| own.id).ok_or_else(|| {
                 let problem = "id is missing".to_owned();
                 let advice = "set node.id, or list this node as a [[peer]] too";
-                self.error_for(&raw.name, problem, advice)
+                self.file.error_for(&raw.name, problem, advice)
             });
         };
         let number = self.id(id)?;
         match listed.iter().find(|peer| peer.id == number) {
             Some(taken) if taken.name != *raw.name.get_ref() => {
                 let problem = format!("id {} belongs to peer `{}`", number.0, taken.name);
-                Err(self.error_for(id, problem, "use another id"))
+                Err(self.file.error_for(id, problem, "use another id"))
             }
             None if own_entry.is_some() => {
                 let problem = format!("id {} differs from this node's [[peer]] entry", number.0);
-                Err(self.error_for(id, problem, "leave id out of [node], or make them equal"))
+                Err(self
+                    .file
+                    .error_for(id, problem, "leave id out of [node], or make them equal"))
             }
             _ => Ok(number),
         }
@@ -186,7 +195,7 @@ impl<'a> ConfigChecker<'a> {
             (RawReach::Steer, None) => PacketRouting::Steer,
             (RawReach::Steer, Some(mac)) => {
                 let problem = "reach `steer` does not use shared_mac".to_owned();
-                return Err(self.error_for(
+                return Err(self.file.error_for(
                     mac,
                     problem,
                     "remove the key, or set reach = \"broadcast\"",
@@ -195,7 +204,7 @@ impl<'a> ConfigChecker<'a> {
             (RawReach::Broadcast, None) => {
                 let problem = "reach `broadcast` needs shared_mac".to_owned();
                 let advice = "add one, such as \"02:00:5e:00:00:01\", the same on every node";
-                return Err(self.error_for(&raw.reach, problem, advice));
+                return Err(self.file.error_for(&raw.reach, problem, advice));
             }
             (RawReach::Broadcast, Some(mac)) => PacketRouting::Broadcast {
                 shared_mac: self.mac(mac)?,
@@ -223,12 +232,14 @@ impl<'a> ConfigChecker<'a> {
             if ip == node.address || peers.iter().any(|peer| peer.address.ip() == ip) {
                 let problem = format!("{ip} is a node's own address");
                 let advice = "a service address belongs to the group; use one that no host has";
-                return Err(self.error_for(&service.address, problem, advice));
+                return Err(self.file.error_for(&service.address, problem, advice));
             }
             let is_tcp = matches!(service.protocol, RawProtocol::Tcp);
             if !taken_addresses.insert((is_tcp, checked.address)) {
                 let problem = format!("{} appears twice", checked.address);
-                return Err(self.error_for(&service.port, problem, "keep one [[service]]"));
+                return Err(self
+                    .file
+                    .error_for(&service.port, problem, "keep one [[service]]"));
             }
             services.push(checked);
         }
@@ -243,7 +254,9 @@ impl<'a> ConfigChecker<'a> {
         }
         if weights.values().all(|weight| *weight == 0) {
             let problem = "every node's weight is 0".to_owned();
-            return Err(self.error_for(&raw.name, problem, "give one node at least 1"));
+            return Err(self
+                .file
+                .error_for(&raw.name, problem, "give one node at least 1"));
         }
         let drain = raw.drain_ms.as_ref().map(|drain| {
             self.in_range(&Some(drain.clone()), 0, 0..=600_000)
@@ -276,7 +289,9 @@ impl<'a> ConfigChecker<'a> {
             let keys = [&raw.dead_after_ms, &raw.ping_interval_ms];
             let span = keys.iter().find_map(|key| key.as_ref()).map(Spanned::span);
             let advice = "raise dead_after_ms or lower ping_interval_ms";
-            return Err(self.error_at(span.unwrap_or_default(), problem, advice));
+            return Err(self
+                .file
+                .error_at(span.unwrap_or_default(), problem, advice));
         }
         // Two frames of maximum size must fit, or one could block the next forever.
         let queue_mib = self.in_range(&raw.queue_mib, 64, 32..=4096)?;
@@ -299,7 +314,7 @@ impl<'a> ConfigChecker<'a> {
         {
             let problem = format!("`{text}` is not a name");
             let advice = "use 1 to 40 lower-case letters, digits and inner hyphens";
-            return Err(self.error_for(name, problem, advice));
+            return Err(self.file.error_for(name, problem, advice));
         }
         Ok(text.clone())
     }
@@ -309,7 +324,9 @@ impl<'a> ConfigChecker<'a> {
         let bad = |c: char| c.is_whitespace() || c == '/';
         if text.is_empty() || text.len() > INTERFACE_LENGTH_MAX || text.contains(bad) {
             let problem = format!("`{text}` is not a valid interface name");
-            return Err(self.error_for(name, problem, "use a name that `ip link` shows"));
+            return Err(self
+                .file
+                .error_for(name, problem, "use a name that `ip link` shows"));
         }
         Ok(text.clone())
     }
@@ -323,7 +340,7 @@ impl<'a> ConfigChecker<'a> {
         ids.get(name).copied().ok_or_else(|| {
             let known_names: Vec<&str> = ids.keys().map(String::as_str).collect();
             let problem = format!("no node is called `{name}`");
-            self.error_at(
+            self.file.error_at(
                 span,
                 problem,
                 &format!("use one of {}", known_names.join(", ")),
@@ -333,7 +350,9 @@ impl<'a> ConfigChecker<'a> {
 
     fn id(&self, id: &Spanned<u16>) -> Result<NodeId, ConfigError> {
         match id.get_ref() {
-            0 => Err(self.error_for(id, "0 is not a valid id".to_owned(), "use 1 or more")),
+            0 => Err(self
+                .file
+                .error_for(id, "0 is not a valid id".to_owned(), "use 1 or more")),
             number => Ok(NodeId(*number)),
         }
     }
@@ -346,7 +365,9 @@ impl<'a> ConfigChecker<'a> {
         let ip = *address.get_ref();
         if ip.is_unspecified() || ip.is_multicast() {
             let problem = format!("{ip} is not a unicast address");
-            return Err(self.error_for(address, problem, "use the address of one host"));
+            return Err(self
+                .file
+                .error_for(address, problem, "use the address of one host"));
         }
         Ok(ip)
     }
@@ -365,7 +386,8 @@ impl<'a> ConfigChecker<'a> {
         mac.filter(|mac| *mac != [0; 6] && *mac != [0xff; 6])
             .ok_or_else(|| {
                 let problem = format!("`{}` is not a MAC address", text.get_ref());
-                self.error_for(text, problem, "write six pairs, such as 02:00:5e:00:00:01")
+                self.file
+                    .error_for(text, problem, "write six pairs, such as 02:00:5e:00:00:01")
             })
     }
 
@@ -386,15 +408,7 @@ impl<'a> ConfigChecker<'a> {
         }
         let problem = format!("{} is out of range", value.get_ref());
         let advice = format!("use {} to {}", range.start(), range.end());
-        Err(self.error_for(value, problem, &advice))
-    }
-
-    fn error_for<T>(&self, value: &Spanned<T>, problem: String, what_to_do: &str) -> ConfigError {
-        self.error_at(value.span(), problem, what_to_do)
-    }
-
-    fn error_at(&self, span: Range<usize>, problem: String, what_to_do: &str) -> ConfigError {
-        ConfigError::at(self.file, self.text, span, problem, what_to_do)
+        Err(self.file.error_for(value, problem, &advice))
     }
 }
 

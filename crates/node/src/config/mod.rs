@@ -5,20 +5,18 @@
 //! services at one address) cannot be expressed. Every error names the file, the line, the key and the remedy.
 
 mod check;
-mod error;
-pub mod pool;
 mod raw;
-pub mod registrar;
 #[cfg(test)]
 mod tests;
 
-pub use error::ConfigError;
+pub use holdfast_daemon::config::{ConfigError, LogConfig, TlsConfig};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_daemon::config::ConfigFile;
 use holdfast_wire::{NodeId, Protocol};
 
 /// Default port of the channel between nodes.
@@ -99,19 +97,6 @@ pub enum PacketRouting {
         /// Link address that the service addresses resolve to; never used as a source.
         shared_mac: [u8; 6],
     },
-}
-
-/// `[tls]`: PEM files. Relative paths are relative to the configuration file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsConfig {
-    /// Certificate of the group's authority.
-    pub ca: PathBuf,
-    /// Certificate of this node (and intermediates, if any).
-    pub cert: PathBuf,
-    /// Private key of this node.
-    pub key: PathBuf,
-    /// Revocation list of the authority.
-    pub crl: Option<PathBuf>,
 }
 
 /// `[[peer]]`: another node of the group.
@@ -227,47 +212,15 @@ impl std::fmt::Display for SocketFamily {
     }
 }
 
-/// `[log]`: format and filter of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogConfig {
-    /// Text for people, JSON for machines.
-    pub format: LogFormat,
-    /// A `tracing` filter, such as `info` or `info,holdfast_node::peer_channel=debug`.
-    pub filter: String,
-}
-
-/// Format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One readable line.
-    #[default]
-    Text,
-    /// One JSON object.
-    Json,
-}
-
-/// Remedy for an optional file that is named but cannot be read.
-const UNREADABLE_FILE_REMEDY: &str =
-    "name an existing file with --config, or omit --config: every key has a default";
-
-/// Returns the text of a configuration file.
-fn read_file(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|error| {
-        ConfigError::for_file(path, format!("cannot be read: {error}"), what_to_do)
-    })
-}
-
 impl Config {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
     /// The file cannot be read, is not TOML, has an unknown or missing key, or contradicts itself.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = read_file(
-            path,
-            "name an existing file with --config; docs/holdfast.example.toml is a start",
-        )?;
+        let what_to_do =
+            "name an existing file with --config; docs/holdfast.example.toml is a start";
+        let text = ConfigFile::read(path, what_to_do)?;
         Config::parse(path, &text)
     }
 
@@ -276,9 +229,8 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
-        let raw: raw::RawNodeConfig =
-            toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        check::ConfigChecker::new(path, text).config(raw)
+        let file = ConfigFile::new(path, text);
+        check::ConfigChecker::new(file).config(file.parse()?)
     }
 
     /// Returns the number of the node called `name`; may be this node.

@@ -1,20 +1,21 @@
 //! The node's file as written: optional keys, with spans for error positions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::PathBuf;
 
+use holdfast_daemon::config::{LogSection, MetricsSection, TlsSection};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{LogFormat, SocketFamily, TlsConfig};
+use super::SocketFamily;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawNodeConfig {
     pub node: RawNode,
     pub group: RawGroup,
-    pub tls: RawTls,
+    pub tls: TlsSection,
     #[serde(default)]
     pub peer: Vec<RawPeer>,
     #[serde(default)]
@@ -26,9 +27,9 @@ pub(super) struct RawNodeConfig {
     #[serde(default)]
     pub migration: RawMigration,
     #[serde(default)]
-    pub metrics: RawMetrics,
+    pub metrics: MetricsSection,
     #[serde(default)]
-    pub log: RawLog,
+    pub log: LogSection,
 }
 
 #[derive(Deserialize)]
@@ -61,28 +62,6 @@ pub(super) struct RawGroup {
     pub reach: Spanned<RawReach>,
     pub contact: Spanned<String>,
     pub shared_mac: Option<Spanned<String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawTls {
-    pub ca: PathBuf,
-    pub cert: PathBuf,
-    pub key: PathBuf,
-    pub crl: Option<PathBuf>,
-}
-
-impl RawTls {
-    /// Returns the files, with relative paths resolved against the directory of `path`.
-    pub(super) fn resolve_paths(self, path: &Path) -> TlsConfig {
-        let resolve = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
-        TlsConfig {
-            ca: resolve(self.ca),
-            cert: resolve(self.cert),
-            key: resolve(self.key),
-            crl: self.crl.map(resolve),
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -156,18 +135,4 @@ pub(super) struct RawMigration {
     pub families: Option<BTreeSet<SocketFamily>>,
     #[serde(default)]
     pub ports: BTreeSet<u16>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawMetrics {
-    pub listen: Option<SocketAddr>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawLog {
-    #[serde(default)]
-    pub format: LogFormat,
-    pub filter: Option<String>,
 }

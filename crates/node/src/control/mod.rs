@@ -3,32 +3,26 @@
 //! Requests become [`ControlRequest`] values for the engine, each with a channel for the answer. The table of routes
 //! and the types are `holdfast_api::control`.
 
-pub(crate) mod http_responses;
-pub(crate) mod limited_listener;
 mod routes;
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::net::SocketAddr;
 
-use axum::Router;
-use axum::serve::Listener;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted,
     HandoffList, HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
 };
-use tokio::net::{TcpListener, UnixListener};
+use holdfast_daemon::control::{listen, serve};
+use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
+use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use limited_listener::{LimitedListener, ListenerLimits, SourceAddress};
-
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// Maximum number of requests that wait for the engine; further ones wait in their connections.
 const WAITING_MAX: usize = 64;
@@ -124,25 +118,4 @@ impl Drop for ControlServer {
             task.abort();
         }
     }
-}
-
-/// Serves HTTP until the task ends.
-pub(crate) async fn serve<L: Listener>(listener: L, router: Router)
-where
-    L::Addr: SourceAddress + std::fmt::Debug,
-{
-    let listener = LimitedListener::new(listener, ListenerLimits::default());
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "the control API has ended");
-    }
-}
-
-pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let failed = |error: io::Error| {
-        let text = format!("{address}: {error}; correct [metrics] listen");
-        io::Error::new(error.kind(), text)
-    };
-    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
 }

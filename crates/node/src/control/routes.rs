@@ -13,11 +13,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
-use super::http_responses::{
-    ErrorResponse, METRICS_TYPE, bad_request, error_body, method_not_allowed, not_found, response,
-};
 use super::{ControlRequest, ReplySender};
 use crate::metrics::Metrics;
+use holdfast_daemon::control::http_responses::{
+    ErrorResponse, METRICS_TYPE, bad_request, error_body, method_not_allowed, not_found, response,
+};
 
 /// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;

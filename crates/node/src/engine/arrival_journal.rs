@@ -15,7 +15,7 @@ use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::private_files::{self, private_directory};
+use holdfast_daemon::private_files::{self, private_directory};
 
 /// A journal entry.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::control::ControlRequest;
-use crate::tls::Tls;
+use holdfast_daemon::tls::Tls;
 
 impl Engine {
     pub(super) fn handle_control(&mut self, request: ControlRequest) {
@@ -38,7 +38,7 @@ impl Engine {
 
     /// Reloads certificates and revocation list (SIGHUP). An error in the files leaves the current certificates in use.
     pub(super) fn reload_certificates(&mut self) {
-        match Tls::load(&self.config) {
+        match Tls::from_files(&self.config.tls, &self.config.node.name) {
             Ok(tls) => {
                 self.peers.set_tls(tls);
                 tracing::info!("reloaded certificates and revocation list");

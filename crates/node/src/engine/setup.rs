@@ -44,7 +44,7 @@ use crate::dataplane::{Dataplane, HoldDevice};
 use crate::metrics::Metrics;
 use crate::migration::Migrations;
 use crate::peer_channel::{PeerChannel, PeerChannelOptions};
-use crate::tls::Tls;
+use holdfast_daemon::tls::Tls;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
 /// tracing that CO-RE helpers require.
@@ -177,7 +177,7 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
     let (boot, floor) = boot_id_and_epoch_floor();
     let (machine, move_config) = machine_configs(&config, boot, floor);
     let metrics = Metrics::new();
-    let tls = Tls::load(&config).map_err(other_error)?;
+    let tls = Tls::from_files(&config.tls, &config.node.name).map_err(other_error)?;
     let (peers, peer_events) =
         PeerChannel::start(PeerChannelOptions::new(&config, boot), tls, metrics.clone()).map_err(
             system_error(format!("listening on {}", config.node.address)),

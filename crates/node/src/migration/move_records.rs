@@ -14,7 +14,7 @@ use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::private_files::{self, private_directory};
+use holdfast_daemon::private_files::{self, private_directory};
 
 /// An entry of a record.
 #[derive(Debug, Clone, Serialize, Deserialize)]

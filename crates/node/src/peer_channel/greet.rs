@@ -5,7 +5,7 @@ use holdfast_wire::{Frame, NodeId};
 use super::connection::PeerConnection;
 use super::peers::PeerTable;
 use super::{PeerChannelOptions, PeerConnectionError};
-use crate::tls::node_name;
+use holdfast_daemon::tls::node_name;
 
 /// Greets the node that was dialled as `peer`. Returns its boot id.
 pub(super) async fn greet_as_dialler(

@@ -41,7 +41,7 @@ use holdfast_wire::NodeId;
 
 use crate::config::{ChannelConfig, Config, PeerConfig};
 use crate::metrics::Metrics;
-use crate::tls::Tls;
+use holdfast_daemon::tls::Tls;
 
 /// Options of the channel.
 #[derive(Debug, Clone)]

@@ -12,9 +12,9 @@ use super::connection::EncodedFrame;
 use super::events::EventQueue;
 use super::peer::Peer;
 use super::{PeerChannelOptions, PeerConnectionError, PeerStats, SendError};
-use crate::log_limit::LogLimit;
 use crate::metrics::Metrics;
-use crate::tls::Tls;
+use holdfast_daemon::log_limit::LogLimit;
+use holdfast_daemon::tls::Tls;
 
 /// A handle on the channel. Clones refer to the same channel.
 #[derive(Clone)]

@@ -140,9 +140,9 @@ association_retransmissions = 3
     /// # Errors
     /// There is no such host.
     pub fn start_pool_daemon(&mut self, host: &str, registrars: &[&str]) -> Result<()> {
-        let mut words = command_words(["--role", "pool"]);
+        let mut words = command_words(["pool"]);
         words.extend(self.registrar_arguments(registrars)?);
-        self.run(host, "pool", &find_program("holdfastd")?, &words)
+        self.run(host, "pool", &find_program("rserpoold")?, &words)
     }
 
     /// Returns `--registrar ADDRESS` for each of these hosts.

@@ -26,7 +26,9 @@ impl ConfigChecker<'_> {
             true => Ok(path.into_inner()),
             false => {
                 let problem = format!("{} is not an absolute path", path.get_ref().display());
-                Err(self.error_for(&path, problem, "write the path from the root directory"))
+                Err(self
+                    .file
+                    .error_for(&path, problem, "write the path from the root directory"))
             }
         };
         paths.into_iter().map(absolute).collect()

@@ -3,7 +3,7 @@ use holdfast_wire::NodeId;
 
 use super::group::{Group, eventually, read_to_end, run, run_blocking, tls_files};
 use crate::config::TlsConfig;
-use crate::tls::{Tls, TlsError};
+use holdfast_daemon::tls::{Tls, TlsError};
 
 #[test]
 fn certificate_of_other_authority_is_refused_on_both_sides() {

@@ -13,7 +13,7 @@ use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use crate::config::{ChannelConfig, PeerConfig, TlsConfig};
 use crate::metrics::Metrics;
 use crate::peer_channel::{PeerChannel, PeerChannelOptions, PeerEvent, PeerEvents, Peers};
-use crate::tls::Tls;
+use holdfast_daemon::tls::Tls;
 
 /// Time limit far above any real duration; only a failing test waits so long.
 pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);

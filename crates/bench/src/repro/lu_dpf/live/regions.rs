@@ -120,7 +120,7 @@ impl RegionsLab {
              update_delay_ms = 0\nrefresh_delay_ms = 0\n\
              batch_delay_us = 0\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
         );
-        let mut words = command_words(["--role", "registrar", "--config"]);
+        let mut words = command_words(["registrar", "--config"]);
         words.push(self.write_config(&name, &text)?);
         if region > 0 {
             let first = self.lab.address(&host_name(0, HostRole::Registrar))?;
@@ -136,7 +136,7 @@ impl RegionsLab {
         let text = format!(
             "[pool]\nlisten = [\"{own}\"]\nregistrars = [\"{registrar}\"]\nupdate_interval_ms = 0\n[log]\nfilter = \"warn\"\n"
         );
-        let mut words = command_words(["--role", "pool", "--config"]);
+        let mut words = command_words(["pool", "--config"]);
         words.push(self.write_config(&name, &text)?);
         self.run_daemon(&name, "pool", words)
     }
@@ -152,7 +152,7 @@ impl RegionsLab {
         let [first, others @ ..] = priority_prefix(true);
         let program = find_system_program(first, "util-linux")?;
         let mut all: Vec<String> = others.map(str::to_owned).into();
-        all.push(find_program("holdfastd")?.display().to_string());
+        all.push(find_program("rserpoold")?.display().to_string());
         all.extend(own);
         self.lab.run(host, name, &program, &all)
     }

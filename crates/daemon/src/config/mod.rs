@@ -1,0 +1,9 @@
+//! Configuration files: TOML, read once at start. Every error names the file, the line, the key and the remedy.
+
+mod error;
+mod file;
+mod sections;
+
+pub use error::ConfigError;
+pub use file::{ConfigFile, read_optional};
+pub use sections::{LogConfig, LogFormat, LogSection, MetricsSection, TlsConfig, TlsSection};

@@ -1,0 +1,40 @@
+//! The control API's server: HTTP on a Unix socket that only its owner may open, and on TCP for metrics.
+
+pub mod http_responses;
+mod limited_listener;
+
+use std::io;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::serve::Listener;
+use tokio::net::TcpListener;
+
+use limited_listener::{LimitedListener, ListenerLimits};
+
+pub use limited_listener::SourceAddress;
+
+/// Serves HTTP until the task ends.
+pub async fn serve<L: Listener>(listener: L, router: Router)
+where
+    L::Addr: SourceAddress + std::fmt::Debug,
+{
+    let listener = LimitedListener::new(listener, ListenerLimits::default());
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the control API has ended");
+    }
+}
+
+/// Returns a listener for metrics.
+///
+/// # Errors
+/// The address cannot be listened on.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let failed = |error: io::Error| {
+        let text = format!("{address}: {error}; correct [metrics] listen");
+        io::Error::new(error.kind(), text)
+    };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}

@@ -1,0 +1,241 @@
+//! TLS between nodes, and between registrars, elements and users: version 1.3 only, with certificates on both sides,
+//! checked against the group's authority.
+//!
+//! A node's identity is the DNS name `NAME.node` in its certificate (`holdfast_api::ca`). On the dialling side TLS
+//! checks the name; the accepting side reads it with [`node_name`] after the greeting has named the node.
+//!
+//! Sessions are never resumed, because a resumed session skips the certificate, and with it the revocation list.
+
+mod any_member_verifier;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_api::ca::node_dns_name;
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime, pem,
+};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, version::TLS13,
+};
+
+use crate::config::TlsConfig;
+use any_member_verifier::AnyMemberVerifier;
+
+/// Reason why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or is not valid PEM.
+    #[error("{}: {source}; make it with `holdfast ca`, or correct [tls]", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Error of the reader.
+        source: pem::Error,
+    },
+    /// A file lacks the expected content.
+    #[error("{}: contains no {content}; make it with `holdfast ca`, or correct [tls]", .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// The expected content.
+        content: &'static str,
+    },
+    /// The certificate has no name of a group's member.
+    #[error("{}: has no name that `holdfast ca issue` gives; issue a new certificate", .0.display())]
+    NoMemberName(PathBuf),
+    /// The certificate belongs to another node.
+    #[error("{}: is the certificate of {theirs}, not of node `{ours}`; issue one for it", .path.display())]
+    OtherName {
+        /// The certificate's file.
+        path: PathBuf,
+        /// Name of this node.
+        ours: String,
+        /// Owner of the certificate, in words.
+        theirs: String,
+    },
+    /// The files do not fit each other.
+    #[error("the files in [tls] do not match: {0}; issue certificate and key anew")]
+    Mismatch(String),
+}
+
+/// TLS configuration for opening and accepting connections.
+#[derive(Clone)]
+pub struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl Tls {
+    /// Reads the files of `config` for the node `name`.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, the certificate belongs to another node, or the files do not fit each other.
+    pub fn from_files(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
+        let chain = read_certificates(&config.cert)?;
+        let certificate_owner = chain.first().and_then(node_name);
+        if certificate_owner.as_deref() != Some(name) {
+            return Err(TlsError::OtherName {
+                path: config.cert.clone(),
+                ours: name.to_owned(),
+                theirs: certificate_owner
+                    .map_or("no node".to_owned(), |name| format!("node `{name}`")),
+            });
+        }
+        build(config, chain, false)
+    }
+
+    /// Reads the files of `config` for any owner, to communicate with any member of the group.
+    /// [`node_name`] returns the member's name.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
+    pub fn for_any_member(config: &TlsConfig) -> Result<Tls, TlsError> {
+        let chain = read_certificates(&config.cert)?;
+        match chain.first().and_then(node_name) {
+            Some(_) => build(config, chain, true),
+            None => Err(TlsError::NoMemberName(config.cert.clone())),
+        }
+    }
+
+    /// Returns a connection to the node called `name`.
+    ///
+    /// # Errors
+    /// `name` cannot be in a certificate.
+    pub fn dial(&self, name: &str) -> Result<ClientConnection, rustls::Error> {
+        let name = ServerName::try_from(node_dns_name(name))
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        ClientConnection::new(self.client.clone(), name)
+    }
+
+    /// Returns a connection from any node.
+    ///
+    /// # Errors
+    /// None that a configuration made by [`Tls::from_files`] could cause.
+    pub fn accept(&self) -> Result<ServerConnection, rustls::Error> {
+        ServerConnection::new(self.server.clone())
+    }
+
+    /// Checks that a peer with this chain would be admitted at this moment. Used on existing connections after the
+    /// revocation list has changed.
+    ///
+    /// # Errors
+    /// The reason for the refusal.
+    pub fn admits(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+        let (first, rest) = chain
+            .split_first()
+            .ok_or(rustls::Error::NoCertificatesPresented)?;
+        self.verifier
+            .verify_client_cert(first, rest, UnixTime::now())
+            .map(|_| ())
+    }
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        text.write_str("Tls")
+    }
+}
+
+/// Returns the name of the node in a certificate.
+pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
+    let suffix = node_dns_name("");
+    certificate
+        .valid_dns_names()
+        .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
+}
+
+/// Builds the configuration. With `accept_any_member`, the remote end of an outgoing connection may be any member of the group.
+fn build(
+    config: &TlsConfig,
+    chain: Vec<CertificateDer<'static>>,
+    accept_any_member: bool,
+) -> Result<Tls, TlsError> {
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
+    let mut roots = RootCertStore::empty();
+    for authority in read_certificates(&config.ca)? {
+        roots.add(authority).map_err(mismatch)?;
+    }
+    let roots = Arc::new(roots);
+    let crls = config
+        .crl
+        .as_deref()
+        .map_or(Ok(Vec::new()), read_revocations)?;
+    let provider: Arc<CryptoProvider> = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+        .with_crls(crls.clone())
+        .build()
+        .map_err(mismatch)?;
+    let server_verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+        .with_crls(crls)
+        .build()
+        .map_err(mismatch)?;
+    let client = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(mismatch)?;
+    let client = match accept_any_member {
+        true => client
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyMemberVerifier(server_verifier))),
+        false => client.with_webpki_verifier(server_verifier),
+    };
+    let mut client = client
+        .with_client_auth_cert(chain.clone(), key.clone_key())
+        .map_err(mismatch)?;
+    client.resumption = Resumption::disabled();
+    client.enable_sni = !accept_any_member;
+    let mut server = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .map_err(mismatch)?
+        .with_client_cert_verifier(verifier.clone())
+        .with_single_cert(chain, key)
+        .map_err(mismatch)?;
+    server.send_tls13_tickets = 0;
+    Ok(Tls {
+        client: Arc::new(client),
+        server: Arc::new(server),
+        verifier,
+    })
+}
+
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    read_pem(path, "certificate")
+}
+
+/// Reads a revocation list. An empty file is an error, since it would revoke nothing, unnoticed.
+fn read_revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    read_pem(path, "revocation list")
+}
+
+fn read_pem<T: PemObject>(path: &Path, content: &'static str) -> Result<Vec<T>, TlsError> {
+    let items: Vec<T> = T::pem_file_iter(path)
+        .map_err(file_error(path))?
+        .collect::<Result<_, _>>()
+        .map_err(file_error(path))?;
+    match items.is_empty() {
+        true => Err(TlsError::Empty {
+            path: path.to_owned(),
+            content,
+        }),
+        false => Ok(items),
+    }
+}
+
+fn file_error(path: &Path) -> impl Fn(pem::Error) -> TlsError {
+    let path = path.to_owned();
+    move |source| TlsError::File {
+        path: path.clone(),
+        source,
+    }
+}
+
+fn mismatch(error: impl std::fmt::Display) -> TlsError {
+    TlsError::Mismatch(error.to_string())
+}
