@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::output::output_line;
 use clap::{Args, Subcommand};
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 
@@ -51,8 +52,10 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
     match args.command {
         CaCommand::Init { group } => {
             CertificateAuthority::init(dir, &group)?;
-            println!("Made the authority of group {group} in {}.", dir.display());
-            println!("Keep ca.key there; give ca.pem and ca.crl to every node ([tls] ca and crl).");
+            output_line!("Made the authority of group {group} in {}.", dir.display());
+            output_line!(
+                "Keep ca.key there; give ca.pem and ca.crl to every node ([tls] ca and crl)."
+            );
         }
         CaCommand::Issue {
             node,
@@ -60,17 +63,17 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
             days,
         } => {
             let issued = CertificateAuthority::open(dir)?.issue(&node, &address, days)?;
-            println!("Issued serial {} for {node}:", issued.serial);
-            println!("  certificate  {}", issued.cert.display());
-            println!("  private key  {}", issued.key.display());
-            println!("Move both to the node ([tls] cert and key).");
+            output_line!("Issued serial {} for {node}:", issued.serial);
+            output_line!("  certificate  {}", issued.cert.display());
+            output_line!("  private key  {}", issued.key.display());
+            output_line!("Move both to the node ([tls] cert and key).");
         }
         CaCommand::Revoke { node } => {
             for serial in CertificateAuthority::open(dir)?.revoke(&node)? {
-                println!("Revoked serial {serial} of {node}.");
+                output_line!("Revoked serial {serial} of {node}.");
             }
             let list = dir.join("ca.crl");
-            println!(
+            output_line!(
                 "Give {} to every node ([tls] crl), and send SIGHUP to its holdfastd.",
                 list.display()
             );

@@ -5,8 +5,9 @@ use clap::Args;
 use holdfast_api::control::{BlockerEntry, ProcessCheck};
 
 use crate::ExitResult;
-use crate::daemon_client::{DaemonArgs, print_json};
+use crate::daemon_client::DaemonArgs;
 use crate::migrate::forwarded_text;
+use crate::output::{output, print_json};
 use crate::process_arg::ProcessArg;
 
 /// Check if a process of this node can move with all its children, and list its blockers
@@ -52,7 +53,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitResult> {
     if args.json {
         print_json(&check)?;
     } else {
-        print!("{}", check_text(&check));
+        output!("{}", check_text(&check));
     }
     Ok(match check.movable {
         true => ExitResult::Success,

@@ -1,6 +1,6 @@
-//! Requests to a daemon, and output.
+//! Requests to a daemon.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -8,7 +8,6 @@ use clap::Args;
 use holdfast_api::control::{
     BlockingControlClient, ClientError, ControlClient, REGISTRAR_SOCKET_PATH, SOCKET_PATH,
 };
-use serde::Serialize;
 
 /// Options that select the node's daemon.
 #[derive(Debug, Args)]
@@ -79,31 +78,5 @@ fn explain_error(socket: &Path, start: &str, error: ClientError) -> anyhow::Erro
             anyhow!("this user may not open {path}\nRun the command as root.")
         }
         _ => anyhow!("cannot reach the daemon at {path}: {error}"),
-    }
-}
-
-/// Prints a value as JSON.
-///
-/// # Errors
-/// The value has no JSON form.
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    write_stdout(&format!(
-        "{}\n",
-        serde_json::to_string_pretty(value).context("encode the answer")?
-    ))
-}
-
-/// Writes to standard output. If its reader has closed it (`| head`), the process ends.
-///
-/// # Errors
-/// The output cannot be written.
-pub fn write_stdout(text: &str) -> Result<()> {
-    let mut output = io::stdout().lock();
-    let written = output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush());
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        written => Ok(written?),
     }
 }

@@ -5,7 +5,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::control::{FlowDetail, FlowEntry, FlowList, FlowListQuery, FlowState};
 use holdfast_api::{FlowText, Protocol};
 
-use crate::daemon_client::{DaemonArgs, print_json};
+use crate::daemon_client::DaemonArgs;
+use crate::output::{output, print_json};
 use crate::table::TextTable;
 
 /// Connections and their owners
@@ -105,7 +106,7 @@ fn list(args: &FlowListArgs) -> Result<()> {
     if args.json {
         return print_json(&flows);
     }
-    print!("{}", list_text(&flows));
+    output!("{}", list_text(&flows));
     Ok(())
 }
 
@@ -146,7 +147,7 @@ fn show(args: &FlowShowArgs) -> Result<()> {
     if args.json {
         return print_json(&detail);
     }
-    print!("{}", show_text(&detail));
+    output!("{}", show_text(&detail));
     Ok(())
 }
 

@@ -12,8 +12,9 @@ use holdfast_api::control::{
 use holdfast_api::{Drain, FlowText};
 
 use crate::ExitResult;
-use crate::daemon_client::{DaemonArgs, print_json};
+use crate::daemon_client::DaemonArgs;
 use crate::flow::parse_flow;
+use crate::output::{output, output_line, print_json};
 use crate::table::{TextTable, optional_micros};
 
 /// Interval between polls of a running handoff.
@@ -75,9 +76,11 @@ pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
         if args.json {
             print_json(&accepted)?;
         } else {
-            println!(
+            output_line!(
                 "handoff {} of {} flows to {} has begun",
-                accepted.id, accepted.flows, args.to
+                accepted.id,
+                accepted.flows,
+                args.to
             );
         }
         return Ok(ExitResult::Success);
@@ -107,7 +110,7 @@ pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
     if args.json {
         print_json(&status)?;
     } else {
-        print!("{}", handoff_text(&status));
+        output!("{}", handoff_text(&status));
     }
     Ok(exit_result(&status))
 }
@@ -145,6 +148,9 @@ fn exit_result(status: &HandoffStatus) -> ExitResult {
 const ROWS_MAX: usize = 40;
 
 fn handoff_text(status: &HandoffStatus) -> String {
+    if status.summary.total == 0 {
+        return "no flow to hand off: this node owns none that match\n".to_owned();
+    }
     let mut table = TextTable::new([
         "flow",
         "outcome",
@@ -317,6 +323,13 @@ mod tests {
             lines[3],
             "1 of 2 flows moved to n2, 1 stayed; longest freeze 400 us"
         );
+    }
+
+    #[test]
+    fn handoff_of_no_flow_succeeds_and_says_so() {
+        let status = status(Vec::new());
+        assert!(handoff_text(&status).contains("no flow to hand off"));
+        assert!(matches!(exit_result(&status), ExitResult::Success));
     }
 
     #[test]

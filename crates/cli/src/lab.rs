@@ -2,6 +2,7 @@
 
 use std::{os::unix::process::CommandExt, path::PathBuf, time::Instant};
 
+use crate::output::output_line;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_lab::{HostStatus, Lab, LabSpec, LabStatus, LinkEntry, ServiceReach, Topology};
@@ -146,7 +147,7 @@ pub fn run(args: LabArgs) -> Result<()> {
         LabAction::List(args) => list(&args),
         LabAction::Prune => {
             for name in holdfast_lab::prune()? {
-                println!("removed the remains of {name}");
+                output_line!("removed the remains of {name}");
             }
             Ok(())
         }
@@ -167,7 +168,7 @@ fn up(args: UpArgs) -> Result<()> {
     };
     let lab = Lab::up(&spec)?;
     print_table(&lab.status()?);
-    println!("up after {:.2} s", started.elapsed().as_secs_f64());
+    output_line!("up after {:.2} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -204,7 +205,7 @@ fn exec(args: &ExecArgs) -> Result<()> {
 fn status(args: &LabStatusArgs) -> Result<()> {
     let status = Lab::open(&args.lab.name)?.status()?;
     if args.json {
-        println!(
+        output_line!(
             "{}",
             serde_json::to_string_pretty(&status).context("encode the status")?
         );
@@ -221,27 +222,32 @@ fn list(args: &LabListArgs) -> Result<()> {
             .iter()
             .map(|(name, up)| serde_json::json!({"name": name, "up": up}))
             .collect();
-        println!(
+        output_line!(
             "{}",
             serde_json::to_string_pretty(&labs).context("encode the list")?
         );
         return Ok(());
     }
     for (name, up) in labs {
-        println!("{name:<20} {}", if up { "up" } else { "left over" });
+        output_line!("{name:<20} {}", if up { "up" } else { "left over" });
     }
     Ok(())
 }
 
 fn print_table(status: &LabStatus) {
     let (service4, service6) = status.service;
-    println!(
+    output_line!(
         "lab {}, number {}: service {service4} {service6}",
-        status.name, status.plan.number
+        status.name,
+        status.plan.number
     );
-    println!(
+    output_line!(
         "{:<6}{:<9}{:<16}{:<24}{:<19}state",
-        "host", "segment", "IPv4", "IPv6", "link address"
+        "host",
+        "segment",
+        "IPv4",
+        "IPv6",
+        "link address"
     );
     for host in &status.hosts {
         let location = &host.host;
@@ -250,7 +256,7 @@ fn print_table(status: &LabStatus) {
             location.v6.to_string(),
             location.mac.to_string(),
         );
-        println!(
+        output_line!(
             "{:<6}{:<9}{v4:<16}{v6:<24}{mac:<19}{}",
             location.name,
             location.segment,
@@ -258,10 +264,10 @@ fn print_table(status: &LabStatus) {
         );
     }
     for (a, b) in &status.cut_between {
-        println!("cut between {a} and {b}");
+        output_line!("cut between {a} and {b}");
     }
     if status.link_program == Some(false) {
-        println!("the link program has ended: hosts behind it are cut off");
+        output_line!("the link program has ended: hosts behind it are cut off");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The `holdfast` command line.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout)]
 
 mod bench_program;
 mod ca;
@@ -11,7 +12,9 @@ mod generated_docs;
 mod handoff;
 mod lab;
 mod migrate;
+mod migrations;
 mod node;
+mod output;
 mod pool;
 mod process_arg;
 mod registrar;
@@ -51,6 +54,7 @@ enum Command {
     Handoff(handoff::HandoffArgs),
     Check(check::CheckArgs),
     Migrate(migrate::MigrateArgs),
+    Migrations(migrations::MigrationsArgs),
     Clone(clone::CloneArgs),
     /// Run a benchmark and write its numbers as JSON
     Bench(bench_program::BenchProgramArgs),
@@ -102,6 +106,7 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Handoff(args) => handoff::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Migrate(args) => migrate::run(&args),
+        Command::Migrations(args) => migrations::run(&args),
         Command::Clone(args) => clone::run(&args),
         Command::Bench(args) => done(bench_program::exec("bench", &args)),
         Command::Repro(args) => done(bench_program::exec("repro", &args)),

@@ -12,7 +12,8 @@ use holdfast_api::control::{
 };
 
 use crate::ExitResult;
-use crate::daemon_client::{DaemonArgs, print_json};
+use crate::daemon_client::DaemonArgs;
+use crate::output::{output, output_line, print_json};
 use crate::process_arg::ProcessArg;
 
 /// Interval between polls of a running migration.
@@ -101,14 +102,14 @@ impl MoveArgs {
         if self.no_wait {
             match self.json {
                 true => print_json(&accepted)?,
-                false => println!("migration {} to {} has begun", accepted.id, self.to),
+                false => output_line!("migration {} to {} has begun", accepted.id, self.to),
             }
             return Ok(ExitResult::Success);
         }
         let status = self.show_progress(&client, accepted.id)?;
         match self.json {
             true => print_json(&status)?,
-            false => print!("{}", migration_text(&status)),
+            false => output!("{}", migration_text(&status)),
         }
         let lost_reason = status
             .post_copy
@@ -130,13 +131,13 @@ impl MoveArgs {
             let new = |round: &RoundEntry| round.number > shown && !self.json;
             if let Some(round) = status.round.filter(new) {
                 shown = round.number;
-                println!("{}", round_text(&round));
+                output_line!("{}", round_text(&round));
             }
             if let Some(memory) = &status.post_copy
                 && !std::mem::replace(&mut post_copy_shown, true)
                 && !self.json
             {
-                println!(
+                output_line!(
                     "the process runs on {}; {:.1} MiB of its memory remain to be sent (post-copy)",
                     self.to,
                     mib(memory.bytes)
@@ -147,7 +148,7 @@ impl MoveArgs {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "no result after {} s; migration {id} continues. --wait SECONDS waits longer",
+                    "no result after {} s; migration {id} continues. --wait SECONDS waits longer, `holdfast migrations cancel {id}` ends the migration",
                     self.wait
                 );
             }
@@ -180,7 +181,7 @@ fn compression_text(sent: u64, saved: u64) -> String {
     }
 }
 
-fn migration_text(status: &MigrationStatus) -> String {
+pub(crate) fn migration_text(status: &MigrationStatus) -> String {
     let (pid, to) = (status.pid, &status.to);
     let sent = status.copied_bytes + status.freeze_bytes;
     // A process that has ended, or never existed, has no name.

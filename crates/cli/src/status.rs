@@ -4,7 +4,8 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::control::{NodeList, Status};
 
-use crate::daemon_client::{DaemonArgs, print_json};
+use crate::daemon_client::DaemonArgs;
+use crate::output::{output, print_json};
 use crate::table::{TextTable, optional_micros, optional_number};
 
 /// Show this node's status, and its view of the group
@@ -29,7 +30,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     if args.json {
         return print_json(&serde_json::json!({"status": status, "nodes": nodes.nodes}));
     }
-    print!("{}", status_text(&status, &nodes));
+    output!("{}", status_text(&status, &nodes));
     Ok(())
 }
 

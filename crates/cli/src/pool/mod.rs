@@ -20,7 +20,8 @@ use holdfast_api::control::{
 use serde::Serialize;
 
 use crate::ExitResult;
-use crate::daemon_client::{RegistrarDaemonArgs, print_json, write_stdout};
+use crate::daemon_client::RegistrarDaemonArgs;
+use crate::output::{output, output_line, print_json};
 use crate::table::TextTable;
 
 /// Pools and their elements: register programs as elements, use pools, show a registrar's state
@@ -136,7 +137,8 @@ fn print<T: Serialize>(value: &T, json: bool, text: fn(&T) -> String) -> Result<
     if json {
         return print_json(value);
     }
-    write_stdout(&text(value))
+    output!("{}", text(value));
+    Ok(())
 }
 
 fn list(daemon: &RegistrarDaemonArgs, limit: Option<u64>) -> Result<PoolList> {
@@ -193,7 +195,7 @@ fn print_changes<T: Serialize + PartialEq>(
             Ok(now) => {
                 if before.as_ref() != Some(&now) {
                     if before.is_some() && !args.json {
-                        write_stdout("\n")?;
+                        output_line!();
                     }
                     print(&now, args.json, text)?;
                     before = Some(now);

@@ -6,7 +6,8 @@ use holdfast_api::control::{Resolution, ResolveQuery, UnreachableReport};
 
 use super::temporary_daemon::PoolDaemonArgs;
 use super::{policy_text, service_text};
-use crate::daemon_client::print_json;
+
+use crate::output::{output, print_json};
 use crate::table::TextTable;
 
 /// Resolve a pool's handle: print elements in the order in which to use them
@@ -58,7 +59,7 @@ pub fn run(args: &ResolveArgs) -> Result<()> {
     if args.json {
         return print_json(&resolution);
     }
-    print!("{}", resolution_text(&resolution));
+    output!("{}", resolution_text(&resolution));
     Ok(())
 }
 

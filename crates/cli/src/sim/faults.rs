@@ -7,6 +7,7 @@ use holdfast_sim::{Time, Violation, pool_faults, pools, seeds};
 
 use super::{FailingSeed, SeedsArgs, scenario, seed_range};
 use crate::ExitResult;
+use crate::output::output_line;
 
 /// Number of lines printed from the end of a failing seed's trace.
 const LAST_LINES: usize = 40;
@@ -97,10 +98,10 @@ pub(super) fn run(args: &SeedsArgs) -> Result<ExitResult> {
         .filter_map(|(seed, verdict)| Some(FailingSeed::new(*seed, verdict.as_ref().err()?)))
         .collect();
     for wrong in &failures {
-        println!("{wrong}");
+        output_line!("{wrong}");
     }
     let passed = seeds.len() - failures.len();
-    println!("{passed} of {} seeds passed", seeds.len());
+    output_line!("{passed} of {} seeds passed", seeds.len());
     let Some(first) = failures.first() else {
         return Ok(ExitResult::Success);
     };
@@ -111,21 +112,21 @@ pub(super) fn run(args: &SeedsArgs) -> Result<ExitResult> {
 }
 
 fn print_case(seed: u64, shrunk: &ShrunkCase) {
-    println!(
+    output_line!(
         "\nsmallest case that fails with seed {seed} ({}):",
         shrunk.violation
     );
     for (at, action) in &shrunk.plan {
-        println!("  {:.6} s  {action}", at.as_secs_f64());
+        output_line!("  {:.6} s  {action}", at.as_secs_f64());
     }
     let skipped = shrunk.trace.len().saturating_sub(LAST_LINES);
     if !shrunk.trace.is_empty() {
-        println!(
+        output_line!(
             "\nend of the trace, which has {} lines:",
             shrunk.trace.len()
         );
     }
     for line in &shrunk.trace[skipped..] {
-        println!("  {line}");
+        output_line!("  {line}");
     }
 }

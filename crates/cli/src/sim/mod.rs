@@ -14,7 +14,8 @@ use holdfast_sim::{Estimate, Violation, seeds};
 use serde::Serialize;
 
 use crate::ExitResult;
-use crate::daemon_client::print_json;
+
+use crate::output::{output, output_line, print_json};
 use crate::table::TextTable;
 
 /// Simulate pools, handoffs and migrations: runs the daemons' state machines in virtual time
@@ -202,9 +203,9 @@ fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
     if args.json {
         return print_json(&lines);
     }
-    println!("{about}");
+    output_line!("{about}");
     let events: u64 = outcomes.iter().map(|outcome| outcome.events).sum();
-    println!("{} seeds, {events} events", args.seeds);
+    output_line!("{} seeds, {events} events", args.seeds);
     let mean_with_ci = |spread: &MeanWithCi, by: f64| {
         let ci95 = spread
             .ci95
@@ -235,7 +236,7 @@ fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
             format!("{:.1}", line.lost),
         ]);
     }
-    print!("{}", table.text());
+    output!("{}", table.text());
     Ok(())
 }
 
@@ -282,7 +283,7 @@ fn list(args: &ScenarioListArgs) -> Result<()> {
         return print_json(&listed);
     }
     for ScenarioEntry { name, about } in listed {
-        println!("{name:<10}  {about}");
+        output_line!("{name:<10}  {about}");
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::{FailingSeed, RunArgs, seed_range};
 use crate::ExitResult;
-use crate::daemon_client::print_json;
+
+use crate::output::{output, output_line, print_json};
 use crate::table::TextTable;
 
 /// Report of `sim run` for a group.
@@ -56,17 +57,17 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &GroupScenario) -> Result<
         };
         return print_json(&report).map(|()| ending);
     }
-    println!("{about}");
+    output_line!("{about}");
     let passed = seeds.len() - failures.len();
-    println!("{passed} of {} seeds passed, {events} events", args.seeds);
+    output_line!("{passed} of {} seeds passed, {events} events", args.seeds);
     for wrong in &failures {
-        println!("{wrong}");
+        output_line!("{wrong}");
     }
     let mut table = TextTable::new(["WHAT", "TIMES"]);
     for (what, count) in counts {
         table.row([what, count.to_string()]);
     }
-    print!("{}", table.text());
+    output!("{}", table.text());
     Ok(ending)
 }
 
@@ -86,12 +87,12 @@ fn print_trace(seed: u64, group: &GroupScenario) -> ExitResult {
     let mut trace = Vec::new();
     let verdict = group.try_seed(seed, Some(&mut trace));
     for line in trace {
-        println!("{line}");
+        output_line!("{line}");
     }
     match verdict {
         Ok(_) => ExitResult::Success,
         Err(violation) => {
-            println!("{}", FailingSeed::new(seed, &violation));
+            output_line!("{}", FailingSeed::new(seed, &violation));
             ExitResult::Failed
         }
     }

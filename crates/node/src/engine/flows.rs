@@ -261,8 +261,9 @@ impl Engine {
             }
             Some(_) => {}
         }
+        let are_listed = matches!(selection, FlowSelection::Flows(_));
         let flows = self.select_flows(selection);
-        if flows.is_empty() {
+        if are_listed && flows.is_empty() {
             return Err(error_body(
                 "no flow of this node matches",
                 "`holdfast flow list` shows those there are",

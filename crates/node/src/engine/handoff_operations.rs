@@ -70,16 +70,21 @@ impl HandoffOperations {
         for flow in &flows {
             self.by_flow.insert(*flow, id);
         }
+        let started_at_ns = monotonic_ns();
+        let (state, finished_at_ns) = match flows.is_empty() {
+            true => (HandoffState::Finished, Some(started_at_ns)),
+            false => (HandoffState::Running, None),
+        };
         let summary = HandoffSummary {
             id,
             to,
             requested_by_operator: by_operator,
-            state: HandoffState::Running,
+            state,
             total: flows.len() as u64,
             moved: 0,
             kept: 0,
-            started_at_ns: monotonic_ns(),
-            finished_at_ns: None,
+            started_at_ns,
+            finished_at_ns,
         };
         let results = flows.iter().map(pending_result).collect();
         let status = HandoffStatus { summary, results };
@@ -302,5 +307,19 @@ fn pending_result(flow: &Flow) -> FlowResult {
         drained: false,
         frozen_at_ns: None,
         active_at_ns: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handoff_of_no_flow_is_finished_at_once() {
+        let mut operations = HandoffOperations::default();
+        let id = operations.begin(Vec::new(), "n2".to_owned(), Drain::None, true);
+        let summary = &operations.summaries()[0];
+        assert_eq!((summary.id, summary.total), (id, 0));
+        assert_eq!(summary.state, HandoffState::Finished);
     }
 }
