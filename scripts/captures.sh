@@ -9,7 +9,7 @@
 set -euo pipefail
 
 # Package folder and test program. Others speak no SCTP, or speak nonsense on purpose.
-captured=(node/registrar node/pool bench/registrar)
+captured=(rserpoold/registrar rserpoold/pool bench/registrar)
 # The same, in labs.
 labs=(bench/sessions bench/pool_commands bench/pool_distances)
 # Seconds until the capture has to have begun.

@@ -9,6 +9,7 @@ use clap_complete::Shell;
 
 use crate::CommandLine;
 use crate::bench_program::{PROGRAM, manual_pages_command};
+use crate::output::output;
 
 /// Print completions for a shell
 #[derive(Debug, Args)]
@@ -29,14 +30,16 @@ pub struct ManArgs {
 /// Runs `holdfast completions`.
 ///
 /// # Errors
-/// None; the return type matches the other commands.
+/// The completions are not UTF-8, which does not happen.
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
+    let mut script = Vec::new();
     clap_complete::generate(
         args.shell,
         &mut CommandLine::command(),
         "holdfast",
-        &mut std::io::stdout(),
+        &mut script,
     );
+    output!("{}", String::from_utf8(script)?);
     Ok(())
 }
 

@@ -75,6 +75,8 @@ pub fn run(args: &HandoffArgs) -> Result<ExitResult> {
     if args.no_wait {
         if args.json {
             print_json(&accepted)?;
+        } else if accepted.flows == 0 {
+            output_line!("{NOTHING_TO_DO}");
         } else {
             output_line!(
                 "handoff {} of {} flows to {} has begun",
@@ -144,12 +146,16 @@ fn exit_result(status: &HandoffStatus) -> ExitResult {
     }
 }
 
+/// Text for a handoff of no flow.
+const NOTHING_TO_DO: &str =
+    "no flow to hand off: no server program at this node has a connection that matches";
+
 /// Maximum number of table rows: a larger handoff lists only the flows that stayed, and a summary.
 const ROWS_MAX: usize = 40;
 
 fn handoff_text(status: &HandoffStatus) -> String {
     if status.summary.total == 0 {
-        return "no flow to hand off: this node owns none that match\n".to_owned();
+        return NOTHING_TO_DO.to_owned() + "\n";
     }
     let mut table = TextTable::new([
         "flow",

@@ -1,14 +1,23 @@
 //! `holdfast migrations`: the migrations from this node that its daemon remembers.
 
-use anyhow::Result;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
-use holdfast_api::control::{MigrationList, MigrationOutcome, MigrationStatus};
+use holdfast_api::control::{
+    BlockingControlClient, MigrationList, MigrationOutcome, MigrationStatus,
+};
 
 use crate::ExitResult;
 use crate::daemon_client::DaemonArgs;
 use crate::migrate::migration_text;
 use crate::output::{output, print_json};
 use crate::table::TextTable;
+
+/// Maximum time for a cancelled migration to end, and interval between queries.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Migrations from this node: running ones, and the last ones that have ended
 #[derive(Debug, Args)]
@@ -59,7 +68,7 @@ struct OneMigrationArgs {
 /// Runs `holdfast migrations`.
 ///
 /// # Errors
-/// The daemon does not answer, does not know the migration, or cannot cancel it any more.
+/// The daemon does not answer, or does not know the migration.
 pub fn run(args: &MigrationsArgs) -> Result<ExitResult> {
     match &args.action {
         MigrationsAction::List(args) => {
@@ -77,7 +86,8 @@ pub fn run(args: &MigrationsArgs) -> Result<ExitResult> {
         }
         MigrationsAction::Cancel(args) => {
             let client = args.daemon.client()?;
-            let status = (args.daemon).ask(&client, |client| client.cancel_migration(args.id))?;
+            (args.daemon).ask(&client, |client| client.cancel_migration(args.id))?;
+            let status = wait_for_end(args, &client)?;
             print_status(&status, args.json)?;
             if !matches!(status.outcome, MigrationOutcome::Kept { .. }) {
                 return Ok(ExitResult::Failed);
@@ -85,6 +95,27 @@ pub fn run(args: &MigrationsArgs) -> Result<ExitResult> {
         }
     }
     Ok(ExitResult::Success)
+}
+
+/// Waits until the migration has ended: a cancelled one first takes back what it has done.
+fn wait_for_end(
+    args: &OneMigrationArgs,
+    client: &BlockingControlClient,
+) -> Result<MigrationStatus> {
+    let deadline = Instant::now() + END_TIMEOUT;
+    loop {
+        let status = (args.daemon).ask(client, |client| client.migration(args.id))?;
+        if status.outcome != MigrationOutcome::Running {
+            return Ok(status);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "migration {id} has not ended after {} s; `holdfast migrations show {id}` shows how it goes on",
+            END_TIMEOUT.as_secs(),
+            id = args.id
+        );
+        sleep(POLL_INTERVAL);
+    }
 }
 
 fn print_status(status: &MigrationStatus, json: bool) -> Result<()> {
@@ -101,7 +132,7 @@ fn list_text(list: &MigrationList) -> String {
     if list.migrations.is_empty() {
         return "no migrations\n".to_owned();
     }
-    let mut table = TextTable::new(["number", "process", "name", "to", "result", "freeze ms"]);
+    let mut table = TextTable::new(["number", "process", "name", "to", "freeze ms", "result"]);
     for status in &list.migrations {
         let freeze = status
             .freeze_us
@@ -111,16 +142,17 @@ fn list_text(list: &MigrationList) -> String {
             status.pid.to_string(),
             status.name.clone(),
             status.to.clone(),
-            outcome_text(&status.outcome),
             freeze.unwrap_or_default(),
+            result_text(status),
         ]);
     }
     table.text()
 }
 
-fn outcome_text(outcome: &MigrationOutcome) -> String {
-    match outcome {
-        MigrationOutcome::Running => "running".to_owned(),
+fn result_text(status: &MigrationStatus) -> String {
+    match &status.outcome {
+        MigrationOutcome::Running if status.clone => "being copied".to_owned(),
+        MigrationOutcome::Running => "moving".to_owned(),
         MigrationOutcome::Moved => "moved".to_owned(),
         MigrationOutcome::Cloned => "cloned".to_owned(),
         MigrationOutcome::Kept { reason } => format!("kept: {reason}"),
@@ -166,9 +198,9 @@ mod tests {
         };
         assert_eq!(
             list_text(&list),
-            "number  process  name  to  result                                freeze ms\n\
-             1       4242     game  n2  moved                                 2.5\n\
-             2       4242     game  n3  kept: node n3 did not answer in time  -\n"
+            "number  process  name  to  freeze ms  result\n\
+             1       4242     game  n2  2.5        moved\n\
+             2       4242     game  n3  -          kept: node n3 did not answer in time\n"
         );
         assert_eq!(list_text(&MigrationList::default()), "no migrations\n");
     }

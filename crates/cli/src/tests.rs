@@ -38,6 +38,7 @@ fn every_command_has_help_with_an_example() {
             "status",
             "list",
             "show",
+            "cancel",
             "handoff",
             "check",
             "migrate",
@@ -86,6 +87,10 @@ fn top_level_help_is_as_expected() {
         "status",
         "flow",
         "handoff",
+        "check",
+        "migrate",
+        "migrations",
+        "clone",
         "bench",
         "repro",
     ] {
@@ -142,6 +147,8 @@ fn missing_daemon_error_has_a_remedy() {
     for command in [
         "status",
         "flow list",
+        "migrations list",
+        "migrations cancel 3",
         &format!("flow show {flow}"),
         &format!("handoff {flow} --to n2"),
     ] {

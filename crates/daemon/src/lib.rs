@@ -1,5 +1,5 @@
-//! What the daemons of Holdfast stand on: the configuration file, the log, TLS among members of a group, the control
-//! API's server, and the sockets and files of a daemon alone.
+//! Common parts of the daemons `holdfastd` and `rserpoold`: configuration files, the log, TLS between members of a group,
+//! the control API's server, and private sockets and files.
 #![forbid(unsafe_code)]
 
 pub mod config;

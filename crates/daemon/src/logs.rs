@@ -12,7 +12,7 @@ use crate::config::{LogConfig, LogFormat};
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The filter is invalid.
-    #[error("log.filter `{filter}`: {problem}; write for instance `info,holdfast_node=debug`")]
+    #[error("log.filter `{filter}`: {problem}; write `info` or `debug`, for instance")]
     Filter {
         /// The configured filter.
         filter: String,

@@ -115,7 +115,7 @@ impl Drop for SocketPath {
 
 fn in_use_error(path: &Path) -> io::Error {
     let text = format!(
-        "{}: another holdfastd listens there; stop it, or set another run_dir",
+        "{}: another daemon listens there; stop it, or set another run_dir",
         path.display()
     );
     io::Error::new(io::ErrorKind::AddrInUse, text)

@@ -10,6 +10,7 @@ mod any_member_verifier;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::ca::node_dns_name;
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -46,6 +47,14 @@ pub enum TlsError {
         /// The expected content.
         content: &'static str,
     },
+    /// A certificate does not follow X.509.
+    #[error("{}: not a certificate: {problem}; issue a new one", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Description of the problem.
+        problem: String,
+    },
     /// The certificate has no name of a group's member.
     #[error("{}: has no name that `holdfast ca issue` gives; issue a new certificate", .0.display())]
     NoMemberName(PathBuf),
@@ -70,6 +79,7 @@ pub struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
+    end: SystemTime,
 }
 
 impl Tls {
@@ -102,6 +112,12 @@ impl Tls {
             Some(_) => build(config, chain, true),
             None => Err(TlsError::NoMemberName(config.cert.clone())),
         }
+    }
+
+    /// Returns the time at which the other members' trust ends: at the end of this member's certificates, or of the last
+    /// authority, whichever is earlier.
+    pub fn end(&self) -> SystemTime {
+        self.end
     }
 
     /// Returns a connection to the node called `name`.
@@ -160,7 +176,13 @@ fn build(
 ) -> Result<Tls, TlsError> {
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
     let mut roots = RootCertStore::empty();
-    for authority in read_certificates(&config.ca)? {
+    let authorities = read_certificates(&config.ca)?;
+    let own_end = certificate_ends(&config.cert, &chain)?.into_iter().min();
+    let authorities_end = certificate_ends(&config.ca, &authorities)?
+        .into_iter()
+        .max();
+    let end = own_end.into_iter().chain(authorities_end).min();
+    for authority in authorities {
         roots.add(authority).map_err(mismatch)?;
     }
     let roots = Arc::new(roots);
@@ -202,7 +224,26 @@ fn build(
         client: Arc::new(client),
         server: Arc::new(server),
         verifier,
+        end: end.unwrap_or(UNIX_EPOCH),
     })
+}
+
+/// Returns the times after which the certificates in a file are not valid.
+fn certificate_ends(
+    path: &Path,
+    certificates: &[CertificateDer<'_>],
+) -> Result<Vec<SystemTime>, TlsError> {
+    let end = |certificate: &CertificateDer<'_>| {
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|error| {
+            TlsError::Malformed {
+                path: path.to_owned(),
+                problem: error.to_string(),
+            }
+        })?;
+        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+        Ok(UNIX_EPOCH + Duration::from_secs(seconds))
+    };
+    certificates.iter().map(end).collect()
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -238,4 +279,28 @@ fn file_error(path: &Path) -> impl Fn(pem::Error) -> TlsError {
 
 fn mismatch(error: impl std::fmt::Display) -> TlsError {
     TlsError::Mismatch(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_api::ca::CertificateAuthority;
+
+    use super::*;
+
+    #[test]
+    fn trust_ends_with_the_first_certificate_to_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::init(directory.path(), "files").unwrap();
+        let issued = authority.issue("n1", &[], 2).unwrap();
+        let config = TlsConfig {
+            ca: directory.path().join("ca.pem"),
+            cert: issued.cert,
+            key: issued.key,
+            crl: None,
+        };
+        let tls = Tls::from_files(&config, "n1").unwrap();
+        let left = tls.end().duration_since(SystemTime::now()).unwrap();
+        let day = Duration::from_secs(24 * 60 * 60);
+        assert!(left > day && left <= 2 * day, "{left:?}");
+    }
 }

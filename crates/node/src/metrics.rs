@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -16,6 +16,11 @@ use prometheus_client::registry::{Registry, Unit};
 const FREEZE_BUCKETS_S: [f64; 14] = [
     0.000_1, 0.000_2, 0.000_3, 0.000_4, 0.000_6, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1, 0.3,
     1.0,
+];
+
+/// Upper bounds of the buckets for freezes of processes, in seconds.
+const MIGRATION_FREEZE_BUCKETS_S: [f64; 12] = [
+    0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 3.0, 10.0,
 ];
 
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -33,6 +38,11 @@ struct ReasonLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DirectionLabel {
     direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -54,6 +64,10 @@ pub struct Metrics {
     round_trip: Family<PeerLabel, FloatGauge>,
     connected: Family<PeerLabel, Gauge>,
     rejected: Family<ReasonLabel, Counter>,
+    migrations: Family<OutcomeLabel, Counter>,
+    migration_freeze: Histogram,
+    certificate_end: Gauge,
+    build: Family<VersionLabel, Gauge>,
 }
 
 impl Default for Metrics {
@@ -77,9 +91,33 @@ impl Metrics {
             round_trip: Family::default(),
             connected: Family::default(),
             rejected: Family::default(),
+            migrations: Family::default(),
+            migration_freeze: Histogram::new(MIGRATION_FREEZE_BUCKETS_S),
+            certificate_end: Gauge::default(),
+            build: Family::default(),
         };
+        let version = env!("CARGO_PKG_VERSION");
+        metrics
+            .build
+            .get_or_create(&VersionLabel { version })
+            .set(1);
+        metrics.create_labelled_series();
         metrics.registry = Arc::new(metrics.register());
         metrics
+    }
+
+    /// Creates the series whose labels are known at zero, so that their first event is an increase.
+    fn create_labelled_series(&self) {
+        for (family, outcomes) in [
+            (&self.handoffs, ["moved", "kept", "accepted"]),
+            (&self.migrations, ["moved", "kept", "cloned"]),
+        ] {
+            for outcome in outcomes {
+                let outcome = outcome.to_owned();
+                drop(family.get_or_create(&OutcomeLabel { outcome }));
+            }
+        }
+        self.set_in_transit(0, 0);
     }
 
     fn register(&self) -> Registry {
@@ -136,6 +174,28 @@ impl Metrics {
             "Connections between nodes closed because of the data that the peer sent, by reason",
             self.rejected.clone(),
         );
+        registry.register(
+            "migrations",
+            "Migrations of processes from this node that ended, by outcome",
+            self.migrations.clone(),
+        );
+        registry.register_with_unit(
+            "migration_freeze",
+            "Time during which a process that moved from this node could not run",
+            Unit::Seconds,
+            self.migration_freeze.clone(),
+        );
+        registry.register_with_unit(
+            "certificate_end_timestamp",
+            "Unix time at which this node's certificate or its authority's ends",
+            Unit::Seconds,
+            self.certificate_end.clone(),
+        );
+        registry.register(
+            "build_info",
+            "Release of the daemon, always 1",
+            self.build.clone(),
+        );
         registry
     }
 
@@ -148,6 +208,26 @@ impl Metrics {
     /// Records the freeze of one batch of flows.
     pub fn record_freeze(&self, freeze: Duration) {
         self.freeze.observe(freeze.as_secs_f64());
+    }
+
+    /// Counts the end of a migration from this node, as `moved`, `cloned` or `kept`.
+    pub fn count_migration(&self, outcome: &str) {
+        let outcome = outcome.to_owned();
+        self.migrations
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
+    }
+
+    /// Records the freeze of a process that moved from this node.
+    pub fn record_migration_freeze(&self, freeze: Duration) {
+        self.migration_freeze.observe(freeze.as_secs_f64());
+    }
+
+    /// Sets the time at which the certificates in use end.
+    pub fn set_certificate_end(&self, end: SystemTime) {
+        let since_epoch = end.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.certificate_end
+            .set(i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX));
     }
 
     /// Sets the number of packets that the data plane has dropped for `reason` in total.
@@ -210,7 +290,7 @@ impl Metrics {
         self.rejected.get_or_create(&ReasonLabel { reason }).get()
     }
 
-    /// Returns all metrics in Prometheus' text format (OpenMetrics).
+    /// Returns all metrics in OpenMetrics.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing to memory cannot fail.
@@ -235,6 +315,9 @@ mod tests {
         metrics.set_round_trip("n2", Duration::from_micros(120));
         metrics.set_connected("n2", true);
         metrics.count_rejection("malformed");
+        metrics.count_migration("moved");
+        metrics.record_migration_freeze(Duration::from_millis(4));
+        metrics.set_certificate_end(UNIX_EPOCH + Duration::from_secs(2_000_000_000));
         let text = metrics.clone().encode();
         for line in [
             "holdfast_handoffs_total{outcome=\"moved\"} 2",
@@ -246,6 +329,14 @@ mod tests {
             "holdfast_peer_round_trip_seconds{peer=\"n2\"} 0.00012",
             "holdfast_peer_connected{peer=\"n2\"} 1",
             "holdfast_frames_rejected_total{reason=\"malformed\"} 1",
+            "holdfast_migrations_total{outcome=\"moved\"} 1",
+            "holdfast_migration_freeze_seconds_count 1",
+            "holdfast_certificate_end_timestamp_seconds 2000000000",
+            concat!(
+                "holdfast_build_info{version=\"",
+                env!("CARGO_PKG_VERSION"),
+                "\"} 1"
+            ),
         ] {
             assert!(
                 text.lines().any(|other| other == line),
@@ -253,5 +344,28 @@ mod tests {
             );
         }
         assert_eq!(metrics.rejections("malformed"), 1);
+    }
+
+    #[test]
+    fn every_metric_is_documented() {
+        let page = include_str!("../../../docs/metrics.md");
+        let metrics = Metrics::new();
+        metrics.set_drops("not_owner", 7);
+        metrics.set_round_trip("n2", Duration::from_micros(120));
+        metrics.set_connected("n2", true);
+        metrics.count_rejection("malformed");
+        let text = metrics.encode();
+        let mut kinds = text.lines().filter_map(|line| {
+            let mut words = line.strip_prefix("# TYPE ")?.split(' ');
+            Some((words.next()?, words.next()?))
+        });
+        assert_eq!(kinds.clone().count(), 14, "{text}");
+        let missing = kinds.find(|(name, kind)| {
+            let suffix = if *kind == "counter" { "_total" } else { "" };
+            ['`', '{']
+                .iter()
+                .all(|end| !page.contains(&format!("`{name}{suffix}{end}")))
+        });
+        assert_eq!(missing, None, "docs/metrics.md lacks a metric");
     }
 }

@@ -5,10 +5,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use holdfast_daemon::private_files::{self, run_directory};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::config::Config;
-use holdfast_daemon::private_files::{self, run_directory};
 
 /// Reason why the pid file could not be taken.
 #[derive(Debug, thiserror::Error)]

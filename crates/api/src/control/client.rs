@@ -27,7 +27,7 @@ use crate::FlowText;
 pub enum ClientError {
     /// No daemon listens on the socket.
     #[error(
-        "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
+        "no daemon at {path}: {error} (is the daemon running, and may this user open the socket?)"
     )]
     NoDaemon {
         /// The socket's path.

@@ -127,7 +127,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         method: "POST",
         path: "/v1/migrations/{id}/cancel",
-        summary: "Cancel a migration; fails once it is committed.",
+        summary: "Cancel a migration, which has no effect once it is committed. The answer may still be `running`.",
         answer: Some(schema::<MigrationStatus>),
         ..GET
     },
@@ -170,7 +170,7 @@ const OPENAPI_ROUTE: Route = Route {
 
 const METRICS: Route = Route {
     path: "/metrics",
-    summary: "Metrics in Prometheus' text format.",
+    summary: "Metrics, in OpenMetrics or Prometheus' text format, as the request accepts.",
     ..GET
 };
 

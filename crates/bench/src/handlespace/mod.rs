@@ -5,7 +5,7 @@
 //! are prepared outside the measured time. Every operation finds its pool and element by handle and id; registration
 //! sets a timer; a restarted timer is restarted three times in its life, while the virtual time advances. On our
 //! handlespace, operations by handle are announced ahead ([`expect`](holdfast_handlespace::Handlespace::announce_operation)), as
-//! `holdfastd` announces the messages of one receive call; rsplib has no such call.
+//! `rserpoold` announces the messages of one receive call; rsplib has no such call.
 
 mod batch_times;
 mod handlespace_under_test;

@@ -5,8 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
-use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
+use holdfast_node::config::DEFAULT_PORT;
 use holdfast_testbed::cluster::IpFamily;
 use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION, encode};
 use nix::sys::signal::Signal;

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use holdfast_api::control::FlowOutcome;
+use holdfast_api::control::{FlowFilter, FlowOutcome, FlowSelection};
 use holdfast_testbed::cluster::{STALLS_MAX, is_node_stall};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -37,6 +37,13 @@ fn unknown_names_are_refused(world: &LoadedGroup) {
     assert_contains(refused, &["n2 is this node"]);
     let refused = world.hand_off("n2", &[], "n3").unwrap_err();
     assert_contains(refused, &["no flow of this node matches"]);
+    let refused = world.hand_off_selection("n2", all_of_pool("nowhere"), "n3");
+    assert_contains(refused.unwrap_err(), &["no service has the pool nowhere"]);
+    let nothing = world.hand_off_selection("n2", all_of_pool("odd"), "n3");
+    let nothing = nothing.expect("a handoff of no flow succeeds");
+    assert_eq!(nothing.flows, 0);
+    let status = world.wait_for_handoff("n2", nothing.id);
+    assert_eq!((status.summary.total, status.results.len()), (0, 0));
     world.assert_unharmed();
 
     // One unknown flow of several does not affect the others.
@@ -50,6 +57,13 @@ fn unknown_names_are_refused(world: &LoadedGroup) {
     }
     assert_eq!(world.owner(flow).as_deref(), Some("n3"));
     world.assert_unharmed();
+}
+
+fn all_of_pool(pool: &str) -> FlowSelection {
+    FlowSelection::AllOf(FlowFilter {
+        pool: Some(pool.to_owned()),
+        ..FlowFilter::default()
+    })
 }
 
 fn flow_of_other_node_is_refused(world: &LoadedGroup) {

@@ -6,8 +6,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail, ensure};
+use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
-use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
+use holdfast_node::config::DEFAULT_PORT;
 use holdfast_testbed::cluster::{Cluster, IpFamily};
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{Frame, FrameDecoder, MoveId, NodeId, encode};

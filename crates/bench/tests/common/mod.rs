@@ -153,8 +153,18 @@ impl LoadedGroup {
         flows: &[FlowText],
         to: &str,
     ) -> Result<HandoffAccepted, ErrorBody> {
+        self.hand_off_selection(node, FlowSelection::Flows(flows.to_vec()), to)
+    }
+
+    /// As [`LoadedGroup::hand_off`], for any selection of flows.
+    pub fn hand_off_selection(
+        &self,
+        node: &str,
+        selection: FlowSelection,
+        to: &str,
+    ) -> Result<HandoffAccepted, ErrorBody> {
         let request = HandoffRequest {
-            selection: FlowSelection::Flows(flows.to_vec()),
+            selection,
             to: to.to_owned(),
             drain: Drain::None,
         };

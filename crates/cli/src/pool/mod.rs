@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::ExitResult;
 use crate::daemon_client::RegistrarDaemonArgs;
-use crate::output::{output, output_line, print_json};
+use crate::output::{is_closed, output, output_line, print_json};
 use crate::table::TextTable;
 
 /// Pools and their elements: register programs as elements, use pools, show a registrar's state
@@ -198,6 +198,9 @@ fn print_changes<T: Serialize + PartialEq>(
                         output_line!();
                     }
                     print(&now, args.json, text)?;
+                    if is_closed() {
+                        return Ok(());
+                    }
                     before = Some(now);
                 }
                 last_error = false;

@@ -8,10 +8,6 @@ use toml::Spanned;
 
 use super::ConfigError;
 
-/// Remedy for an optional file that is named but cannot be read.
-const UNREADABLE_FILE_REMEDY: &str =
-    "name an existing file with --config, or omit --config: every key has a default";
-
 /// A file that is being checked.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigFile<'a> {
@@ -63,12 +59,4 @@ impl<'a> ConfigFile<'a> {
     pub fn error_at(&self, span: Range<usize>, problem: String, what_to_do: &str) -> ConfigError {
         ConfigError::at(self.path, self.text, span, problem, what_to_do)
     }
-}
-
-/// Returns the content of a daemon's optional file.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn read_optional(path: &Path) -> Result<String, ConfigError> {
-    ConfigFile::read(path, UNREADABLE_FILE_REMEDY)
 }

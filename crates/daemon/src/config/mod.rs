@@ -5,5 +5,5 @@ mod file;
 mod sections;
 
 pub use error::ConfigError;
-pub use file::{ConfigFile, read_optional};
+pub use file::ConfigFile;
 pub use sections::{LogConfig, LogFormat, LogSection, MetricsSection, TlsConfig, TlsSection};

@@ -10,9 +10,9 @@ use serde::Deserialize;
 pub struct TlsConfig {
     /// Certificate of the group's authority.
     pub ca: PathBuf,
-    /// Certificate of this node (and intermediates, if any).
+    /// Certificate of this member (and intermediates, if any).
     pub cert: PathBuf,
-    /// Private key of this node.
+    /// Private key of this member.
     pub key: PathBuf,
     /// Revocation list of the authority.
     pub crl: Option<PathBuf>,
@@ -46,7 +46,7 @@ impl TlsSection {
 pub struct LogConfig {
     /// Text for people, JSON for machines.
     pub format: LogFormat,
-    /// A `tracing` filter, such as `info` or `info,holdfast_node::peer_channel=debug`.
+    /// A `tracing` filter, such as `info` or `info,holdfast_node::peer_channel=debug`, or `holdfast_rserpoold::registrar=debug`.
     pub filter: String,
 }
 

@@ -5,9 +5,6 @@ use axum::response::{IntoResponse, Json, Response};
 use holdfast_api::control::ErrorBody;
 use serde::Serialize;
 
-/// Content type of OpenMetrics, which `prometheus-client` writes.
-pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// A negative answer.
 pub struct ErrorResponse(pub StatusCode, pub ErrorBody);
 

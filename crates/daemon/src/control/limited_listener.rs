@@ -14,13 +14,13 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
-pub struct ListenerLimits {
+pub(super) struct ListenerLimits {
     /// Maximum number of connections.
-    pub connections: usize,
+    pub(super) connections: usize,
     /// Maximum number of connections from one address.
-    pub per_source: usize,
+    pub(super) per_source: usize,
     /// Maximum time without a write of an answer. A request that takes longer to arrive is not read.
-    pub answer_timeout: Duration,
+    pub(super) answer_timeout: Duration,
 }
 
 impl Default for ListenerLimits {
@@ -54,14 +54,14 @@ impl SourceAddress for tokio::net::unix::SocketAddr {
 type OpenConnections = Arc<Mutex<HashMap<Option<IpAddr>, usize>>>;
 
 /// A listener with limits.
-pub struct LimitedListener<L> {
+pub(super) struct LimitedListener<L> {
     listener: L,
     limits: ListenerLimits,
     open_connections: OpenConnections,
 }
 
 /// A connection of the listener.
-pub struct LimitedConnection<I> {
+pub(super) struct LimitedConnection<I> {
     io: I,
     answer_timeout: Duration,
     deadline: Pin<Box<Sleep>>,

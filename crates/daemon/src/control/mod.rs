@@ -1,7 +1,8 @@
-//! The control API's server: HTTP on a Unix socket that only its owner may open, and on TCP for metrics.
+//! The control API's server: HTTP on a Unix socket, and on TCP for metrics.
 
 pub mod http_responses;
 mod limited_listener;
+mod metrics_text;
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use tokio::net::TcpListener;
 use limited_listener::{LimitedListener, ListenerLimits};
 
 pub use limited_listener::SourceAddress;
+pub use metrics_text::metrics_response;
 
 /// Serves HTTP until the task ends.
 pub async fn serve<L: Listener>(listener: L, router: Router)
@@ -29,7 +31,7 @@ where
 ///
 /// # Errors
 /// The address cannot be listened on.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn metrics_listener(address: SocketAddr) -> io::Result<TcpListener> {
     let failed = |error: io::Error| {
         let text = format!("{address}: {error}; correct [metrics] listen");
         io::Error::new(error.kind(), text)

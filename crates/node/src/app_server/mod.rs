@@ -19,13 +19,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use holdfast_api::app::{Channel, EncodeError, FromDaemon, Listener, ToDaemon, encode};
+use holdfast_daemon::polled_socket::PolledSocket;
+use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio::task::JoinHandle;
 
 use crate::config::AppSocketConfig;
 use crate::engine_queue::{EngineQueue, EngineQueueReceiver, engine_queue};
-use holdfast_daemon::polled_socket::PolledSocket;
-use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use session::AppSession;
 
 /// Maximum number of sessions of one user, and of connections that have not sent `Open`; further connections are

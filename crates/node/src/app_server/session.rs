@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
+use holdfast_daemon::polled_socket::PolledSocket;
 use tokio::sync::Notify;
 
 use super::{AppEvent, NO_DESCRIPTOR, SessionId, SessionTable};
-use holdfast_daemon::polled_socket::PolledSocket;
 
 /// Maximum queue for a program that does not read. Beyond it the session is closed; the program keeps its connections.
 const QUEUED_BYTES_MAX: usize = 64 << 20;

@@ -12,9 +12,9 @@ use holdfast_daemon::config::ConfigFile;
 use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
-use super::raw::{
-    RawChannel, RawGroup, RawNode, RawNodeConfig, RawPeer, RawPlacement, RawProtocol, RawReach,
-    RawService,
+use super::sections::{
+    ChannelSection, GroupSection, NodeFile, NodeSection, PeerSection, PlacementKey, ProtocolKey,
+    ReachKey, ServiceSection,
 };
 use super::{
     AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, NodeConfig,
@@ -42,7 +42,7 @@ impl<'a> ConfigChecker<'a> {
         ConfigChecker { file }
     }
 
-    pub(super) fn config(&self, raw: RawNodeConfig) -> Result<Config, ConfigError> {
+    pub(super) fn config(&self, raw: NodeFile) -> Result<Config, ConfigError> {
         let listed = self.peers(&raw.peer)?;
         let node = self.node(&raw.node, &listed)?;
         let peers: Vec<PeerConfig> = listed
@@ -74,7 +74,7 @@ impl<'a> ConfigChecker<'a> {
     }
 
     /// Checks the `[[peer]]` list, which may contain this node too. Numbers default to positions.
-    fn peers(&self, raw: &[RawPeer]) -> Result<Vec<PeerConfig>, ConfigError> {
+    fn peers(&self, raw: &[PeerSection]) -> Result<Vec<PeerConfig>, ConfigError> {
         let mut names = BTreeSet::new();
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -116,7 +116,7 @@ impl<'a> ConfigChecker<'a> {
         Ok(peers)
     }
 
-    fn node(&self, raw: &RawNode, listed: &[PeerConfig]) -> Result<NodeConfig, ConfigError> {
+    fn node(&self, raw: &NodeSection, listed: &[PeerConfig]) -> Result<NodeConfig, ConfigError> {
         let name = self.name(&raw.name)?;
         let own_entry = listed.iter().find(|peer| peer.name == name);
         let id = self.own_id(raw, own_entry, listed)?;
@@ -163,7 +163,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn own_id(
         &self,
-        raw: &RawNode,
+        raw: &NodeSection,
         own_entry: Option<&PeerConfig>,
         listed: &[PeerConfig],
     ) -> Result<NodeId, ConfigError> {
@@ -190,10 +190,10 @@ impl<'a> ConfigChecker<'a> {
         }
     }
 
-    fn group(&self, raw: &RawGroup, ids: &NodeIdsByName) -> Result<GroupConfig, ConfigError> {
+    fn group(&self, raw: &GroupSection, ids: &NodeIdsByName) -> Result<GroupConfig, ConfigError> {
         let reach = match (*raw.reach.get_ref(), &raw.shared_mac) {
-            (RawReach::Steer, None) => PacketRouting::Steer,
-            (RawReach::Steer, Some(mac)) => {
+            (ReachKey::Steer, None) => PacketRouting::Steer,
+            (ReachKey::Steer, Some(mac)) => {
                 let problem = "reach `steer` does not use shared_mac".to_owned();
                 return Err(self.file.error_for(
                     mac,
@@ -201,12 +201,12 @@ impl<'a> ConfigChecker<'a> {
                     "remove the key, or set reach = \"broadcast\"",
                 ));
             }
-            (RawReach::Broadcast, None) => {
+            (ReachKey::Broadcast, None) => {
                 let problem = "reach `broadcast` needs shared_mac".to_owned();
                 let advice = "add one, such as \"02:00:5e:00:00:01\", the same on every node";
                 return Err(self.file.error_for(&raw.reach, problem, advice));
             }
-            (RawReach::Broadcast, Some(mac)) => PacketRouting::Broadcast {
+            (ReachKey::Broadcast, Some(mac)) => PacketRouting::Broadcast {
                 shared_mac: self.mac(mac)?,
             },
         };
@@ -219,7 +219,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn services(
         &self,
-        raw: &[RawService],
+        raw: &[ServiceSection],
         ids: &NodeIdsByName,
         node: &NodeConfig,
         peers: &[PeerConfig],
@@ -234,7 +234,7 @@ impl<'a> ConfigChecker<'a> {
                 let advice = "a service address belongs to the group; use one that no host has";
                 return Err(self.file.error_for(&service.address, problem, advice));
             }
-            let is_tcp = matches!(service.protocol, RawProtocol::Tcp);
+            let is_tcp = matches!(service.protocol, ProtocolKey::Tcp);
             if !taken_addresses.insert((is_tcp, checked.address)) {
                 let problem = format!("{} appears twice", checked.address);
                 return Err(self
@@ -246,7 +246,11 @@ impl<'a> ConfigChecker<'a> {
         Ok(services)
     }
 
-    fn service(&self, raw: &RawService, ids: &NodeIdsByName) -> Result<ServiceConfig, ConfigError> {
+    fn service(
+        &self,
+        raw: &ServiceSection,
+        ids: &NodeIdsByName,
+    ) -> Result<ServiceConfig, ConfigError> {
         let mut weights: BTreeMap<NodeId, u32> = ids.values().map(|id| (*id, 1)).collect();
         for (name, weight) in &raw.weights {
             let id = self.resolve_node(name, weight.span(), ids)?;
@@ -269,19 +273,19 @@ impl<'a> ConfigChecker<'a> {
                 self.port(&Some(raw.port.clone()))?,
             ),
             protocol: match raw.protocol {
-                RawProtocol::Tcp => Protocol::Tcp,
-                RawProtocol::Udp => Protocol::Udp,
+                ProtocolKey::Tcp => Protocol::Tcp,
+                ProtocolKey::Udp => Protocol::Udp,
             },
             placement: match raw.placement {
-                RawPlacement::Hash => PlacementRule::Hash,
-                RawPlacement::Port => PlacementRule::Port,
+                PlacementKey::Hash => PlacementRule::Hash,
+                PlacementKey::Port => PlacementRule::Port,
             },
             weights,
             drain: drain.transpose()?,
         })
     }
 
-    fn channel(&self, raw: &RawChannel) -> Result<ChannelConfig, ConfigError> {
+    fn channel(&self, raw: &ChannelSection) -> Result<ChannelConfig, ConfigError> {
         let ping_ms = self.in_range(&raw.ping_interval_ms, 250, 10..=60_000)?;
         let dead_ms = self.in_range(&raw.dead_after_ms, ping_ms.max(250) * 4, 20..=600_000)?;
         if dead_ms < 2 * ping_ms {

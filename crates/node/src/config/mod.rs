@@ -1,22 +1,20 @@
 //! Configuration of the daemon: one TOML file, read once at start.
 //!
 //! `docs/configuration.md` describes every key; `docs/holdfast.example.toml` is a complete file. The file is first
-//! parsed into `raw` types and then checked into the types here, in which a broken reference (an unknown node, two
+//! parsed into types of `sections` and then checked into the types here, in which a broken reference (an unknown node, two
 //! services at one address) cannot be expressed. Every error names the file, the line, the key and the remedy.
 
 mod check;
-mod raw;
+mod sections;
 #[cfg(test)]
 mod tests;
-
-pub use holdfast_daemon::config::{ConfigError, LogConfig, TlsConfig};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_daemon::config::ConfigFile;
+use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, TlsConfig};
 use holdfast_wire::{NodeId, Protocol};
 
 /// Default port of the channel between nodes.

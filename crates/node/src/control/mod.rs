@@ -15,7 +15,7 @@ use holdfast_api::control::{
     HandoffList, HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
 };
-use holdfast_daemon::control::{listen, serve};
+use holdfast_daemon::control::{metrics_listener, serve};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
@@ -91,7 +91,7 @@ impl ControlServer {
         let router = routes::router(sender, metrics.clone());
         let mut tasks = vec![tokio::spawn(serve(listener, router))];
         if let Some(address) = config.metrics_listen {
-            let listener = listen(address)?;
+            let listener = metrics_listener(address)?;
             let router = routes::metrics_only(metrics);
             tasks.push(tokio::spawn(serve(listener, router)));
         }

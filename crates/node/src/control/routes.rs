@@ -4,20 +4,21 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{CheckQuery, FlowListQuery, MigrationStatus, ROUTES, openapi};
+use holdfast_daemon::control::http_responses::{
+    ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
+};
+use holdfast_daemon::control::metrics_response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{ControlRequest, ReplySender};
 use crate::metrics::Metrics;
-use holdfast_daemon::control::http_responses::{
-    ErrorResponse, METRICS_TYPE, bad_request, error_body, method_not_allowed, not_found, response,
-};
 
 /// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;
@@ -57,7 +58,7 @@ fn migration_routes() -> Router<RequestSender> {
 
 /// Returns the router for `/metrics` alone.
 pub(super) fn metrics_only(metrics: Metrics) -> Router {
-    let answer = async move || ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode());
+    let answer = async move |headers: HeaderMap| metrics_response(&headers, metrics.encode());
     Router::new().route("/metrics", get(answer))
 }
 

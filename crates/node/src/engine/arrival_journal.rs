@@ -9,13 +9,12 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use holdfast_daemon::private_files::{self, private_directory};
 use holdfast_proto::handoff::FlowToRestore;
 use holdfast_wire::Flow;
 use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
-
-use holdfast_daemon::private_files::{self, private_directory};
 
 /// A journal entry.
 #[derive(Debug, Serialize, Deserialize)]

@@ -261,6 +261,16 @@ impl Engine {
             }
             Some(_) => {}
         }
+        if let FlowSelection::AllOf(FlowFilter {
+            pool: Some(pool), ..
+        }) = &selection
+            && !(self.config.services.iter()).any(|service| service.pool == *pool)
+        {
+            return Err(error_body(
+                format!("no service has the pool {pool}"),
+                "`holdfast status` shows those there are",
+            ));
+        }
         let are_listed = matches!(selection, FlowSelection::Flows(_));
         let flows = self.select_flows(selection);
         if are_listed && flows.is_empty() {

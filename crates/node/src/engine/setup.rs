@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
+use holdfast_daemon::tls::Tls;
 use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
 use holdfast_proto::migration::MigrationMachineConfig as MoveConfig;
 use holdfast_proto::view::View;
@@ -44,7 +45,6 @@ use crate::dataplane::{Dataplane, HoldDevice};
 use crate::metrics::Metrics;
 use crate::migration::Migrations;
 use crate::peer_channel::{PeerChannel, PeerChannelOptions};
-use holdfast_daemon::tls::Tls;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
 /// tracing that CO-RE helpers require.
@@ -178,6 +178,7 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
     let (machine, move_config) = machine_configs(&config, boot, floor);
     let metrics = Metrics::new();
     let tls = Tls::from_files(&config.tls, &config.node.name).map_err(other_error)?;
+    metrics.set_certificate_end(tls.end());
     let (peers, peer_events) =
         PeerChannel::start(PeerChannelOptions::new(&config, boot), tls, metrics.clone()).map_err(
             system_error(format!("listening on {}", config.node.address)),
@@ -186,8 +187,8 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         .map_err(system_error("the socket of server programs"))?;
     let control = ControlServer::bind(&config, metrics.clone())
         .map_err(system_error("the control socket"))?;
-    let (moves, worker_events) =
-        Migrations::open(move_config, &config).map_err(system_error("the records of moves"))?;
+    let (moves, worker_events) = Migrations::open(move_config, &config, metrics.clone())
+        .map_err(system_error("the records of moves"))?;
     let journal = ArrivalJournal::open(&config.node.run_dir)
         .map_err(system_error("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();

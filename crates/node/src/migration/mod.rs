@@ -40,7 +40,8 @@ use std::time::Duration;
 use holdfast_api::control::ResidentProcess;
 use holdfast_proto::machine_output::IgnoredInput;
 use holdfast_proto::migration::{
-    Completion, Event, Migration, MigrationMachineConfig as MachineConfig, Output, RecoveredRole,
+    Completion, Event, Migration, MigrationMachineConfig as MachineConfig, MoveOutcome, Output,
+    RecoveredRole,
 };
 use holdfast_sys::cgroup::ControlGroups;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame};
@@ -52,6 +53,7 @@ pub(crate) use worker_events::{EventReceiver, WorkerEvent};
 
 use crate::config::Config;
 use crate::engine::configured_view;
+use crate::metrics::Metrics;
 use crate::reach::reach_of;
 use acceptor::AcceptorThread;
 use admission_policy::AdmissionPolicy;
@@ -96,6 +98,7 @@ pub(crate) struct Migrations {
     /// Names of the nodes.
     node_names: BTreeMap<NodeId, String>,
     events: EventSender,
+    metrics: Metrics,
 }
 
 /// Work that only the owner can do.
@@ -116,6 +119,7 @@ impl Migrations {
     pub(crate) fn open(
         machine: MachineConfig,
         config: &Config,
+        metrics: Metrics,
     ) -> std::io::Result<(Migrations, EventReceiver)> {
         let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
         let cgroups = ControlGroups::new(cgroup_path);
@@ -154,6 +158,7 @@ impl Migrations {
             every_node_receives: reach_of(config.group.reach).every_node_receives(),
             node_names: nodes,
             events,
+            metrics,
         };
         Ok((moves, listener))
     }
@@ -203,7 +208,19 @@ impl Migrations {
                 if self.rehearsals.on_move_end(*id, outcome) {
                     return;
                 }
-                let freeze_us = summary.phases.freeze().as_micros();
+                let freeze = summary.phases.freeze();
+                match outcome {
+                    MoveOutcome::Moved => {
+                        self.metrics.count_migration("moved");
+                        // A daemon that has completed an earlier daemon's move did not see all phases.
+                        if !summary.phases.restore.is_zero() {
+                            self.metrics.record_migration_freeze(freeze);
+                        }
+                    }
+                    MoveOutcome::Cloned => self.metrics.count_migration("cloned"),
+                    MoveOutcome::Kept { .. } => self.metrics.count_migration("kept"),
+                }
+                let freeze_us = freeze.as_micros();
                 tracing::info!(%id, ?outcome, freeze_us, bytes = summary.freeze_bytes, "a move has ended");
             }
             Event::ProcessAccepted { id, flows } => {

@@ -8,13 +8,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use holdfast_checkpoint::donor::{LockHandover, ProcessRef};
+use holdfast_daemon::private_files::{self, private_directory};
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
-
-use holdfast_daemon::private_files::{self, private_directory};
 
 /// An entry of a record.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! The greeting: a `Hello` each way, checked against the certificate and the configuration.
 
+use holdfast_daemon::tls::node_name;
 use holdfast_wire::{Frame, NodeId};
 
 use super::connection::PeerConnection;
 use super::peers::PeerTable;
 use super::{PeerChannelOptions, PeerConnectionError};
-use holdfast_daemon::tls::node_name;
 
 /// Greets the node that was dialled as `peer`. Returns its boot id.
 pub(super) async fn greet_as_dialler(

@@ -37,11 +37,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use holdfast_daemon::tls::Tls;
 use holdfast_wire::NodeId;
 
 use crate::config::{ChannelConfig, Config, PeerConfig};
 use crate::metrics::Metrics;
-use holdfast_daemon::tls::Tls;
 
 /// Options of the channel.
 #[derive(Debug, Clone)]

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use holdfast_daemon::log_limit::LogLimit;
+use holdfast_daemon::tls::Tls;
 use holdfast_wire::{Frame, NodeId};
 use tokio::task::AbortHandle;
 
@@ -13,8 +15,6 @@ use super::events::EventQueue;
 use super::peer::Peer;
 use super::{PeerChannelOptions, PeerConnectionError, PeerStats, SendError};
 use crate::metrics::Metrics;
-use holdfast_daemon::log_limit::LogLimit;
-use holdfast_daemon::tls::Tls;
 
 /// A handle on the channel. Clones refer to the same channel.
 #[derive(Clone)]

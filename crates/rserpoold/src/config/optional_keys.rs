@@ -2,32 +2,14 @@
 
 use std::time::Duration;
 
-use holdfast_proto::registrar::LifeUnit;
-use serde::Deserialize;
-
-/// Unit of a registration's life, as written.
-#[derive(Deserialize, Clone, Copy)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum LifeUnitKey {
-    Milliseconds,
-    Seconds,
-}
-
-impl From<LifeUnitKey> for LifeUnit {
-    fn from(written: LifeUnitKey) -> LifeUnit {
-        match written {
-            LifeUnitKey::Milliseconds => LifeUnit::Milliseconds,
-            LifeUnitKey::Seconds => LifeUnit::Seconds,
-        }
-    }
-}
-
+/// Replaces a default by the value of a key, if the file has it.
 pub(super) fn set_if_present<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
     }
 }
 
+/// Replaces a default by the milliseconds of a key, if the file has it.
 pub(super) fn set_ms(target: &mut Duration, value: Option<u64>) {
     set_if_present(target, value.map(Duration::from_millis));
 }

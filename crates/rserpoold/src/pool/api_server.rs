@@ -3,6 +3,10 @@
 use std::io::{self, Read};
 
 use holdfast_api::app::Listener;
+use holdfast_daemon::config::TlsConfig;
+use holdfast_daemon::control::serve;
+use holdfast_daemon::polled_socket::PolledSocket;
+use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,10 +16,6 @@ use super::{control, program_channels};
 use crate::asap_over_tcp::tls_security;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::{Mailbox, wait_stop_signal};
-use holdfast_daemon::config::TlsConfig;
-use holdfast_daemon::control::serve;
-use holdfast_daemon::polled_socket::PolledSocket;
-use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// Sockets of the thread, and the runtime that serves them.
 pub(super) struct PoolApiServer {

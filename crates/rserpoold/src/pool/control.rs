@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::control::{POOL_ROUTES, ResolveQuery, UnreachableReport, openapi};
+use holdfast_daemon::control::http_responses::{
+    bad_request, method_not_allowed, not_found, response,
+};
 use serde::Serialize;
 
 use super::requests::PoolRequest;
 use crate::mailbox::{Mailbox, ReplySender};
-use holdfast_daemon::control::http_responses::{
-    bad_request, method_not_allowed, not_found, response,
-};
 
 type RequestMailbox = Mailbox<PoolRequest>;
 

@@ -1,4 +1,4 @@
-//! `holdfastd` as a pool daemon: elements and sessions of this host's programs, over SCTP to registrars.
+//! The pool daemon: elements and sessions of this host's programs, over SCTP to registrars.
 //!
 //! One thread has the machines (`holdfast_proto::pool_element` for each element, one `pool_user` for all users) and the
 //! SCTP sockets ([`run`]). Another thread has the control API, the programs' channels and the sessions' TCP and UDP

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use holdfast_api::app::{Channel, Listener, decode, encode};
 use holdfast_api::pool::{DATA_BYTES_MAX, FromPool, ToPool};
+use holdfast_daemon::polled_socket::PolledSocket;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::requests::{PoolRequest, ProgramQueue, program_queue};
 use crate::mailbox::Mailbox;
-use holdfast_daemon::polled_socket::PolledSocket;
 
 /// Maximum number of a program's bytes in transit to its sessions, beyond which the daemon stops reading from the
 /// program.

@@ -6,12 +6,17 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use holdfast_api::control::{
     PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
+use holdfast_daemon::control::http_responses::{
+    bad_request, method_not_allowed, not_found, response,
+};
+use holdfast_daemon::control::{metrics_listener, metrics_response, serve};
+use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use holdfast_proto::registrar::RegistrarSettings;
 use holdfast_sctp::TlsSecurity;
 use serde::Serialize;
@@ -22,11 +27,6 @@ use super::metrics;
 use crate::asap_over_tcp::tls_security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::{Mailbox, ReplySender, wait_stop_signal};
-use holdfast_daemon::control::http_responses::{
-    METRICS_TYPE, bad_request, method_not_allowed, not_found, response,
-};
-use holdfast_daemon::control::{listen, serve};
-use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 
 /// A request to the event loop.
 pub(super) enum RegistrarRequest {
@@ -74,7 +74,7 @@ impl RegistrarApiServer {
         let (listener, path) = acquire(&config.control_socket(), access, bind)?;
         runtime.spawn(serve(listener, router(mailbox.clone())));
         if let Some(address) = config.metrics_listen {
-            let listener: TcpListener = listen(address)?;
+            let listener: TcpListener = metrics_listener(address)?;
             runtime.spawn(serve(listener, metrics_only(mailbox.clone())));
         }
         runtime.spawn(stop_on_signal(mailbox.clone()));
@@ -194,13 +194,12 @@ async fn peers(State(to): State<RequestMailbox>) -> Response {
     ask_event_loop(&to, RegistrarRequest::Peers, StatusCode::CONFLICT).await
 }
 
-async fn get_metrics(State(to): State<RequestMailbox>) -> Response {
+async fn get_metrics(State(to): State<RequestMailbox>, headers: HeaderMap) -> Response {
     let status = to.ask(RegistrarRequest::Status).await;
     let peers = to.ask(RegistrarRequest::Peers).await;
     match (status, peers) {
         (Some(Ok(status)), Some(Ok(peers))) => {
-            let text = metrics::encode(&status, &peers);
-            ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+            metrics_response(&headers, metrics::encode(&status, &peers))
         }
         (Some(Err(body)), _) | (_, Some(Err(body))) => {
             response::<()>(Some(Err(body)), StatusCode::CONFLICT)

@@ -1,12 +1,18 @@
-//! Prometheus metrics of a registrar, made from its status for each request.
+//! Metrics of a registrar, made from its status for each request.
 
 use holdfast_api::control::{PeerList, RegistrarStatus};
-use prometheus_client::encoding::text;
+use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Returns the metrics in Prometheus' text format.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: String,
+}
+
+/// Returns the metrics in OpenMetrics.
 pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
     let mut registry = Registry::with_prefix("holdfast_registrar");
     let active = peers.peers.iter().filter(|peer| peer.active).count() as u64;
@@ -35,6 +41,10 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
         counter.inc_by(value);
         registry.register(name, help, counter);
     }
+    let build: Family<VersionLabel, Gauge> = Family::default();
+    let version = status.version.clone();
+    build.get_or_create(&VersionLabel { version }).set(1);
+    registry.register("build_info", "Release of the daemon, always 1", build);
     let mut encoded = String::new();
     // Writing to a string does not fail.
     let _ = text::encode(&mut encoded, &registry);
@@ -117,7 +127,7 @@ fn refusal_counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u
             counted.limit_refusals,
         ),
         (
-            "reports_unheeded",
+            "reports_ignored",
             "Reports of unreachable elements that were ignored",
             counted.reports_ignored,
         ),
@@ -137,7 +147,7 @@ fn refusal_counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u
             counted.associations_aborted,
         ),
         (
-            "multicast_unheeded",
+            "multicast_ignored",
             "Multicast datagrams ignored",
             counted.multicast_ignored,
         ),

@@ -1,4 +1,4 @@
-//! `holdfastd` as a registrar: drives `holdfast_proto::registrar` with SCTP and multicast.
+//! A registrar: drives `holdfast_proto::registrar` with SCTP and multicast.
 //!
 //! One thread has the machine and all its sockets ([`run`]). Another thread serves the control API, and sends its
 //! requests to the first.

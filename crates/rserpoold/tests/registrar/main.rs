@@ -159,6 +159,15 @@ fn registrars_replicate_elements_and_survivor_takes_over() {
         metrics.contains("holdfast_registrar_elements_own 3\n"),
         "{metrics}"
     );
+    let page = include_str!("../../../../docs/metrics.md");
+    for line in metrics.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let name = help.split(' ').next().expect("a name");
+            let ends = ['`', '{'].map(|end| format!("`{name}{end}"));
+            let is_listed = ends.iter().any(|listed| page.contains(listed));
+            assert!(is_listed, "docs/metrics.md lacks {name}");
+        }
+    }
 
     // A successor of the first registrar gets the handlespace from the second.
     let third = Daemon::start(&in_directory("first"), others, &second.peer_configuration());

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use toml::Spanned;
 
-use super::super::raw::RawMigration;
+use super::super::sections::MigrationSection;
 use super::super::{ConfigError, MigrationConfig, SocketFamily};
 use super::ConfigChecker;
 
 impl ConfigChecker<'_> {
-    pub(super) fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
+    pub(super) fn migration(&self, raw: MigrationSection) -> Result<MigrationConfig, ConfigError> {
         Ok(MigrationConfig {
             enabled: raw.enabled,
             users: raw.users,

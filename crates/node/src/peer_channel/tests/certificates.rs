@@ -1,9 +1,9 @@
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_daemon::tls::{Tls, TlsError};
 use holdfast_wire::NodeId;
 
 use super::group::{Group, eventually, read_to_end, run, run_blocking, tls_files};
-use crate::config::TlsConfig;
-use holdfast_daemon::tls::{Tls, TlsError};
+use holdfast_daemon::config::TlsConfig;
 
 #[test]
 fn certificate_of_other_authority_is_refused_on_both_sides() {

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
+use holdfast_daemon::tls::Tls;
 use holdfast_wire::{Frame, FrameDecoder, NodeId, encode};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
-use crate::config::{ChannelConfig, PeerConfig, TlsConfig};
+use holdfast_daemon::config::TlsConfig;
+
+use crate::config::{ChannelConfig, PeerConfig};
 use crate::metrics::Metrics;
 use crate::peer_channel::{PeerChannel, PeerChannelOptions, PeerEvent, PeerEvents, Peers};
-use holdfast_daemon::tls::Tls;
 
 /// Time limit far above any real duration; only a failing test waits so long.
 pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! Configuration of a pool daemon: a TOML file in which every key is optional. The file is optional too.
 
-mod raw;
 mod registrar_address;
+mod sections;
 #[cfg(test)]
 mod tests;
 
@@ -11,12 +11,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, TlsConfig, read_optional};
+use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, TlsConfig};
 use holdfast_proto::pool_element::{CookieKey, LifeUnit};
 use holdfast_proto::registrar::AddressPrefix;
 use holdfast_sctp::{FailureDetection, StreamProtocol};
 use holdfast_wire::rserpool::asap;
 
+use super::read_optional_file;
 use super::registrar::ASAP_GROUP;
 use super::sctp_section::{PATH_MTU, PATH_MTU_RANGE};
 
@@ -121,7 +122,7 @@ impl PoolConfig {
         let Some(path) = path else {
             return Ok(PoolConfig::default());
         };
-        let text = read_optional(path)?;
+        let text = read_optional_file(path)?;
         PoolConfig::parse(path, &text)
     }
 
@@ -131,7 +132,7 @@ impl PoolConfig {
     /// As [`PoolConfig::load`].
     pub fn parse(path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
         let file = ConfigFile::new(path, text);
-        let config = file.parse::<raw::RawPoolConfig>()?.into_config(&file)?;
+        let config = file.parse::<sections::PoolFile>()?.into_config(&file)?;
         config.check(path)?;
         Ok(config)
     }

@@ -47,7 +47,7 @@ impl Default for AsapTcpConfig {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct RawTcp {
+pub(super) struct TcpSection {
     port: Option<u16>,
     tls_port: Option<u16>,
     connections: Option<usize>,
@@ -57,7 +57,7 @@ pub(super) struct RawTcp {
     message_ms: Option<u64>,
 }
 
-impl RawTcp {
+impl TcpSection {
     pub(super) fn apply(self, tls: Option<TlsSection>, path: &Path, config: &mut AsapTcpConfig) {
         config.tcp_port = self.port;
         set_if_present(&mut config.tls_port, self.tls_port);

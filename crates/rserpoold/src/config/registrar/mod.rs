@@ -1,7 +1,7 @@
 //! Configuration of a registrar: a TOML file in which every key is optional. The file is optional too.
 
 mod asap_tcp;
-mod raw;
+mod sections;
 #[cfg(test)]
 mod tests;
 
@@ -12,11 +12,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, read_optional};
+use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig};
 use holdfast_proto::registrar::RegistrarSettings;
 use holdfast_sctp::{ENCAPSULATION_PORT, FailureDetection};
 use holdfast_wire::rserpool::{asap, enrp};
 
+use super::read_optional_file;
 use super::sctp_section::{PATH_MTU, PATH_MTU_RANGE};
 
 /// Multicast groups of rsplib, for announces to elements and between registrars.
@@ -153,7 +154,7 @@ impl RegistrarConfig {
         let Some(path) = path else {
             return Ok(RegistrarConfig::default());
         };
-        let text = read_optional(path)?;
+        let text = read_optional_file(path)?;
         let mut config = RegistrarConfig::parse(path, &text)?;
         config.file = Some(path.to_owned());
         Ok(config)
@@ -185,7 +186,7 @@ impl RegistrarConfig {
     pub fn parse(path: &Path, text: &str) -> Result<RegistrarConfig, ConfigError> {
         let file = ConfigFile::new(path, text);
         let config = file
-            .parse::<raw::RawRegistrarConfig>()?
+            .parse::<sections::RegistrarFile>()?
             .into_config(&file)?;
         config.check(path)?;
         Ok(config)

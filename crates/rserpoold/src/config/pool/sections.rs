@@ -11,15 +11,16 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::{PoolConfig, RegistrarAddress, UdpEncapsulation};
-use crate::config::optional_keys::{LifeUnitKey, set_if_present};
+use crate::config::life_unit::LifeUnitKey;
+use crate::config::optional_keys::set_if_present;
 use crate::config::sctp_section::SctpSection;
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct RawPoolConfig {
-    pool: RawPool,
-    access: RawPoolAccess,
-    multicast: RawPoolMulticast,
+pub(super) struct PoolFile {
+    pool: PoolSection,
+    access: AccessSection,
+    multicast: MulticastSection,
     sctp: SctpSection,
     tls: Option<TlsSection>,
     log: LogSection,
@@ -27,7 +28,7 @@ pub(super) struct RawPoolConfig {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawPool {
+struct PoolSection {
     listen: Option<Vec<IpAddr>>,
     port: Option<u16>,
     raw: Option<bool>,
@@ -43,20 +44,20 @@ struct RawPool {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawPoolAccess {
+struct AccessSection {
     registrar: Vec<Spanned<String>>,
     probe: Option<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawPoolMulticast {
+struct MulticastSection {
     announces: bool,
     group: Option<SocketAddr>,
     interfaces: Vec<String>,
 }
 
-impl RawPoolConfig {
+impl PoolFile {
     pub(super) fn into_config(self, file: &ConfigFile<'_>) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
         let registrar = |written: &Spanned<String>| {
@@ -100,7 +101,7 @@ impl RawPoolConfig {
     }
 }
 
-impl RawPool {
+impl PoolSection {
     fn apply(self, config: &mut PoolConfig) {
         set_if_present(&mut config.listen, self.listen);
         set_if_present(&mut config.port, self.port);

@@ -12,20 +12,20 @@ use super::SocketFamily;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawNodeConfig {
-    pub node: RawNode,
-    pub group: RawGroup,
+pub(super) struct NodeFile {
+    pub node: NodeSection,
+    pub group: GroupSection,
     pub tls: TlsSection,
     #[serde(default)]
-    pub peer: Vec<RawPeer>,
+    pub peer: Vec<PeerSection>,
     #[serde(default)]
-    pub service: Vec<RawService>,
+    pub service: Vec<ServiceSection>,
     #[serde(default)]
-    pub channel: RawChannel,
+    pub channel: ChannelSection,
     #[serde(default)]
-    pub app: RawApp,
+    pub app: AppSection,
     #[serde(default)]
-    pub migration: RawMigration,
+    pub migration: MigrationSection,
     #[serde(default)]
     pub metrics: MetricsSection,
     #[serde(default)]
@@ -34,7 +34,7 @@ pub(super) struct RawNodeConfig {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawNode {
+pub(super) struct NodeSection {
     pub name: Spanned<String>,
     pub id: Option<Spanned<u16>>,
     pub address: Option<Spanned<IpAddr>>,
@@ -50,23 +50,23 @@ pub(super) struct RawNode {
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum RawReach {
+pub(super) enum ReachKey {
     Steer,
     Broadcast,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawGroup {
+pub(super) struct GroupSection {
     pub name: Spanned<String>,
-    pub reach: Spanned<RawReach>,
+    pub reach: Spanned<ReachKey>,
     pub contact: Spanned<String>,
     pub shared_mac: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawPeer {
+pub(super) struct PeerSection {
     pub name: Spanned<String>,
     pub id: Option<Spanned<u16>>,
     pub address: Spanned<IpAddr>,
@@ -75,14 +75,14 @@ pub(super) struct RawPeer {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum RawProtocol {
+pub(super) enum ProtocolKey {
     Tcp,
     Udp,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum RawPlacement {
+pub(super) enum PlacementKey {
     #[default]
     Hash,
     Port,
@@ -90,13 +90,13 @@ pub(super) enum RawPlacement {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawService {
+pub(super) struct ServiceSection {
     pub name: Spanned<String>,
     pub address: Spanned<IpAddr>,
     pub port: Spanned<u16>,
-    pub protocol: RawProtocol,
+    pub protocol: ProtocolKey,
     #[serde(default)]
-    pub placement: RawPlacement,
+    pub placement: PlacementKey,
     #[serde(default)]
     pub weights: BTreeMap<String, Spanned<u32>>,
     pub drain_ms: Option<Spanned<u64>>,
@@ -104,7 +104,7 @@ pub(super) struct RawService {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawChannel {
+pub(super) struct ChannelSection {
     pub ping_interval_ms: Option<Spanned<u64>>,
     pub dead_after_ms: Option<Spanned<u64>>,
     pub queue_mib: Option<Spanned<u32>>,
@@ -112,7 +112,7 @@ pub(super) struct RawChannel {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawApp {
+pub(super) struct AppSection {
     pub group: Option<String>,
     #[serde(default)]
     pub allowed_uids: Vec<u32>,
@@ -120,7 +120,7 @@ pub(super) struct RawApp {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawMigration {
+pub(super) struct MigrationSection {
     #[serde(default)]
     pub enabled: bool,
     #[serde(default)]

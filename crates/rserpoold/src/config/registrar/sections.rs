@@ -12,29 +12,30 @@ use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::asap_tcp::RawTcp;
+use super::asap_tcp::TcpSection;
 use super::{RegistrarConfig, RegistrarPeer};
-use crate::config::optional_keys::{LifeUnitKey, set_if_present, set_ms};
+use crate::config::life_unit::LifeUnitKey;
+use crate::config::optional_keys::{set_if_present, set_ms};
 use crate::config::sctp_section::SctpSection;
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct RawRegistrarConfig {
-    registrar: RawRegistrar,
-    peer: Vec<RawRegistrarPeer>,
-    access: RawRegistrarAccess,
-    limits: RawLimits,
+pub(super) struct RegistrarFile {
+    registrar: RegistrarSection,
+    peer: Vec<PeerSection>,
+    access: AccessSection,
+    limits: LimitsSection,
     sctp: SctpSection,
-    tcp: RawTcp,
+    tcp: TcpSection,
     tls: Option<TlsSection>,
-    multicast: RawRegistrarMulticast,
+    multicast: MulticastSection,
     metrics: MetricsSection,
     log: LogSection,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawRegistrar {
+struct RegistrarSection {
     id: Option<std::num::NonZeroU32>,
     listen: Option<Vec<IpAddr>>,
     asap_port: Option<u16>,
@@ -61,7 +62,7 @@ struct RawRegistrar {
     last_heard_max_ms: Option<u64>,
     no_response_max_ms: Option<u64>,
     retry_ms: Option<u64>,
-    takeover_race: Option<RawTakeoverRace>,
+    takeover_race: Option<TakeoverRaceKey>,
     race_window_ms: Option<u64>,
     refresh_delay_ms: Option<u64>,
     table_bytes_max: Option<usize>,
@@ -71,14 +72,14 @@ struct RawRegistrar {
 
 #[derive(Deserialize, Clone, Copy)]
 #[serde(rename_all = "snake_case")]
-enum RawTakeoverRace {
+enum TakeoverRaceKey {
     LowerId,
     HigherId,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawRegistrarPeer {
+struct PeerSection {
     addresses: Vec<IpAddr>,
     port: Option<u16>,
     encapsulation_port: Option<std::num::NonZeroU16>,
@@ -86,7 +87,7 @@ struct RawRegistrarPeer {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawRegistrarAccess {
+struct AccessSection {
     register: Option<Vec<Spanned<String>>>,
     resolve: Option<Vec<Spanned<String>>>,
     registrar: Option<Vec<Spanned<String>>>,
@@ -94,7 +95,7 @@ struct RawRegistrarAccess {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawLimits {
+struct LimitsSection {
     ipv6_host_bits: Option<u8>,
     associations_per_host: Option<usize>,
     elements_per_host: Option<usize>,
@@ -112,7 +113,7 @@ struct RawLimits {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawRegistrarMulticast {
+struct MulticastSection {
     asap_group: Option<SocketAddr>,
     enrp_group: Option<SocketAddr>,
     interfaces: Vec<String>,
@@ -121,7 +122,7 @@ struct RawRegistrarMulticast {
     mentor_hunt_ms: Option<u64>,
 }
 
-impl RawRegistrarConfig {
+impl RegistrarFile {
     pub(super) fn into_config(self, file: &ConfigFile<'_>) -> Result<RegistrarConfig, ConfigError> {
         let mut config = RegistrarConfig::default();
         self.registrar.apply_settings(&mut config.settings);
@@ -143,11 +144,7 @@ impl RawRegistrarConfig {
                     .transpose()?,
             );
         }
-        config.peers = self
-            .peer
-            .into_iter()
-            .map(RawRegistrarPeer::into_peer)
-            .collect();
+        config.peers = self.peer.into_iter().map(PeerSection::into_peer).collect();
         let multicast = self.multicast;
         set_if_present(&mut config.multicast.asap_group, multicast.asap_group);
         set_if_present(&mut config.multicast.enrp_group, multicast.enrp_group);
@@ -181,7 +178,7 @@ fn parse_access_list(
     Ok(PermittedHosts::Only(allowed?))
 }
 
-impl RawRegistrarPeer {
+impl PeerSection {
     fn into_peer(self) -> RegistrarPeer {
         let port = self.port.unwrap_or(enrp::PORT);
         let at = |address| SocketAddr::new(address, port);
@@ -192,7 +189,7 @@ impl RawRegistrarPeer {
     }
 }
 
-impl RawRegistrar {
+impl RegistrarSection {
     fn apply_endpoints(self, config: &mut RegistrarConfig) {
         config.id = self.id.map(Into::into);
         set_if_present(&mut config.listen, self.listen);
@@ -219,8 +216,8 @@ impl RawRegistrar {
         let unit = self.life_unit.map(LifeUnit::from);
         set_if_present(&mut settings.life_unit, unit);
         let race = self.takeover_race.map(|race| match race {
-            RawTakeoverRace::LowerId => TakeoverRaceWinner::LowerId,
-            RawTakeoverRace::HigherId => TakeoverRaceWinner::HigherId,
+            TakeoverRaceKey::LowerId => TakeoverRaceWinner::LowerId,
+            TakeoverRaceKey::HigherId => TakeoverRaceWinner::HigherId,
         });
         set_if_present(&mut settings.takeover_race, race);
         set_if_present(&mut settings.resolution_items, self.resolution_items);
@@ -248,7 +245,7 @@ impl RawRegistrar {
     }
 }
 
-impl RawLimits {
+impl LimitsSection {
     fn apply(self, limits: &mut ResourceLimits) {
         set_if_present(
             &mut limits.associations_per_host,
