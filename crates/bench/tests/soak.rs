@@ -17,9 +17,10 @@ use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_c
 use holdfast_testbed::process_moves::{MoveAttemptOutcome, NodeGroup};
 
 const SECONDS: u64 = 120;
-/// Length of a period. Daemons are killed in its first half and left alone in its second half, in which a daemon must
-/// not grow.
-const PERIOD: Duration = Duration::from_secs(60);
+/// Parts of the run after which no more daemons are killed, and after which a daemon must not grow: until then, its memory
+/// may fill up to what its work needs.
+const LAST_KILL: f64 = 0.75;
+const STEADY: f64 = 5.0 / 6.0;
 const ECHO_PORT: u16 = 7400;
 /// Numbers of connections that are handed off, and of connections to the program that moves.
 const ECHOES: usize = 64;
@@ -35,8 +36,7 @@ const KILL_EVERY: Duration = Duration::from_secs(7);
 const FLOOD_PORTS: std::ops::Range<u16> = 20_000..24_000;
 /// Longest time for a handoff to end, whichever daemon was killed.
 const HANDOFF_MAX: Duration = Duration::from_secs(60);
-/// Growth of a daemon that is allowed from the first seconds of a quiet half to its end: memory (allocators keep some)
-/// and descriptors.
+/// Growth of a daemon that is allowed in the last part of the run: memory (allocators keep some) and descriptors.
 const GROWTH_MAX_KIB: u64 = 12 << 10;
 const DESCRIPTOR_GROWTH_MAX: usize = 24;
 
@@ -99,7 +99,8 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
             scope.spawn(|| stop_on_error(&stop, hand_off_repeatedly(cluster, deadline, &stop)));
         let floods = scope
             .spawn(|| stop_on_error(&stop, flood_repeatedly(cluster, service, deadline, &stop)));
-        let kills = scope.spawn(|| stop_on_error(&stop, kill_repeatedly(cluster, deadline, &stop)));
+        let kills =
+            scope.spawn(|| stop_on_error(&stop, kill_repeatedly(cluster, length, deadline, &stop)));
         let joined = "threads do not panic";
         (done.moved, done.kept) = moves.join().expect(joined)?;
         done.handed_off = handoffs.join().expect(joined)?;
@@ -282,43 +283,36 @@ fn flood_repeatedly(
     Ok(floods)
 }
 
-/// Kills daemons in the first half of each period, and measures them in the second. Returns the number of kills and the
+/// Kills daemons in the first part of the run, and measures them in the last part. Returns the number of kills and the
 /// daemons that grew.
 fn kill_repeatedly(
     cluster: &Cluster,
+    length: Duration,
     deadline: Instant,
     stop: &AtomicBool,
 ) -> Result<(usize, Vec<String>)> {
-    let (mut kills, mut grown) = (0, Vec::new());
+    let mut kills = 0;
     let began = Instant::now();
-    let mut before: Option<Vec<DaemonSize>> = None;
+    let mut steady_sizes = None;
     while pause_and_continue(deadline, stop, KILL_EVERY) {
-        let period_position_s = began.elapsed().as_secs() % PERIOD.as_secs();
-        let is_quiet = period_position_s > PERIOD.as_secs() / 2;
-        match (is_quiet, before.take()) {
-            (false, known) => {
-                if let Some(baseline) = known {
-                    grown.extend(describe_growth(&baseline, &daemon_sizes(cluster)?));
-                }
-                let nodes = cluster.nodes();
-                // A choice by the clock's nanoseconds is not in step with the other actions.
-                let node_index = began.elapsed().subsec_nanos() as usize % nodes.len();
-                cluster.wait_ready()?;
-                cluster.kill_daemon(&nodes[node_index])?;
-                kills += 1;
-            }
-            (true, None) => {
-                cluster.wait_ready()?;
-                before = Some(daemon_sizes(cluster)?);
-            }
-            (true, known) => before = known,
+        let part = began.elapsed().as_secs_f64() / length.as_secs_f64();
+        if part < LAST_KILL {
+            let nodes = cluster.nodes();
+            // A choice by the clock's nanoseconds is not in step with the other actions.
+            let node_index = began.elapsed().subsec_nanos() as usize % nodes.len();
+            cluster.wait_ready()?;
+            cluster.kill_daemon(&nodes[node_index])?;
+            kills += 1;
+        } else if part >= STEADY && steady_sizes.is_none() {
+            cluster.wait_ready()?;
+            steady_sizes = Some(daemon_sizes(cluster)?);
         }
     }
-    if let Some(baseline) = before {
-        grown.extend(describe_growth(&baseline, &daemon_sizes(cluster)?));
-    }
     cluster.wait_ready()?;
-    Ok((kills, grown))
+    let last_sizes = daemon_sizes(cluster)?;
+    eprintln!("sizes of the daemons: {steady_sizes:?}, then {last_sizes:?}");
+    let before = steady_sizes.context("the run is too short to measure the daemons")?;
+    Ok((kills, describe_growth(&before, &last_sizes)))
 }
 
 /// Memory and descriptors of a daemon.

@@ -53,6 +53,21 @@ impl BackgroundWork {
         }
     }
 
+    /// Adds a command after all others.
+    fn add(&mut self, job: BackgroundJob) {
+        self.jobs.push_back(job);
+    }
+
+    /// Returns an unfinished command to the front.
+    fn put_back(&mut self, job: BackgroundJob) {
+        self.jobs.push_front(job);
+    }
+
+    /// Takes the command whose next slice is due.
+    fn take_next(&mut self) -> Option<BackgroundJob> {
+        self.jobs.pop_front()
+    }
+
     /// Returns true if a slice of work is pending.
     pub fn has_work(&self) -> bool {
         !self.jobs.is_empty()
@@ -62,13 +77,11 @@ impl BackgroundWork {
 impl Engine {
     pub(super) fn read_static(&mut self, token: CommandToken, flows: Vec<Flow>) {
         let results = Vec::with_capacity(flows.len());
-        self.background_work
-            .jobs
-            .push_back(BackgroundJob::ReadStatic {
-                token,
-                flows,
-                results,
-            });
+        self.background_work.add(BackgroundJob::ReadStatic {
+            token,
+            flows,
+            results,
+        });
     }
 
     pub(super) fn prepare_sockets(
@@ -78,7 +91,7 @@ impl Engine {
         flows: Vec<FlowToPrepare>,
     ) {
         let results = Vec::with_capacity(flows.len());
-        self.background_work.jobs.push_back(BackgroundJob::Prepare {
+        self.background_work.add(BackgroundJob::Prepare {
             token,
             batch,
             flows,
@@ -95,7 +108,7 @@ impl Engine {
 
     /// Does one slice of the pending work.
     pub(super) fn run_slice(&mut self) {
-        match self.background_work.jobs.pop_front() {
+        match self.background_work.take_next() {
             Some(BackgroundJob::ReadStatic {
                 token,
                 flows,
@@ -123,14 +136,16 @@ impl Engine {
         let deadline = Instant::now() + SLICE_DURATION;
         let begin = results.len();
         if begin == 0 {
-            self.static_reader.forget_options();
+            self.donations.forget_options();
         }
         let slice = &flows[begin..flows.len().min(begin + FLOWS_PER_SLICE)];
         let mut entries = Vec::with_capacity(slice.len());
-        let snapshots = self.snapshot_sockets(slice);
+        let observer = &mut self.dataplane.sockets;
+        let snapshots = self.donations.snapshot_sockets(observer, slice);
         for (flow, snapshot) in slice.iter().zip(&snapshots) {
             results.push(
-                self.read_flow(flow, snapshot.as_ref())
+                self.donations
+                    .read_flow(&self.dataplane, flow, snapshot.as_ref())
                     .map(|(read, entry)| {
                         entries.push(entry);
                         read
@@ -144,13 +159,11 @@ impl Engine {
             tracing::warn!(%error, "cannot mark flows as prepared: out-of-order segments will not be copied");
         }
         if results.len() < flows.len() {
-            self.background_work
-                .jobs
-                .push_front(BackgroundJob::ReadStatic {
-                    token,
-                    flows,
-                    results,
-                });
+            self.background_work.put_back(BackgroundJob::ReadStatic {
+                token,
+                flows,
+                results,
+            });
         } else {
             self.faults
                 .inject_if_due("read", InjectionPoint::After, flows.len());
@@ -199,23 +212,22 @@ impl Engine {
                 *result = Err(error.to_string());
             }
         }
-        let failed = self.offer_to_programs(states);
+        let messages = &mut self.program_messages;
+        let failed = self.arrivals.offer_to_programs(messages, states);
         for (prepare, result) in flows.iter().zip(&mut results).skip(begin) {
             if let Some(why) = failed.get(&prepare.flow) {
                 *result = Err(why.clone());
             }
         }
         if results.len() < flows.len() {
-            self.background_work
-                .jobs
-                .push_front(BackgroundJob::Prepare {
-                    token,
-                    batch,
-                    flows,
-                    results,
-                });
+            self.background_work.put_back(BackgroundJob::Prepare {
+                token,
+                batch,
+                flows,
+                results,
+            });
         } else {
-            self.journal.record_static(batch, &flows);
+            self.arrivals.journal().record_static(batch, &flows);
             self.faults
                 .inject_if_due("prepare", InjectionPoint::After, flows.len());
             self.await_programs(

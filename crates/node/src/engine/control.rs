@@ -40,7 +40,7 @@ impl Engine {
     pub(super) fn reload_certificates(&mut self) {
         match Tls::from_files(&self.config.tls, &self.config.node.name) {
             Ok(tls) => {
-                self.metrics.set_certificate_end(tls.end());
+                self.statistics.metrics().set_certificate_end(tls.end());
                 self.peers.set_tls(tls);
                 tracing::info!("reloaded certificates and revocation list");
             }

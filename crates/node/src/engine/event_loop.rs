@@ -51,7 +51,7 @@ pub(super) async fn run(
                 engine.handle_kernel_events(&std::mem::take(&mut *kernel_events.borrow_mut()));
                 engine.handle_worker_event(worker_event);
             }
-            event = engine.apps.recv() => engine.handle_app_event(event),
+            event = engine.program_messages.recv() => engine.handle_app_event(event),
             _ = kernel_ready.readable() => events.consume(),
             _ = hold_ready.readable() => engine.read_hold(),
             request = inputs.control.recv() => engine.handle_control(request),

@@ -1,6 +1,5 @@
 //! Events of the handoff machine and of the kernel programs.
 
-use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::{
     EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_SUPERSEDED, Event as KernelEvent, FlowState,
 };
@@ -11,9 +10,8 @@ use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, OwnershipChange, OwnershipRecord, Protocol,
 };
 
-use super::tombstones::Tombstone;
-use super::{Engine, flow_text};
-use crate::dataplane::{flow_from_key, monotonic_s};
+use super::Engine;
+use crate::dataplane::flow_from_key;
 
 /// `TCP_LAST_ACK`: the client closed first, so this side has no TIME_WAIT.
 const TCP_LAST_ACK: u8 = 9;
@@ -37,42 +35,18 @@ impl Engine {
             } => {
                 tracing::info!(%batch, %acceptor, moved, kept, bytes, freeze_us = phases.freeze().as_micros(), "handed off");
                 if moved > 0 {
-                    self.metrics.record_freeze(phases.freeze());
+                    self.statistics.metrics().record_freeze(phases.freeze());
                 }
                 self.operations.on_batch_end(batch, bytes, &phases);
                 self.machine
-                    .set_pause_between_batches(self.cpu_pressure.is_high());
+                    .set_pause_between_batches(self.donations.should_rest());
             }
-            Event::FlowsAccepted { batch, flows } => {
-                tracing::info!(
-                    batch = batch.map(|b| b.to_string()),
-                    flows = flows.len(),
-                    "accepted"
-                );
-                for (flow, _) in flows {
-                    self.metrics.count_handoff("accepted");
-                    self.handoff_counts.accepted += 1;
-                    // A recovered flow keeps its journal entry until its program has reclaimed it.
-                    if !self.unreclaimed.contains_key(&flow) {
-                        self.journal.remove(&flow);
-                    }
-                }
-            }
+            Event::FlowsAccepted { batch, flows } => self.on_flows_accepted(batch, &flows),
             Event::FlowsDiscarded {
                 batch,
                 flows,
-                reason: why,
-            } => {
-                tracing::warn!(
-                    batch = batch.map(|b| b.to_string()),
-                    flows = flows.len(),
-                    why,
-                    "discarded arriving flows"
-                );
-                for flow in flows {
-                    self.journal.remove(&flow);
-                }
-            }
+                reason,
+            } => self.on_flows_discarded(batch, &flows, &reason),
             Event::ReportAnswered { change, result } => self.on_change_result(&change, &result),
             Event::HolderSilent { holder, changes } => {
                 tracing::warn!(%holder, changes, "the holder does not answer; asking again");
@@ -93,43 +67,53 @@ impl Engine {
         }
     }
 
+    fn on_flows_accepted(&mut self, batch: Option<BatchId>, flows: &[(Flow, Epoch)]) {
+        tracing::info!(
+            batch = batch.map(|b| b.to_string()),
+            flows = flows.len(),
+            "accepted"
+        );
+        for (flow, _) in flows {
+            self.statistics.count_accepted();
+            // A recovered flow keeps its journal entry until its program has reclaimed it.
+            if !self.recovered.contains(flow) {
+                self.arrivals.journal().remove(flow);
+            }
+        }
+    }
+
+    fn on_flows_discarded(&mut self, batch: Option<BatchId>, flows: &[Flow], why: &str) {
+        tracing::warn!(
+            batch = batch.map(|b| b.to_string()),
+            flows = flows.len(),
+            why,
+            "discarded arriving flows"
+        );
+        for flow in flows {
+            self.arrivals.journal().remove(flow);
+        }
+    }
+
     fn on_handoff_outcome(
         &mut self,
         batch: Option<BatchId>,
         flow: &Flow,
         outcome: &FlowHandoffOutcome,
     ) {
+        self.statistics.count_outcome(outcome);
         match outcome {
-            FlowHandoffOutcome::Moved { .. } => {
-                self.metrics.count_handoff("moved");
-                self.handoff_counts.donated += 1;
-            }
+            FlowHandoffOutcome::Moved { .. } => {}
             FlowHandoffOutcome::Kept { reason } => {
-                self.metrics.count_handoff("kept");
-                self.handoff_counts.kept += 1;
                 tracing::info!(%flow, %reason, "kept");
-                if let Some(donation) = self.donations.get_mut(flow) {
-                    let session = donation.session;
-                    // The duplicate of the descriptor is needed until the holder has answered.
-                    donation.is_notified = true;
-                    if !donation.in_doubt {
-                        self.donations.remove(flow);
-                    }
+                if let Some(session) = self.donations.on_kept(flow) {
                     self.programs.set_owner(session, *flow);
-                    let message = FromDaemon::Kept {
-                        flows: vec![flow_text(flow)],
-                        reason: reason.to_string(),
-                    };
-                    self.send_to_program(session, &message, Vec::new());
+                    self.program_messages
+                        .send_kept(session, &[*flow], &reason.to_string());
                 }
             }
             FlowHandoffOutcome::Closed => {
                 if let Some(donation) = self.donations.remove(flow) {
-                    let message = FromDaemon::Moved {
-                        flows: vec![flow_text(flow)],
-                        to: String::new(),
-                    };
-                    self.send_to_program(donation.session, &message, Vec::new());
+                    self.program_messages.send_moved(donation.session, flow, "");
                 }
             }
         }
@@ -160,7 +144,7 @@ impl Engine {
             }
             (ChangeKind::Establish, refused) => {
                 tracing::debug!(%flow, ?refused, "the holder has not recorded a new flow yet");
-                self.unrecorded.add(*change);
+                self.flow_history.add_unrecorded(*change);
             }
             (_, Err(refusal)) => {
                 tracing::debug!(%flow, %refusal, "the holder's record of the flow differs")
@@ -178,7 +162,7 @@ impl Engine {
             };
             match event.kind {
                 EVENT_ESTABLISHED => {
-                    self.note_new_flow(flow);
+                    self.process_flows.note_new_flow(flow);
                     changes.push(OwnershipChange {
                         flow,
                         kind: ChangeKind::Establish,
@@ -205,8 +189,7 @@ impl Engine {
     /// Ends a flow whose ports a new connection uses at the node to which the server moved. The entry here forwards
     /// packets there until the holder has recorded the new connection.
     fn end_reused_flow(&mut self, flow: Flow, epoch: Epoch) -> OwnershipChange {
-        self.tombstones
-            .add(monotonic_s(), Tombstone { flow, epoch });
+        self.flow_history.add_tombstone(flow, epoch);
         OwnershipChange {
             flow,
             kind: ChangeKind::Remove,
@@ -237,11 +220,25 @@ impl Engine {
                 epoch,
             }),
             // A private flow is forwarded as long as it lives.
-            FlowState::Moved if self.migrations.addresses().is_private(&flow) => None,
+            FlowState::Moved if self.private_flows.is_private(&flow) => None,
             // The lost event may have been the reuse of the flow's ports, so the removal is reported. The holder
             // refuses to remove a record that another node owns.
             FlowState::Moved => Some(self.end_reused_flow(flow, epoch)),
             _ => None,
+        }
+    }
+
+    /// Reports begun and ended flows to the holder. Changes of a moving process's flows wait until the move has ended.
+    pub(super) fn report_changes(&mut self, changes: Vec<OwnershipChange>) {
+        let machine = self.migrations.machine();
+        let moving = |change: &OwnershipChange| machine.is_moving(&change.flow);
+        let (moving, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(moving);
+        if !moving.is_empty() {
+            machine.handle_changes(moving);
+        }
+        if !others.is_empty() {
+            let now = self.now();
+            self.machine.handle_changes(now, others);
         }
     }
 
@@ -250,7 +247,7 @@ impl Engine {
             self.programs.clear_owner(flow);
             self.cancel_handoff_request(flow, "the flow was closed meanwhile");
         }
-        self.taken_at_ns.remove(flow);
+        self.flow_history.on_end(flow);
     }
 
     /// Removes a closed flow's entry here, and returns the change that removes its record at the holder.

@@ -7,11 +7,10 @@ use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_wire::Flow;
 
-use super::acceptor::{ArrivalSocket, ArrivingConnection, close_silently};
-use super::donor::DonatedConnection;
-use super::recovery::RecoveryVerdict;
-use super::state_blobs::{StaticBlob, decode};
-use super::{Engine, flow_from_text, flow_text};
+use super::arrivals::ReclaimedArrival;
+use super::donations::DonatedConnection;
+use super::recovered_flows::RecoveryVerdict;
+use super::{Engine, flow_from_text};
 use crate::app_server::SessionId;
 
 impl Engine {
@@ -28,7 +27,14 @@ impl Engine {
         match item.transit {
             ReclaimedFlowState::Donated { to } => self.reclaim_donated(session, flow, socket, &to),
             ReclaimedFlowState::Incoming { id, received } => {
-                self.reclaim_incoming(session, flow, socket, (id, item.service, received));
+                let reclaimed = ReclaimedArrival {
+                    session,
+                    id,
+                    service: item.service,
+                    is_received: received,
+                    socket,
+                };
+                self.reclaim_incoming(flow, reclaimed);
             }
         }
     }
@@ -40,13 +46,12 @@ impl Engine {
         socket: Option<OwnedFd>,
         to: &str,
     ) {
-        if let Some(donation) = self.donations.get_mut(&flow) {
-            // The donation still exists: only the session broke.
-            donation.session = session;
+        // If the donation still exists, only the session broke.
+        if self.donations.set_session(&flow, session) {
             return;
         }
         let verdict = self
-            .unreclaimed
+            .recovered
             .remove(&flow)
             .map(|unreclaimed| unreclaimed.verdict);
         match verdict {
@@ -57,7 +62,7 @@ impl Engine {
             // The holder has not answered yet.
             Some(None) => {
                 self.donations
-                    .insert(flow, reclaimed_donation(session, socket));
+                    .insert(flow, DonatedConnection::reclaimed(session, socket));
             }
             None => match self.dataplane.flow(&flow).map(|(state, _)| state) {
                 Some(FlowState::Moved) | None => self.reclaim_moved(session, flow, socket, to),
@@ -72,11 +77,7 @@ impl Engine {
         {
             tracing::warn!(%flow, %error, "cannot close the socket of a moved flow");
         }
-        let message = FromDaemon::Moved {
-            flows: vec![flow_text(&flow)],
-            to: to.to_owned(),
-        };
-        self.send_to_program(session, &message, Vec::new());
+        self.program_messages.send_moved(session, &flow, to);
     }
 
     fn reclaim_kept(&mut self, session: SessionId, flow: Flow, socket: Option<OwnedFd>) {
@@ -88,29 +89,20 @@ impl Engine {
             tracing::warn!(%flow, %error, "cannot resume the socket of a kept flow");
         }
         self.programs.set_owner(session, flow);
-        let message = FromDaemon::Kept {
-            flows: vec![flow_text(&flow)],
-            reason: "the daemon restarted".into(),
-        };
-        self.send_to_program(session, &message, Vec::new());
+        self.program_messages
+            .send_kept(session, &[flow], "the daemon restarted");
     }
 
-    fn reclaim_incoming(
-        &mut self,
-        session: SessionId,
-        flow: Flow,
-        socket: Option<OwnedFd>,
-        (id, service, received): (u64, u32, bool),
-    ) {
-        if let Some((arriving_flow, _)) = self.arrival_ids.get(&id) {
-            // The arrival still exists: only the session broke.
-            if let Some(arrival) = self.arrivals.get_mut(arriving_flow) {
-                arrival.session = session;
-                arrival.is_received |= received;
-            }
+    fn reclaim_incoming(&mut self, flow: Flow, reclaimed: ReclaimedArrival) {
+        let (session, id) = (reclaimed.session, reclaimed.id);
+        // If the arrival still exists, only the session broke.
+        if self
+            .arrivals
+            .set_session(id, session, reclaimed.is_received)
+        {
             return self.poll_prepares();
         }
-        let recovered = self.unreclaimed.remove(&flow);
+        let recovered = self.recovered.remove(&flow);
         let verdict = recovered
             .as_ref()
             .and_then(|unreclaimed| unreclaimed.verdict.clone());
@@ -118,68 +110,36 @@ impl Engine {
         let state = self.dataplane.flow(&flow);
         match (recovered, verdict, state) {
             (Some(_), Some(RecoveryVerdict::Owned(epoch)), _) => {
-                self.recreate_arrival(session, flow, socket, (id, service, received), slot);
+                self.arrivals.recreate(flow, reclaimed, slot);
                 self.activate_reclaimed(FlowEpoch { flow, epoch });
             }
             // The holder has not answered yet.
-            (Some(_), None, _) => {
-                self.recreate_arrival(session, flow, socket, (id, service, received), slot);
-            }
+            (Some(_), None, _) => self.arrivals.recreate(flow, reclaimed, slot),
             // The flow is owned here and only the program was not notified; the socket may still be in repair mode.
             (
                 None,
                 _,
                 Some((FlowState::Owned | FlowState::Prepared | FlowState::Closing, value)),
-            ) if self.journal.has_earlier(&flow) => {
+            ) if self.arrivals.journal().has_earlier(&flow) => {
                 let epoch = value.epoch;
-                self.recreate_arrival(session, flow, socket, (id, service, received), slot);
+                self.arrivals.recreate(flow, reclaimed, slot);
                 self.activate_reclaimed(FlowEpoch { flow, epoch });
             }
             (None, _, Some((FlowState::Owned | FlowState::Prepared | FlowState::Closing, _))) => {
                 self.programs.set_owner(session, flow);
-                self.send_to_program(session, &FromDaemon::Activate { ids: vec![id] }, Vec::new());
+                let activate = FromDaemon::Activate { ids: vec![id] };
+                self.program_messages.send(session, &activate, Vec::new());
             }
             _ => {
-                self.hold_slots.release(slot);
-                if let Some(socket) = socket {
-                    close_silently(&ArrivalSocket::Reclaimed(socket));
-                }
+                self.hold.release_slot(slot);
+                reclaimed.close_silently();
                 let cancel = FromDaemon::Cancel {
                     ids: vec![id],
                     reason: "the daemon restarted before the flow had moved".to_owned(),
                 };
-                self.send_to_program(session, &cancel, Vec::new());
+                self.program_messages.send(session, &cancel, Vec::new());
             }
         }
-    }
-
-    /// Recreates an arrival from the journal and the program's message.
-    fn recreate_arrival(
-        &mut self,
-        session: SessionId,
-        flow: Flow,
-        socket: Option<OwnedFd>,
-        (id, service, received): (u64, u32, bool),
-        slot: u32,
-    ) {
-        let journaled = self.journal.take_earlier_flow(&flow);
-        let static_state = decode::<StaticBlob>(&journaled.static_blob)
-            .ok()
-            .and_then(|blob| blob.tcp);
-        let arrival = ArrivingConnection {
-            session,
-            id,
-            is_received: received,
-            socket: socket.map_or(ArrivalSocket::SharedUdp, ArrivalSocket::Reclaimed),
-            static_state,
-            dynamic_state: decode(&journaled.dynamic_blob).unwrap_or_default(),
-            slot,
-            held_packets: Vec::new(),
-            released: false,
-            has_congestion_entry: false,
-        };
-        self.arrivals.insert(flow, arrival);
-        self.arrival_ids.insert(id, (flow, service));
     }
 
     /// Activates a reclaimed flow, which the `Activate` command could not do in the program's absence.
@@ -190,20 +150,6 @@ impl Engine {
             tracing::error!(flow = %flow_epoch.flow, %error, "cannot activate a flow that this node owns");
         }
         self.finish_activation(&flows);
-        self.journal.remove(&flow_epoch.flow);
-    }
-}
-
-/// Returns the donation of a flow that a program gave away to an earlier daemon.
-fn reclaimed_donation(session: SessionId, socket: Option<OwnedFd>) -> DonatedConnection {
-    let static_state = socket
-        .as_ref()
-        .and_then(|socket| holdfast_tcp_repair::read_static(socket.as_fd()).ok());
-    DonatedConnection {
-        static_state,
-        unread_datagrams: Some(Vec::new()),
-        // The socket may be in repair mode; resuming is harmless if it is not.
-        frozen_at_ns: Some(0),
-        ..DonatedConnection::new(session, socket, Vec::new())
+        self.arrivals.journal().remove(&flow_epoch.flow);
     }
 }

@@ -102,7 +102,7 @@ impl Engine {
             epoch,
             pool: service.map(|service| service.pool.clone()),
             program: program.map(|program| program.name.clone()),
-            taken_at_ns: self.taken_at_ns.get(flow).copied(),
+            taken_at_ns: self.flow_history.taken_at_ns(flow),
         }
     }
 

@@ -7,15 +7,17 @@ use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
-use holdfast_proto::handoff::{BatchPhaseTimes, FlowHandoffOutcome, FlowKeptReason};
+use holdfast_proto::handoff::{BatchPhaseTimes, FlowHandoffOutcome};
 use holdfast_wire::Flow;
 use holdfast_wire::frame::BatchId;
 
 use super::flow_text;
 use crate::dataplane::monotonic_ns;
 
-/// Number of finished handoffs that are remembered.
+/// Number of finished handoffs that are remembered, and number of their results in total: a handoff of all flows of a busy
+/// node has a result of some hundred bytes for each. The last handoff to finish is remembered in any case.
 const FINISHED_MAX: usize = 64;
+const FINISHED_RESULTS_MAX: usize = 16_384;
 
 /// Batches of one handoff that may be requested from programs without an outcome: one in its freeze and one in
 /// preparation. No program serves a connection after its request, so more batches would lengthen the outage.
@@ -191,12 +193,7 @@ impl HandoffOperations {
         flow: &Flow,
         outcome: &FlowHandoffOutcome,
     ) -> Option<u64> {
-        self.unanswered.remove(flow);
-        let id = self.by_flow.remove(flow)?;
-        let operation = self.operations.get_mut(&id)?;
-        let index = *operation.index.get(flow)?;
-        let result = operation.status.results.get_mut(index)?;
-        result.outcome = match outcome {
+        let outcome = match outcome {
             FlowHandoffOutcome::Moved { .. } => FlowOutcome::Moved,
             FlowHandoffOutcome::Kept { reason } => FlowOutcome::Kept {
                 reason: reason.to_string(),
@@ -205,16 +202,7 @@ impl HandoffOperations {
                 reason: "the flow was closed meanwhile".into(),
             },
         };
-        let summary = &mut operation.status.summary;
-        match result.outcome {
-            FlowOutcome::Moved => summary.moved += 1,
-            _ => summary.kept += 1,
-        }
-        operation.outstanding = operation.outstanding.saturating_sub(1);
-        if summary.moved + summary.kept == summary.total {
-            summary.state = HandoffState::Finished;
-            summary.finished_at_ns = Some(monotonic_ns());
-        }
+        let (id, index) = self.end_flow(flow, outcome)?;
         if let Some(batch) = batch {
             self.by_batch.entry(batch).or_default().push((id, index));
         }
@@ -223,18 +211,30 @@ impl HandoffOperations {
 
     /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
     pub fn on_refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
-        let reason = FlowKeptReason::Unmovable(why.to_owned());
-        let id = self.on_flow_end(None, flow, &FlowHandoffOutcome::Kept { reason })?;
-        if let Some(result) = self
-            .operations
-            .get_mut(&id)
-            .and_then(|operation| operation.result(flow))
-        {
-            result.outcome = FlowOutcome::Kept {
-                reason: why.to_owned(),
-            };
-        }
+        let reason = why.to_owned();
+        let (id, _) = self.end_flow(flow, FlowOutcome::Kept { reason })?;
         Some(id)
+    }
+
+    /// Sets the outcome of a flow. Returns the id of the operation and the position of the flow's result.
+    fn end_flow(&mut self, flow: &Flow, outcome: FlowOutcome) -> Option<(u64, usize)> {
+        self.unanswered.remove(flow);
+        let id = self.by_flow.remove(flow)?;
+        let operation = self.operations.get_mut(&id)?;
+        let index = *operation.index.get(flow)?;
+        let summary = &mut operation.status.summary;
+        match outcome {
+            FlowOutcome::Moved => summary.moved += 1,
+            _ => summary.kept += 1,
+        }
+        operation.status.results.get_mut(index)?.outcome = outcome;
+        operation.outstanding = operation.outstanding.saturating_sub(1);
+        if summary.moved + summary.kept == summary.total {
+            summary.state = HandoffState::Finished;
+            summary.finished_at_ns = Some(monotonic_ns());
+            operation.index = HashMap::new();
+        }
+        Some((id, index))
     }
 
     /// Records a finished batch. Its phases apply to each of its flows.
@@ -278,19 +278,21 @@ impl HandoffOperations {
             .collect()
     }
 
+    /// Forgets the oldest finished handoffs if there are too many, or too many results of theirs.
     fn remove_old(&mut self) {
-        while self.operations.len() > FINISHED_MAX {
-            let finished = |operation: &HandoffOperation| {
-                operation.status.summary.state == HandoffState::Finished
-            };
-            let Some(id) = self
-                .operations
-                .iter()
-                .find(|(_, o)| finished(o))
-                .map(|(id, _)| *id)
-            else {
-                return;
-            };
+        let finished = self
+            .operations
+            .iter()
+            .filter(|(_, operation)| operation.status.summary.state == HandoffState::Finished);
+        let (mut count, mut results) = (0, 0);
+        // From the newest on.
+        let surplus = finished.rev().filter_map(|(id, operation)| {
+            count += 1;
+            results += operation.status.results.len();
+            let is_surplus = count > FINISHED_MAX || results > FINISHED_RESULTS_MAX;
+            (count > 1 && is_surplus).then_some(*id)
+        });
+        for id in surplus.collect::<Vec<_>>() {
             self.operations.remove(&id);
         }
     }
@@ -313,6 +315,47 @@ fn pending_result(flow: &Flow) -> FlowResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn flows(count: u16) -> Vec<Flow> {
+        let flow = |port| format!("tcp:10.0.0.1:80-10.0.0.2:{port}").parse().unwrap();
+        (1..=count).map(flow).collect()
+    }
+
+    /// Begins a handoff of this many flows, all of which move.
+    fn finish_handoff(operations: &mut HandoffOperations, count: u16) -> u64 {
+        let flows = flows(count);
+        let id = operations.begin(flows.clone(), "n2".to_owned(), Drain::None, false);
+        for flow in &flows {
+            let epoch = 2;
+            operations.on_flow_end(None, flow, &FlowHandoffOutcome::Moved { epoch });
+        }
+        id
+    }
+
+    #[test]
+    fn large_handoffs_are_forgotten_early() {
+        let mut operations = HandoffOperations::default();
+        let ids: Vec<u64> = (0..10)
+            .map(|_| finish_handoff(&mut operations, 5_000))
+            .collect();
+        let remembered: Vec<u64> = operations.summaries().iter().map(|one| one.id).collect();
+        // The next handoff forgets what the last one made too much.
+        assert_eq!(remembered, ids[6..]);
+        let huge = finish_handoff(&mut operations, 40_000);
+        let status = operations.get(huge).expect("the last one is remembered");
+        assert_eq!(status.summary.state, HandoffState::Finished);
+        assert_eq!(status.results.len(), 40_000);
+        assert!(operations.operations[&huge].index.is_empty());
+    }
+
+    #[test]
+    fn small_handoffs_are_remembered_up_to_a_number() {
+        let mut operations = HandoffOperations::default();
+        for _ in 0..100 {
+            finish_handoff(&mut operations, 1);
+        }
+        assert_eq!(operations.summaries().len(), FINISHED_MAX + 1);
+    }
 
     #[test]
     fn handoff_of_no_flow_is_finished_at_once() {

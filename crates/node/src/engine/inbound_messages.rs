@@ -5,16 +5,13 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::Drain;
 use holdfast_api::FlowText;
-use holdfast_api::app::{
-    APPLICATION_STATE_BYTES_MAX, DatagramPiece, FromDaemon, HandOffItem, ToDaemon, join_pieces,
-};
+use holdfast_api::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon};
 use holdfast_proto::handoff::{DrainPolicy as MachineDrain, FlowHandoffRequest};
 use holdfast_wire::Flow;
-use serde_bytes::ByteBuf;
 
-use super::donor::DonatedConnection;
+use super::donations::DonatedConnection;
 use super::handoff_operations::ANSWER_TIMEOUT;
-use super::{Engine, flow_from_text, flow_text, wire_protocol};
+use super::{Engine, flow_from_text, wire_protocol};
 use crate::app_server::{AppEvent, NO_DESCRIPTOR, SessionId};
 use crate::peer_channel::PeerEvent;
 
@@ -47,16 +44,10 @@ impl Engine {
         let now = self.now();
         self.machine.handle_timeout(now);
         self.migrations.machine().handle_timeout(now);
-        if self.drain_poll_at.is_some_and(|at| at <= now) {
+        if self.donations.drain_poll_at().is_some_and(|at| at <= now) {
             self.poll_drains();
         }
-        if self
-            .deferred_options
-            .next_wake()
-            .is_some_and(|at| at <= now)
-        {
-            self.deferred_options.poll(now);
-        }
+        self.arrivals.poll_deferred_options(now);
         if self.answers_deadline().is_some_and(|at| at <= now) {
             self.poll_prepares();
             self.poll_collects();
@@ -69,8 +60,8 @@ impl Engine {
         let next = [
             machine,
             self.migrations.next_wake(),
-            self.drain_poll_at,
-            self.deferred_options.next_wake(),
+            self.donations.drain_poll_at(),
+            self.arrivals.deferred_options_at(),
             programs,
         ]
         .into_iter()
@@ -81,15 +72,9 @@ impl Engine {
 
     /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
     fn answers_deadline(&self) -> Option<Duration> {
-        let preparing = self
-            .pending_prepares
-            .iter()
-            .map(|preparing| preparing.deadline);
-        let collecting = self
-            .pending_collects
-            .iter()
-            .map(|collecting| collecting.deadline);
-        preparing.chain(collecting).min()
+        let preparing = self.arrivals.prepare_deadline();
+        let collecting = self.donations.collect_deadline();
+        preparing.into_iter().chain(collecting).min()
     }
 
     pub(super) fn handle_app_event(&mut self, event: AppEvent) {
@@ -117,11 +102,7 @@ impl Engine {
         for flow in flows {
             self.cancel_handoff_request(&flow, "the flow's server program has ended");
         }
-        // Unread datagrams of a shared socket are lost with the program.
-        let donations = self.donations.values_mut();
-        for donation in donations.filter(|donation| donation.session == session) {
-            donation.unread_datagrams.get_or_insert_default();
-        }
+        self.donations.on_program_end(session);
         self.poll_prepares();
         self.poll_collects();
     }
@@ -203,14 +184,15 @@ impl Engine {
                 continue;
             };
             if let Some(why) = self.handoff_obstacle(session, &flow, to, &item.application_state) {
-                self.send_kept(session, &[flow], why);
+                self.program_messages.send_kept(session, &[flow], why);
                 continue;
             }
             if item.descriptor && socket.is_none() {
                 if let Some(operation) = self.operations.on_refused(&flow, NO_DESCRIPTOR) {
                     self.request_next_flows(operation);
                 }
-                self.send_kept(session, &[flow], NO_DESCRIPTOR);
+                self.program_messages
+                    .send_kept(session, &[flow], NO_DESCRIPTOR);
                 continue;
             }
             let donation = DonatedConnection::new(session, socket, item.application_state);
@@ -237,7 +219,7 @@ impl Engine {
         to: &str,
         state: &[u8],
     ) -> Option<&'static str> {
-        if self.donations.contains_key(flow) {
+        if self.donations.contains(flow) {
             return Some("the flow is moving already");
         }
         if self.programs.owner(flow).is_some_and(|has| has != session) {
@@ -318,19 +300,7 @@ impl Engine {
             self.donations.remove(flow);
             self.operations.on_refused(flow, why);
         }
-        self.send_kept(session, flows, why);
-    }
-
-    pub(super) fn send_kept(&mut self, session: SessionId, flows: &[Flow], why: &str) {
-        let flows = flows.iter().map(flow_text).collect();
-        self.send_to_program(
-            session,
-            &FromDaemon::Kept {
-                flows,
-                reason: why.to_owned(),
-            },
-            Vec::new(),
-        );
+        self.program_messages.send_kept(session, flows, why);
     }
 
     fn on_program_declined(&mut self, flows: &[FlowText], reason: &str) {
@@ -346,15 +316,7 @@ impl Engine {
         let Some(flow) = flow_from_text(flow) else {
             return;
         };
-        if let Some(donation) = self.donations.get_mut(&flow) {
-            donation.unread_pieces.extend(unread);
-            if last {
-                let datagrams =
-                    join_pieces(std::mem::take(&mut donation.unread_pieces)).unwrap_or_default();
-                donation.unread_datagrams =
-                    Some(datagrams.into_iter().map(ByteBuf::from).collect());
-            }
-        }
+        self.donations.on_collected(&flow, unread, last);
         self.poll_collects();
     }
 
@@ -375,10 +337,8 @@ impl Engine {
                 };
                 let now = self.now();
                 self.operations.on_request(&flow, now);
-                self.asked_messages
-                    .entry((session, to.clone(), drain))
-                    .or_default()
-                    .push(flow_text(&flow));
+                self.program_messages
+                    .add_request(session, &flow, (&to, drain));
             }
         }
     }
@@ -394,20 +354,6 @@ impl Engine {
             ),
             _ => {
                 "no server program with a session has the flow; let the program connect to the daemon's socket".into()
-            }
-        }
-    }
-
-    /// Sends the collected requests.
-    pub(super) fn send_handoff_requests(&mut self) {
-        for ((session, to, drain), flows) in std::mem::take(&mut self.asked_messages) {
-            for flows in flows.chunks(super::FLOWS_PER_MESSAGE) {
-                let message = FromDaemon::HandoffRequested {
-                    flows: flows.to_vec(),
-                    to: to.clone(),
-                    drain,
-                };
-                self.send_to_program(session, &message, Vec::new());
             }
         }
     }

@@ -5,12 +5,14 @@ use std::time::Instant;
 use holdfast_api::control::{
     CheckQuery, ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck,
 };
-use holdfast_proto::migration::{Command, Completion, Migration, Results, RoundReport};
-use holdfast_wire::{Frame, MoveId, NodeId};
+use holdfast_proto::migration::{Command, Completion, FlowEpoch, Migration, Results, RoundReport};
+use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
 use super::Engine;
 use super::fault_injection::InjectionPoint;
 use super::operator_view::error_body;
+use super::process_flows::{flows_of_sockets, owned_flows};
 use crate::control::ReplySender;
 use crate::migration::{
     MachineOutput, MoveInquiry, WorkerEvent, name_of_command, name_of_results, token_of,
@@ -30,60 +32,14 @@ impl Engine {
 
     /// Handles an event from a migration thread.
     pub(super) fn handle_worker_event(&mut self, event: WorkerEvent) {
-        let mut event = match event {
-            WorkerEvent::SetRedirect {
-                id,
-                redirect: turn,
-                reply,
-            } => {
-                // If the thread does not wait for the reply, it has ended.
-                let redirected = self.set_redirect(id, turn);
-                let new_flows = || {
-                    self.new_datagram_flows
-                        .get(&id)
-                        .cloned()
-                        .unwrap_or_default()
-                };
-                let _ = reply.send(redirected.map(|()| new_flows()));
-                return;
-            }
-            WorkerEvent::RedirectNewClients {
-                id,
-                listeners: servers,
-                reply,
-            } => {
-                self.redirect_clients_to_donor(id, &servers);
-                // If the thread does not wait for the reply, it has ended.
-                let _ = reply.send(());
-                return;
-            }
-            WorkerEvent::OwnedFlows { flows, reply } => {
-                if let Err(error) = self.create_private_entries(flows.iter().copied()) {
-                    tracing::warn!(
-                        error,
-                        "cannot create flow entries for a process's connections"
-                    );
-                }
-                let _ = reply.send(self.owned_flows(flows));
-                return;
-            }
-            WorkerEvent::HandshakesDrained {
-                to,
-                endpoints: places,
-            } => return self.on_handshakes_drained(to, &places),
-            WorkerEvent::HandOffUnaccepted {
-                flow_and_acceptor: of,
-                socket,
-                reply,
-            } => {
-                return self.hand_off_unaccepted(of, socket, reply);
-            }
-            other => other,
+        let Some(mut event) = self.handle_flow_request(event) else {
+            return;
         };
         if let WorkerEvent::CheckDone { check, flows, .. } = &mut event
             && let Ok(check) = &mut **check
         {
-            self.check_private_flows(check, flows);
+            self.private_flows
+                .add_to_check((&self.dataplane, &self.peers), check, flows);
         }
         let mut resumed_move = None;
         if let WorkerEvent::CommandDone {
@@ -108,6 +64,53 @@ impl Engine {
         }
     }
 
+    /// Carries out a thread's request for a change of flows or of new clients' placement. Returns any other event. If a
+    /// thread does not wait for its reply, the thread has ended.
+    fn handle_flow_request(&mut self, event: WorkerEvent) -> Option<WorkerEvent> {
+        match event {
+            WorkerEvent::SetRedirect {
+                id,
+                redirect,
+                reply,
+            } => {
+                let redirected = self
+                    .process_flows
+                    .set_redirect(&self.dataplane, id, redirect);
+                let new_flows = || self.process_flows.new_datagram_flows(id);
+                let _ = reply.send(redirected.map(|()| new_flows()));
+            }
+            WorkerEvent::RedirectNewClients {
+                id,
+                listeners,
+                reply,
+            } => {
+                self.placement
+                    .redirect_to_donor(&self.dataplane, id, &listeners);
+                let _ = reply.send(());
+            }
+            WorkerEvent::OwnedFlows { flows, reply } => {
+                if let Err(error) = self.create_private_entries(flows.iter().copied()) {
+                    tracing::warn!(
+                        error,
+                        "cannot create flow entries for a process's connections"
+                    );
+                }
+                let _ = reply.send(owned_flows(&self.dataplane, flows));
+            }
+            WorkerEvent::HandshakesDrained { to, endpoints } => {
+                self.placement
+                    .on_handshakes_drained(&self.dataplane, to, &endpoints);
+            }
+            WorkerEvent::HandOffUnaccepted {
+                flow_and_acceptor,
+                socket,
+                reply,
+            } => self.hand_off_unaccepted(flow_and_acceptor, socket, reply),
+            other => return Some(other),
+        }
+        None
+    }
+
     /// Handles the effects on flows of a step that a thread has completed.
     fn apply_results_to_flows(&mut self, id: MoveId, results: &mut Results, since: Instant) {
         match results {
@@ -121,13 +124,15 @@ impl Engine {
             Results::Frozen(Ok(report)) => report.stopped_for = since.elapsed(),
             Results::Resumed(Ok(went)) => {
                 // Done before the donor redirects new clients to this node.
-                self.begin_serving_clients(id);
+                let endpoints = self.migrations.take_listeners(id);
+                self.placement
+                    .begin_serving(&self.dataplane, id, &endpoints);
                 went.running_for = since.elapsed();
             }
-            Results::Discarded => self.restore_successors(id),
+            Results::Discarded => self.placement.restore_successors(&self.dataplane, id),
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
-                self.new_datagram_flows.remove(&id);
-                self.reserve_ports();
+                self.process_flows.forget_new_flows(id);
+                self.private_flows.reserve_ports(&self.dataplane);
             }
             _ => {}
         }
@@ -143,10 +148,13 @@ impl Engine {
     fn add_round_flows(&mut self, id: MoveId, report: &mut RoundReport) -> Result<(), String> {
         let endpoints = self.migrations.endpoints(id).to_vec();
         self.create_private_entries_of(&endpoints)?;
-        report.flows = self.flows_of_sockets(&endpoints);
-        let remote_ends = self.remote_ends(report.flows.iter().map(|flow_at| flow_at.flow))?;
+        report.flows = flows_of_sockets(&self.dataplane, &endpoints);
+        let flows = report.flows.iter().map(|flow_at| flow_at.flow);
+        let remote_ends = self
+            .private_flows
+            .remote_ends((&self.dataplane, &self.peers), flows)?;
         (report.peers, report.forwarded) = (remote_ends.peers, remote_ends.forwarded);
-        self.new_datagram_flows.insert(id, Vec::new());
+        self.process_flows.begin_round(id);
         Ok(())
     }
 
@@ -160,18 +168,17 @@ impl Engine {
             Command::Freeze { id, flows, .. } => {
                 // The flows are diverted only when the process is stopped, because packets that it sends until then
                 // must leave.
-                let to = self.migrations.acceptor_of(*id).unwrap_or(NodeId(0));
-                let failed = self.add_outbound_flows(*id, to, flows).err()?;
+                let failed = self.add_outbound_flows(*id, flows).err()?;
                 Some(Results::Frozen(Err(failed)))
             }
             Command::Restore { id, flows, .. } => {
-                self.announce_flows(*id, flows);
+                self.process_flows.announce(*id, flows);
                 None
             }
             // The filters are set first, because packets that waking sockets send must pass.
             Command::Thaw { id, flows, .. } => {
-                self.end_outbound(*id);
-                let failed = self.keep_flows(flows).err()?;
+                self.process_flows.end_outbound(&self.dataplane, *id);
+                let failed = self.process_flows.keep(&self.dataplane, flows).err()?;
                 Some(Results::Thawed(Err(failed)))
             }
             Command::Release {
@@ -181,11 +188,8 @@ impl Engine {
                 kept,
                 ..
             } => {
-                self.redirect_clients_to_acceptor(*id, *to);
-                let moved = self.mark_moved(*to, flows);
-                self.end_outbound(*id);
-                let kept = self.keep_flows(kept);
-                Some(Results::Released(Err(moved.and(kept).err()?)))
+                let failed = self.release_flows((*id, *to), flows, kept).err()?;
+                Some(Results::Released(Err(failed)))
             }
             Command::Resume {
                 id,
@@ -197,7 +201,8 @@ impl Engine {
                 Some(Results::Resumed(Err(failed)))
             }
             Command::Discard { id, .. } => {
-                self.release_held_flows(*id);
+                self.process_flows
+                    .give_up_inbound(&self.dataplane, &mut self.hold, *id);
                 None
             }
             Command::Translate {
@@ -207,11 +212,105 @@ impl Engine {
                 connections,
                 ..
             } => {
-                let translated = self.update_translations(*hops, (*step, *to), connections);
+                let step = (*step, *to);
+                let translated =
+                    (self.private_flows).translate(&self.dataplane, *hops, step, connections);
                 Some(Results::Translated(translated))
             }
             _ => None,
         }
+    }
+
+    /// Starts holding packets of these flows here.
+    fn hold_flows(&mut self, id: MoveId, flows: &[DonorFlow]) -> Result<(), String> {
+        if let Some(why) = flows.iter().find_map(|flow_at| {
+            self.private_flows
+                .refuse_arrival(&self.dataplane, &flow_at.flow)
+        }) {
+            return Err(why);
+        }
+        for flow_at in flows {
+            self.refuse_owned_flow(&flow_at.flow)
+                .map_err(|why| format!("{}: {why}", flow_at.flow))?;
+        }
+        self.process_flows
+            .hold(&self.dataplane, &mut self.hold, id, flows)
+    }
+
+    /// Prepares flows of a process that is about to stop. Their packets are still delivered here.
+    fn add_outbound_flows(&mut self, id: MoveId, flows: &[FlowEpoch]) -> Result<(), String> {
+        let to = self.migrations.acceptor_of(id).unwrap_or(NodeId(0));
+        self.process_flows
+            .add_outbound(&self.dataplane, id, to, flows)
+    }
+
+    /// Gives up the flows of a process that runs at node `to`. The `kept` flows stay here.
+    fn release_flows(
+        &mut self,
+        (id, to): (MoveId, NodeId),
+        flows: &[FlowEpoch],
+        kept: &[FlowEpoch],
+    ) -> Result<(), String> {
+        let endpoints = self.migrations.endpoints(id);
+        self.placement
+            .redirect_to_acceptor(&self.dataplane, to, endpoints);
+        let moved = self.mark_moved(to, flows);
+        self.process_flows.end_outbound(&self.dataplane, id);
+        let kept = self.process_flows.keep(&self.dataplane, kept);
+        moved.and(kept)
+    }
+
+    /// Marks the flows as moved to another node, to which stragglers are forwarded for a while.
+    fn mark_moved(&mut self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
+        self.process_flows.mark_moved(&self.dataplane, to, flows)?;
+        for flow_epoch in flows {
+            let flow = flow_epoch.flow;
+            // A private flow is forwarded as long as it lives.
+            if !self.private_flows.is_private(&flow) {
+                self.flow_history.add_tombstone(flow, flow_epoch.epoch);
+            }
+            self.flow_history.on_end(&flow);
+        }
+        Ok(())
+    }
+
+    /// Takes ownership of the flows; their packets are held until the process runs. The `lost` flows did not arrive.
+    fn take_ownership(
+        &mut self,
+        id: MoveId,
+        flows: &[FlowEpoch],
+        lost: &[Flow],
+    ) -> Result<(), String> {
+        for flow in lost {
+            self.process_flows
+                .release(&self.dataplane, &mut self.hold, flow);
+        }
+        self.process_flows
+            .take_ownership(&self.dataplane, id, flows)?;
+        for packet in self.migrations.take_packets(id) {
+            self.hold.device().inject(&packet);
+        }
+        Ok(())
+    }
+
+    /// Replays held packets in order, after the process has resumed.
+    fn replay_held_flows(&mut self, id: MoveId) {
+        let Some(inbound) = self.process_flows.take_inbound(id) else {
+            return;
+        };
+        self.read_hold();
+        self.process_flows
+            .replay(&self.dataplane, &self.hold, &inbound);
+        self.read_hold();
+        let remaining = self.process_flows.mark_owned(&self.dataplane, &inbound);
+        // Packets can enter the hold between the last read and the state change.
+        self.read_hold();
+        for flow_epoch in &remaining {
+            self.flow_history.on_taken(flow_epoch.flow);
+        }
+        self.process_flows
+            .end_inbound(&self.dataplane, &mut self.hold, id, &inbound);
+        self.query_private_flows();
     }
 
     fn send_migration_frame(&mut self, to: NodeId, frame: &Frame) {
@@ -273,7 +372,9 @@ impl Engine {
             // replay later.
             match (id, &completion.results) {
                 (Some(id), Results::Resumed(Ok(_))) => self.replay_held_flows(id),
-                (Some(id), Results::Discarded) => self.restore_successors(id),
+                (Some(id), Results::Discarded) => {
+                    self.placement.restore_successors(&self.dataplane, id);
+                }
                 _ => {}
             }
             let now = self.now();

@@ -3,20 +3,39 @@
 //!
 //! One task on one thread: each input is handled to its end, including every command that follows from it, before the
 //! next input.
+//!
+//! [`Engine`] joins the parts of a node. A part has private fields and gets the rest as arguments, so that only the
+//! engine knows in which order the parts take their steps:
+//!
+//! | part | purpose |
+//! | --- | --- |
+//! | `donations`, `arrivals` | connections that are being handed off from and to this node |
+//! | `recovered_flows` | flows that an earlier daemon left in the middle of a handoff |
+//! | `handoff_operations` | handoffs of the control API |
+//! | `process_flows`, `private_flows` | flows of moving processes, connections at a node's own address |
+//! | `client_placement` | where new clients go |
+//! | `flow_history` | times of arrival, tombstones, reports that the holder refused |
+//! | `holder` | ownership records, at the holder |
+//! | `programs`, `program_messages` | server programs and the messages to them |
+//! | `packet_hold` | packets of flows in transit |
+//! | `statistics` | metrics and counts for the operator |
+//! | `background_work` | work for which no freeze waits |
+//!
+//! The methods of [`Engine`] itself have files by input (`inbound_messages`, `events`, `control`, `migrations`) and by
+//! the role in a handoff (`donor`, `acceptor`, `activate`, `recovery`).
 
-mod accept_queue;
 mod acceptor;
 mod activate;
-mod arrival_journal;
+mod arrivals;
 mod background_work;
-mod congestion;
+mod client_placement;
 mod control;
-mod cpu_pressure;
-mod deferred_options;
+mod donations;
 mod donor;
 mod event_loop;
 mod events;
 mod fault_injection;
+mod flow_history;
 mod flow_reclaim;
 mod flows;
 mod handoff_operations;
@@ -26,126 +45,93 @@ mod inbound_messages;
 mod migrations;
 mod network_setup;
 mod operator_view;
+mod packet_hold;
 mod private_flows;
 mod process_flows;
+mod program_messages;
 mod programs;
-mod read_static;
+mod recovered_flows;
 mod recovery;
 mod setup;
 mod state_blobs;
-mod successors;
+mod statistics;
 mod table_overflow;
 mod tombstones;
 mod unaccepted_connections;
 mod unrecorded_flows;
 mod upkeep;
 
-use std::collections::{BTreeMap, HashMap};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use holdfast_api::app::FromDaemon;
-use holdfast_api::control::HandoffCounts;
-use holdfast_api::{Drain, FlowText};
+use holdfast_api::FlowText;
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_tcp_repair::{SocketPreparer, TcpStaticReader};
-use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
+use holdfast_wire::{Flow, NodeId, Protocol};
 
-pub(crate) use process_flows::Redirect;
-pub(crate) use setup::configured_view;
 pub use setup::{SetupError, check_capabilities, run_until_signal};
 
-use crate::app_server::{AppServer, SessionId};
 use crate::config::Config;
-use crate::dataplane::{Dataplane, HoldDevice};
-use crate::metrics::Metrics;
+use crate::dataplane::Dataplane;
 use crate::migration::Migrations;
 use crate::peer_channel::Peers;
-use accept_queue::NO_SESSION;
-use acceptor::{ArrivingConnection, PendingPrepare};
-use arrival_journal::ArrivalJournal;
+use arrivals::Arrivals;
 use background_work::BackgroundWork;
-use congestion::CongestionRestorer;
-use cpu_pressure::CpuPressure;
-use deferred_options::DeferredOptions;
-use donor::{DonatedConnection, PendingCollect, PendingDrain};
+use client_placement::ClientPlacement;
+use donations::Donations;
 use fault_injection::{FaultInjector, InjectionPoint};
+use flow_history::FlowHistory;
 use handoff_operations::HandoffOperations;
-use hold_slots::HoldSlots;
 use holder::Holder;
+use packet_hold::PacketHold;
 use private_flows::PrivateFlows;
-use process_flows::{HeldFlows, InboundProcess, OutboundProcess};
+use process_flows::ProcessFlows;
+use program_messages::ProgramMessages;
 use programs::ConnectedPrograms;
-use recovery::UnreclaimedFlow;
-use successors::Successors;
-use table_overflow::TableOverflow;
-use tombstones::Tombstones;
-use unaccepted_connections::UnacceptedConnections;
-use unrecorded_flows::UnrecordedFlows;
+use recovered_flows::RecoveredFlows;
+use statistics::Statistics;
 
 /// State of the daemon.
 pub struct Engine {
     config: Config,
+    /// Start of the daemon, from which the machines' time counts.
     started: Instant,
+    /// The kernel maps: services, nodes, and the state of each flow.
     dataplane: Dataplane,
-    hold: HoldDevice,
+    /// Packets of flows in transit.
+    hold: PacketHold,
+    /// The machine that decides the steps of handoffs.
     machine: Handoff,
-    /// Processor contention on this host.
-    cpu_pressure: CpuPressure,
-    migrations: Migrations,
-    held_flows: HeldFlows,
-    /// Flows of processes that are being moved to this node.
-    inbound: BTreeMap<MoveId, InboundProcess>,
-    /// Flows of processes that are about to stop here and move away.
-    outbound: BTreeMap<MoveId, OutboundProcess>,
-    /// Datagram flows that began here since the last pre-copy round of each move.
-    new_datagram_flows: BTreeMap<MoveId, Vec<Flow>>,
-    holder: Option<Holder>,
-    peers: Peers,
-    apps: AppServer,
-    metrics: Metrics,
-    preparer: SocketPreparer,
-    static_reader: TcpStaticReader,
-    /// Time at which moved sockets get their longest retransmission timeouts back.
-    deferred_options: DeferredOptions,
-    congestion: CongestionRestorer,
-    programs: ConnectedPrograms,
-    donations: HashMap<Flow, DonatedConnection>,
-    arrivals: HashMap<Flow, ArrivingConnection>,
-    arrival_ids: HashMap<u64, (Flow, u32)>,
-    next_arrival: u64,
-    hold_slots: HoldSlots,
-    journal: ArrivalJournal,
-    drain_poll_at: Option<Duration>,
-    pending_prepares: Vec<PendingPrepare>,
-    pending_drains: Vec<PendingDrain>,
-    pending_collects: Vec<PendingCollect>,
-    unaccepted: UnacceptedConnections,
-    /// `Moved` messages that the current command has produced so far; sent together.
-    gone_messages: BTreeMap<(SessionId, String), Vec<FlowText>>,
-    /// `HandoffRequested` messages that the current input has produced so far; sent together.
-    asked_messages: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
+    /// Handoffs of the control API.
     operations: HandoffOperations,
-    tombstones: Tombstones,
-    /// Flows of this node that the holder has refused to record.
-    unrecorded: UnrecordedFlows,
-    successors: Successors,
-    table_overflow: TableOverflow,
-    /// Number of lost kernel-program events at the last reading of the counter.
-    events_lost: u64,
-    private_flows: PrivateFlows,
+    /// Connections that are being handed off from this node.
+    donations: Donations,
+    /// Connections that are being handed off to this node.
+    arrivals: Arrivals,
     /// Flows that an earlier daemon left in transit, until their server programs reclaim them.
-    unreclaimed: HashMap<Flow, UnreclaimedFlow>,
-    weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
-    placement_epoch: u32,
-    handoff_counts: HandoffCounts,
-    /// Monotonic time at which a flow received by handoff became active; kept until the flow ends here.
-    taken_at_ns: HashMap<Flow, u64>,
-    problems: Vec<String>,
-    /// Test setting: number of ticks by which this node's TCP clock is moved ahead (all namespaces share one clock).
-    clock_shift: Option<u32>,
-    faults: FaultInjector,
+    recovered: RecoveredFlows,
+    /// Moves of processes.
+    migrations: Migrations,
+    /// Flows of moving processes.
+    process_flows: ProcessFlows,
+    /// Connections at the address of a single node.
+    private_flows: PrivateFlows,
+    /// Where new clients go.
+    placement: ClientPlacement,
+    /// Flows that arrived, left, or were refused by the holder.
+    flow_history: FlowHistory,
+    /// The store of ownership, at the holder.
+    holder: Option<Holder>,
+    /// Channels to the other nodes.
+    peers: Peers,
+    /// Server programs with their services and flows.
+    programs: ConnectedPrograms,
+    /// Messages to the server programs.
+    program_messages: ProgramMessages,
+    /// Metrics and counts for the operator.
+    statistics: Statistics,
+    /// Work in slices, for which no freeze waits.
     background_work: BackgroundWork,
+    /// Faults that a test wants.
+    faults: FaultInjector,
 }
 
 impl Engine {
@@ -165,8 +151,7 @@ impl Engine {
         while self.run_migration_machine() {
             self.run_handoff_machine();
         }
-        self.send_moved_messages();
-        self.send_handoff_requests();
+        self.program_messages.send_collected();
     }
 
     fn run_handoff_machine(&mut self) {
@@ -248,53 +233,24 @@ impl Engine {
         }
     }
 
-    fn send_to_program(
-        &mut self,
-        session: SessionId,
-        message: &FromDaemon,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        if session == NO_SESSION {
-            return self.on_unaccepted_message(message);
-        }
-        if let Err(error) = self.apps.send(session, message, descriptors) {
-            tracing::debug!(?session, %error, "cannot send a message to a server program");
-        }
-    }
-
-    /// Sends the collected `Moved` messages, in chunks that fit one message.
-    fn send_moved_messages(&mut self) {
-        for ((session, to), flows) in std::mem::take(&mut self.gone_messages) {
-            for flows in flows.chunks(FLOWS_PER_MESSAGE) {
-                let message = FromDaemon::Moved {
-                    flows: flows.to_vec(),
-                    to: to.clone(),
-                };
-                self.send_to_program(session, &message, Vec::new());
-            }
-        }
-    }
-
     /// Dispatches held packets: to the arriving flow, to the donated flow, or to the stack.
     fn read_hold(&mut self) {
         while let Some((flow, packet)) = self.hold.read() {
-            let Some(packet) = self.hold_or_replay(&flow, packet) else {
+            let (dataplane, hold) = (&self.dataplane, &self.hold);
+            let Some(packet) = self
+                .process_flows
+                .hold_or_replay(dataplane, hold, &flow, packet)
+            else {
                 continue;
             };
-            if let Some(arrival) = self.arrivals.get_mut(&flow) {
-                if arrival.released {
-                    self.hold.replay(&packet.bytes);
-                    self.dataplane
-                        .programs
-                        .hold_counters
-                        .count_replayed(arrival.slot);
-                } else {
-                    arrival.held_packets.push(packet);
-                }
-            } else if let Some(donation) = self.donations.get_mut(&flow) {
-                donation.out_of_order.push(packet);
-            } else if self.dataplane.is_owned_here(&flow) {
-                self.hold.replay(&packet.bytes);
+            let Some(packet) = self.arrivals.hold_or_replay(dataplane, hold, &flow, packet) else {
+                continue;
+            };
+            let Some(packet) = self.donations.keep_out_of_order(&flow, packet) else {
+                continue;
+            };
+            if dataplane.is_owned_here(&flow) {
+                hold.device().replay(&packet.bytes);
             }
         }
     }
@@ -305,9 +261,6 @@ impl Engine {
             .map_or_else(|| format!("node {node}"), str::to_owned)
     }
 }
-
-/// Flows in one message to a program; at most 40 bytes each, so that the message fits.
-const FLOWS_PER_MESSAGE: usize = 1024;
 
 /// Converts a flow to the API's type.
 fn flow_text(flow: &Flow) -> FlowText {

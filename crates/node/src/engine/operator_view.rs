@@ -62,13 +62,11 @@ impl Engine {
             services: services.collect(),
             programs: programs.collect(),
             flows,
-            handoffs: self.handoff_counts,
+            handoffs: self.statistics.handoffs(),
             residents: self.migrations.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
             peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),
-            problems: (self.problems.iter().cloned())
-                .chain(self.table_overflow.problem(self.config.node.capacity))
-                .collect(),
+            problems: self.statistics.problems(self.config.node.capacity),
         }
     }
 
@@ -148,14 +146,11 @@ impl Engine {
     }
 
     pub(super) fn placement(&self) -> Placement {
-        let weights = self.weights.get(&0).cloned().unwrap_or_default();
-        let named = weights
-            .iter()
-            .map(|(id, weight)| (self.node_name(*id), *weight))
-            .collect();
+        let weights = self.placement.first_weights();
+        let named = weights.map(|(id, weight)| (self.node_name(id), weight));
         Placement {
-            weights: named,
-            epoch: self.placement_epoch,
+            weights: named.collect(),
+            epoch: self.placement.epoch(),
         }
     }
 
@@ -182,20 +177,8 @@ impl Engine {
             })?;
             changes.insert(id, *weight);
         }
-        for (index, service) in (0u16..).zip(&self.config.services) {
-            let weights = self.weights.entry(index).or_default();
-            weights.extend(changes.iter().map(|(id, weight)| (*id, *weight)));
-            if weights.values().all(|weight| *weight == 0) {
-                return Err(error_body(
-                    "no node would take new flows",
-                    "leave at least one weight above 0",
-                ));
-            }
-            self.dataplane
-                .set_weights(index, service, weights)
-                .map_err(|refused| error_body(refused.to_string(), "look at the daemon's log"))?;
-        }
-        self.placement_epoch += 1;
+        self.placement
+            .change_weights(&mut self.dataplane, &changes)?;
         Ok(self.placement())
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use holdfast_wire::{Flow, Protocol};
 
+use super::program_messages::NO_SESSION;
 use crate::app_server::SessionId;
 
 /// A server program.
@@ -110,6 +111,11 @@ impl ConnectedPrograms {
     /// Returns the program of a session.
     pub fn get(&self, session: SessionId) -> Option<&ConnectedProgram> {
         self.programs.get(&session)
+    }
+
+    /// Returns true if the program that was to take a flow has ended. An unaccepted connection needs no program.
+    pub fn has_ended(&self, session: SessionId) -> bool {
+        session != NO_SESSION && self.get(session).is_none()
     }
 
     /// Returns all programs.

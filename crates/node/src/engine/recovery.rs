@@ -6,46 +6,15 @@
 //! socket.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use holdfast_bpf::shared_with_c::{FlowState, FlowValue};
 use holdfast_proto::handoff::{FlowEpoch, RecoveredFlow, RecoveredRole};
 use holdfast_sys::sock_diag;
-use holdfast_wire::{ChangeKind, Epoch, Flow, NodeId, OwnershipChange, Protocol};
+use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, Protocol};
 
 use super::Engine;
+use super::recovered_flows::RecoveryVerdict;
 use crate::dataplane::FilterEntry;
-
-/// Time for a server program to reclaim its flows after their fate is known.
-const RECLAIM_MAX: Duration = Duration::from_secs(30);
-
-/// A flow that an earlier daemon left in the middle of a handoff, until its server program reclaims it.
-#[derive(Debug, Default)]
-pub struct UnreclaimedFlow {
-    /// Slot of the hold counters; 0 for a donated flow.
-    pub slot: u32,
-    /// Fate of the flow, once known.
-    pub verdict: Option<RecoveryVerdict>,
-    /// True if the program already uses the flow and will not reclaim it.
-    pub in_use: bool,
-    deadline: Option<Duration>,
-}
-
-/// Fate of a recovered flow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RecoveryVerdict {
-    /// Donated here, and stays.
-    Kept,
-    /// Donated here, and moved to another node.
-    Moved {
-        /// Name of that node.
-        to: String,
-    },
-    /// Received here, and owned by this node at this epoch.
-    Owned(Epoch),
-    /// Received here, and given up.
-    Cancelled,
-}
 
 impl Engine {
     /// Reports the state of the maps to the machine.
@@ -63,11 +32,7 @@ impl Engine {
                     RecoveredRole::Acceptor => self.hold_recovered(&recovered_flow),
                     _ => 0,
                 };
-                let unreclaimed = UnreclaimedFlow {
-                    slot,
-                    ..UnreclaimedFlow::default()
-                };
-                self.unreclaimed.insert(flow, unreclaimed);
+                self.recovered.add(flow, slot);
                 in_handoff.push(recovered_flow);
             }
             // The holder may have missed the flow's report; it ignores known flows.
@@ -78,9 +43,10 @@ impl Engine {
             .iter()
             .map(|recovered_flow| recovered_flow.flow)
             .collect();
-        for flow in self.journal.earlier_flows() {
+        let journal = self.arrivals.journal();
+        for flow in journal.earlier_flows() {
             if !handoff_flows.contains(&flow) {
-                self.journal.remove(&flow);
+                journal.remove(&flow);
             }
         }
         let now = self.now();
@@ -116,7 +82,7 @@ impl Engine {
     /// Takes a new hold slot, since the earlier daemon's slot may be given to another flow. The flow stays silent until
     /// its fate is known, even if its hold was being flushed.
     fn hold_recovered(&mut self, recovered_flow: &RecoveredFlow) -> u32 {
-        let slot = self.hold_slots.take().unwrap_or(0);
+        let slot = self.hold.take_slot().unwrap_or(0);
         self.dataplane.programs.hold_counters.reset(slot);
         let entry = FilterEntry {
             flow: recovered_flow.flow,
@@ -165,56 +131,47 @@ impl Engine {
             .collect()
     }
 
-    /// Records a flow's fate. Returns true if its program has yet to reclaim it.
-    pub(super) fn on_recovery_verdict(&mut self, flow: &Flow, verdict: RecoveryVerdict) -> bool {
-        let deadline = self.now() + RECLAIM_MAX;
-        match self.unreclaimed.get_mut(flow) {
-            Some(unreclaimed) => {
-                // No packet will be held for the flow again.
-                if verdict == RecoveryVerdict::Cancelled {
-                    self.hold_slots
-                        .release(std::mem::take(&mut unreclaimed.slot));
-                }
-                unreclaimed.verdict = Some(verdict);
-                unreclaimed.deadline = Some(deadline);
-                true
-            }
-            None => false,
-        }
+    /// Records a recovered flow's fate. Does nothing if the flow does not wait for its program.
+    pub(super) fn set_recovery_verdict(&mut self, flow: &Flow, verdict: RecoveryVerdict) {
+        let now = self.now();
+        let freed_slot = self.recovered.set_verdict(now, flow, verdict);
+        self.hold.release_slot(freed_slot);
     }
 
     /// Handles a recovered flow that this node owns and its program has not reclaimed.
     pub(super) fn on_owned_verdict(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
-        if self
-            .unreclaimed
-            .get(&flow_epoch.flow)
-            .is_some_and(|unreclaimed| unreclaimed.in_use)
-        {
+        if self.recovered.is_in_use(&flow_epoch.flow) {
             return self.set_recovered_owned(flow_epoch);
         }
         if self.create_recovered_or_wait(flow_epoch) {
             return Ok(());
         }
-        self.on_recovery_verdict(&flow_epoch.flow, RecoveryVerdict::Owned(flow_epoch.epoch));
+        self.set_recovery_verdict(&flow_epoch.flow, RecoveryVerdict::Owned(flow_epoch.epoch));
         Ok(())
+    }
+
+    /// Creates the connection of a recovered flow from its journal entry, or lets it wait. Returns false if the flow is
+    /// not an unaccepted connection.
+    fn create_recovered_or_wait(&mut self, flow_epoch: &FlowEpoch) -> bool {
+        let Some(connection) = self.arrivals.journaled_unaccepted(flow_epoch) else {
+            return false;
+        };
+        if let Some(unreclaimed) = self.recovered.remove(&flow_epoch.flow) {
+            self.hold.release_slot(unreclaimed.slot);
+        }
+        self.arrivals
+            .try_to_queue(&self.dataplane, self.hold.device(), connection);
+        true
     }
 
     /// Handles a program's statement that it uses a flow.
     pub(super) fn on_in_use(&mut self, flow: &Flow) {
-        let Some(unreclaimed) = self.unreclaimed.get_mut(flow) else {
+        let Some(epoch) = self.recovered.on_in_use(flow) else {
             return;
         };
-        unreclaimed.in_use = true;
-        let verdict = unreclaimed.verdict.clone();
-        match verdict {
-            Some(RecoveryVerdict::Owned(epoch)) => {
-                let flow = *flow;
-                if let Err(error) = self.set_recovered_owned(&FlowEpoch { flow, epoch }) {
-                    tracing::warn!(%flow, %error, "cannot resume a flow that this node owns");
-                }
-            }
-            Some(_) => drop(self.unreclaimed.remove(flow)),
-            None => {}
+        let flow = *flow;
+        if let Err(error) = self.set_recovered_owned(&FlowEpoch { flow, epoch }) {
+            tracing::warn!(%flow, %error, "cannot resume a flow that this node owns");
         }
     }
 
@@ -229,29 +186,20 @@ impl Engine {
         self.dataplane
             .set_flows(&[entry], FlowState::Owned)
             .map_err(|error| error.to_string())?;
-        if let Some(unreclaimed) = self.unreclaimed.remove(&flow_epoch.flow) {
-            self.hold_slots.release(unreclaimed.slot);
+        if let Some(unreclaimed) = self.recovered.remove(&flow_epoch.flow) {
+            self.hold.release_slot(unreclaimed.slot);
         }
-        self.journal.remove(&flow_epoch.flow);
+        self.arrivals.journal().remove(&flow_epoch.flow);
         Ok(())
     }
 
     /// Gives up flows whose programs did not reclaim them in time.
     pub(super) fn give_up_recovered(&mut self) {
         let now = self.now();
-        let overdue: Vec<Flow> = self
-            .unreclaimed
-            .iter()
-            .filter(|(_, unreclaimed)| unreclaimed.deadline.is_some_and(|until| until <= now))
-            .map(|(flow, _)| *flow)
-            .collect();
         let mut changes = Vec::new();
-        for flow in overdue {
-            let Some(unreclaimed) = self.unreclaimed.remove(&flow) else {
-                continue;
-            };
-            self.hold_slots.release(unreclaimed.slot);
-            self.journal.remove(&flow);
+        for (flow, unreclaimed) in self.recovered.take_overdue(now) {
+            self.hold.release_slot(unreclaimed.slot);
+            self.arrivals.journal().remove(&flow);
             let is_owned = matches!(
                 unreclaimed.verdict,
                 Some(RecoveryVerdict::Kept | RecoveryVerdict::Owned(_))

@@ -1,9 +1,7 @@
 //! Start-up: from the configuration to a node with attached filters and open channels.
 
-use std::collections::{BTreeMap, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
 use holdfast_daemon::tls::Tls;
 use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
@@ -14,30 +12,27 @@ use holdfast_sys::caps::{
 };
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::become_realtime;
-use holdfast_tcp_repair::{SocketPreparer, TcpStaticReader};
-use holdfast_wire::NodeId;
 
 use super::Engine;
-use super::arrival_journal::ArrivalJournal;
+use super::arrivals::Arrivals;
 use super::background_work::BackgroundWork;
-use super::congestion::CongestionRestorer;
-use super::cpu_pressure::CpuPressure;
-use super::deferred_options::DeferredOptions;
+use super::client_placement::ClientPlacement;
+use super::donations::Donations;
 use super::event_loop::{EventSources, run};
-use super::fault_injection::FaultInjector;
+use super::fault_injection::{FaultInjector, test_freeze_max};
+use super::flow_history::FlowHistory;
 use super::handoff_operations::HandoffOperations;
-use super::hold_slots::HoldSlots;
 use super::holder::Holder;
 use super::network_setup::{
     HOLD_DEVICE, add_addresses, configure_dataplane, deliver_private_flows,
 };
+use super::packet_hold::PacketHold;
 use super::private_flows::PrivateFlows;
+use super::process_flows::ProcessFlows;
+use super::program_messages::ProgramMessages;
 use super::programs::ConnectedPrograms;
-use super::successors::Successors;
-use super::table_overflow::TableOverflow;
-use super::tombstones::Tombstones;
-use super::unaccepted_connections::UnacceptedConnections;
-use super::unrecorded_flows::UnrecordedFlows;
+use super::recovered_flows::RecoveredFlows;
+use super::statistics::Statistics;
 use crate::app_server::AppServer;
 use crate::config::Config;
 use crate::control::ControlServer;
@@ -116,7 +111,7 @@ pub(super) fn other_error(error: impl std::error::Error + 'static) -> SetupError
 pub async fn run_until_signal(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = build_engine(config)?;
     engine.recover();
-    engine.end_handshake_redirects();
+    engine.placement.end_handshake_redirects(&engine.dataplane);
     let now = engine.now();
     engine.migrations.recover(now);
     engine.run_machines();
@@ -187,64 +182,36 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         .map_err(system_error("the socket of server programs"))?;
     let control = ControlServer::bind(&config, metrics.clone())
         .map_err(system_error("the control socket"))?;
-    let (moves, worker_events) = Migrations::open(move_config, &config, metrics.clone())
-        .map_err(system_error("the records of moves"))?;
-    let journal = ArrivalJournal::open(&config.node.run_dir)
-        .map_err(system_error("the journal of arrivals"))?;
-    let run_dir = config.node.run_dir.clone();
+    let view = configured_view(&config);
+    let (migrations, worker_events) =
+        Migrations::open(move_config, view.clone(), &config, metrics.clone())
+            .map_err(system_error("the records of moves"))?;
+    let arrivals = Arrivals::open(&config.node.run_dir, &dataplane, &hold, boot)?;
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, &config, floor));
     let engine = Engine {
-        machine: Handoff::new(machine, configured_view(&config)),
-        cpu_pressure: CpuPressure::new(),
-        migrations: moves,
-        held_flows: HashMap::default(),
-        inbound: BTreeMap::new(),
-        outbound: BTreeMap::new(),
-        new_datagram_flows: BTreeMap::new(),
-        preparer: SocketPreparer::new().map_err(other_error)?,
-        static_reader: TcpStaticReader::new().map_err(other_error)?,
-        deferred_options: DeferredOptions::default(),
-        drain_poll_at: None,
-        weights: weights(&config),
-        config,
-        started: Instant::now(),
-        congestion: CongestionRestorer::new(&dataplane),
-        unaccepted: UnacceptedConnections::new(&dataplane, &hold),
-        dataplane,
-        hold,
+        machine: Handoff::new(machine, view),
+        operations: HandoffOperations::default(),
+        donations: Donations::new().map_err(other_error)?,
+        arrivals,
+        recovered: RecoveredFlows::default(),
+        private_flows: PrivateFlows::new(&config, migrations.addresses().clone()),
+        migrations,
+        process_flows: ProcessFlows::default(),
+        placement: ClientPlacement::new(&config.services),
+        flow_history: FlowHistory::default(),
         holder,
         peers,
-        apps,
-        metrics,
         programs: ConnectedPrograms::default(),
-        donations: HashMap::new(),
-        arrivals: HashMap::new(),
-        arrival_ids: HashMap::new(),
-        next_arrival: boot,
-        hold_slots: HoldSlots::new(),
-        journal,
-        pending_prepares: Vec::new(),
-        pending_drains: Vec::new(),
-        pending_collects: Vec::new(),
-        gone_messages: BTreeMap::new(),
-        asked_messages: HashMap::new(),
-        operations: HandoffOperations::default(),
-        tombstones: Tombstones::default(),
-        unrecorded: UnrecordedFlows::default(),
-        successors: Successors::default(),
-        table_overflow: TableOverflow::default(),
-        events_lost: 0,
-        private_flows: PrivateFlows::default(),
-        unreclaimed: HashMap::new(),
-        placement_epoch: 0,
-        handoff_counts: HandoffCounts::default(),
-        taken_at_ns: HashMap::new(),
-        problems: Vec::new(),
-        clock_shift: super::fault_injection::test_clock_shift(),
-        faults: FaultInjector::new(&run_dir),
+        program_messages: ProgramMessages::new(apps),
+        statistics: Statistics::new(metrics),
         background_work: BackgroundWork::default(),
+        faults: FaultInjector::new(&config.node.run_dir),
+        hold: PacketHold::new(hold),
+        dataplane,
+        started: Instant::now(),
+        config,
     };
     let inputs = EventSources {
         peers: peer_events,
@@ -252,14 +219,6 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         worker_events,
     };
     Ok((engine, inputs))
-}
-
-/// Returns each node's share of new clients, keyed by the service's index.
-fn weights(config: &Config) -> BTreeMap<u16, BTreeMap<NodeId, u32>> {
-    let services = config.services.iter();
-    (0u16..)
-        .zip(services.map(|service| service.weights.clone()))
-        .collect()
 }
 
 /// Returns the boot id, which distinguishes this run of the daemon from earlier ones, and the epoch at which flows
@@ -274,7 +233,7 @@ fn boot_id_and_epoch_floor() -> (u64, u32) {
 }
 
 /// Returns the view of the configured group, which never changes.
-pub(crate) fn configured_view(config: &Config) -> View {
+fn configured_view(config: &Config) -> View {
     View::configured(config.group.contact, config.nodes().map(|(id, _)| id))
 }
 
@@ -283,7 +242,7 @@ fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, Mo
     let move_config = MoveConfig::new(config.node.id, boot);
     let mut machine = MachineConfig::new(config.node.id, boot);
     machine.new_flow_epoch_min = floor;
-    machine.freeze_max = super::fault_injection::test_freeze_max().unwrap_or(machine.freeze_max);
+    machine.freeze_max = test_freeze_max().unwrap_or(machine.freeze_max);
     (machine, move_config)
 }
 

@@ -39,30 +39,46 @@ impl TableOverflow {
             )
         })
     }
+
+    /// Records the counter of refused flows, at time `now_s` in seconds.
+    pub fn on_refused_flows(&mut self, now_s: u32, refused: u64, capacity: u32) {
+        let before = self.refused_flows.replace(refused);
+        if before.is_some_and(|before| before < refused) {
+            if self.last_refusal_s.replace(now_s).is_none() {
+                tracing::error!(
+                    capacity,
+                    "the flow table is full: removing idle datagram flows; raise node.capacity"
+                );
+            }
+        } else if self
+            .last_refusal_s
+            .is_some_and(|full_s| now_s.saturating_sub(full_s) >= REPORT_S)
+        {
+            self.last_refusal_s = None;
+        }
+    }
+
+    /// Returns true while the table is reported as full.
+    pub fn is_full(&self) -> bool {
+        self.last_refusal_s.is_some()
+    }
+
+    /// Returns true if a search for idle flows is due at time `now_s` in seconds, and records that the search begins.
+    pub fn begin_search_if_due(&mut self, now_s: u32) -> bool {
+        let is_due = self.last_refusal_s == Some(now_s)
+            && now_s.saturating_sub(self.last_search_s) >= SEARCH_INTERVAL_S;
+        if is_due {
+            self.last_search_s = now_s;
+        }
+        is_due
+    }
 }
 
 impl Engine {
     /// Handles a reading of the counter of refused flows.
     pub(super) fn on_refused_count(&mut self, now_s: u32, refused: u64) {
-        let before = self.table_overflow.refused_flows.replace(refused);
-        if before.is_some_and(|before| before < refused) {
-            if self.table_overflow.last_refusal_s.replace(now_s).is_none() {
-                tracing::error!(
-                    capacity = self.config.node.capacity,
-                    "the flow table is full: removing idle datagram flows; raise node.capacity"
-                );
-            }
-        } else if (self.table_overflow.last_refusal_s)
-            .is_some_and(|full_s| now_s.saturating_sub(full_s) >= REPORT_S)
-        {
-            self.table_overflow.last_refusal_s = None;
-        }
-        self.metrics
-            .set_flow_table_full(self.table_overflow.last_refusal_s.is_some());
-        let is_search_due = self.table_overflow.last_refusal_s == Some(now_s)
-            && now_s.saturating_sub(self.table_overflow.last_search_s) >= SEARCH_INTERVAL_S;
-        if is_search_due {
-            self.table_overflow.last_search_s = now_s;
+        let capacity = self.config.node.capacity;
+        if self.statistics.on_refused_flows(now_s, refused, capacity) {
             self.evict_idle(now_s);
         }
     }
@@ -107,5 +123,44 @@ impl Engine {
             .iter()
             .filter_map(|flow| self.remove_closed_flow(flow))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPACITY: u32 = 1000;
+
+    #[test]
+    fn first_reading_is_no_refusal() {
+        let mut overflow = TableOverflow::default();
+        overflow.on_refused_flows(100, 7, CAPACITY);
+        assert!(!overflow.is_full());
+        assert!(!overflow.begin_search_if_due(100));
+        assert_eq!(overflow.problem(CAPACITY), None);
+    }
+
+    #[test]
+    fn searches_keep_their_interval() {
+        let mut overflow = TableOverflow::default();
+        overflow.on_refused_flows(100, 0, CAPACITY);
+        overflow.on_refused_flows(101, 1, CAPACITY);
+        assert!(overflow.begin_search_if_due(101));
+        overflow.on_refused_flows(102, 2, CAPACITY);
+        assert!(!overflow.begin_search_if_due(102));
+        overflow.on_refused_flows(103, 3, CAPACITY);
+        assert!(overflow.begin_search_if_due(103));
+    }
+
+    #[test]
+    fn table_is_reported_as_full_for_a_minute() {
+        let mut overflow = TableOverflow::default();
+        overflow.on_refused_flows(100, 0, CAPACITY);
+        overflow.on_refused_flows(101, 1, CAPACITY);
+        overflow.on_refused_flows(100 + REPORT_S, 1, CAPACITY);
+        assert!(overflow.problem(CAPACITY).is_some());
+        overflow.on_refused_flows(101 + REPORT_S, 1, CAPACITY);
+        assert!(!overflow.is_full());
     }
 }

@@ -9,6 +9,7 @@ use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
 
 use super::Engine;
+use crate::dataplane::Dataplane;
 
 /// Maximum number of remembered flows. Packets of further flows follow the placement table.
 const UNRECORDED_MAX: usize = 1024;
@@ -29,26 +30,31 @@ impl UnrecordedFlows {
             self.0.insert(change.flow, change.epoch);
         }
     }
-}
 
-impl Engine {
-    /// Reports the refused flows that this node still owns again.
-    pub(super) fn report_unrecorded(&mut self) {
-        let unrecorded = std::mem::take(&mut self.unrecorded.0);
+    /// Takes all flows, and returns the reports of the flows that this node still owns.
+    pub fn take_owned(&mut self, dataplane: &Dataplane) -> Vec<OwnershipChange> {
+        let unrecorded = std::mem::take(&mut self.0);
         let is_owned = |flow: &Flow, epoch: Epoch| {
-            let entry = self.dataplane.flow(flow);
+            let entry = dataplane.flow(flow);
             entry.is_some_and(|(state, value)| state == FlowState::Owned && value.epoch == epoch)
         };
         let owned = unrecorded
             .into_iter()
             .filter(|(flow, epoch)| is_owned(flow, *epoch));
-        let changes: Vec<OwnershipChange> = owned
+        owned
             .map(|(flow, epoch)| OwnershipChange {
                 flow,
                 kind: ChangeKind::Establish,
                 epoch,
             })
-            .collect();
+            .collect()
+    }
+}
+
+impl Engine {
+    /// Reports the refused flows that this node still owns again.
+    pub(super) fn report_unrecorded(&mut self) {
+        let changes = self.flow_history.take_unrecorded(&self.dataplane);
         if !changes.is_empty() {
             tracing::info!(
                 flows = changes.len(),

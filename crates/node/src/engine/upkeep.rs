@@ -20,43 +20,41 @@ impl Engine {
     pub(super) fn upkeep(&mut self) {
         let now_s = monotonic_s();
         self.background_work
-            .add_tombstones(self.tombstones.take_expired(now_s));
+            .add_tombstones(self.flow_history.take_expired_tombstones(now_s));
         if now_s.is_multiple_of(SWEEP_INTERVAL_S) {
             self.sweep_flow_table(now_s);
             self.sweep_private_flows();
             network_setup::refresh_routes(&self.config, &self.dataplane);
         }
         self.give_up_recovered();
-        self.metrics
-            .set_in_transit(self.donations.len(), self.arrivals.len());
-        self.metrics.set_hold_slots(self.hold_slots.in_use());
+        let metrics = self.statistics.metrics();
+        metrics.set_in_transit(self.donations.len(), self.arrivals.len());
+        metrics.set_hold_slots(self.hold.slots_in_use());
         self.give_up_unanswered();
-        self.retry_waiting();
-        self.poll_handshake_forwarding(now_s);
+        self.arrivals
+            .retry_waiting(&self.dataplane, self.hold.device());
+        self.placement
+            .poll_handshake_forwarding(&self.dataplane, now_s);
         self.migrations.upkeep();
         self.report_unrecorded();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
-                self.metrics.set_drops(reason, count);
+                self.statistics.metrics().set_drops(reason, count);
             }
             if name == "drop_flows_full" {
                 self.on_refused_count(now_s, count);
             }
-            if name == "events_lost" && count != self.events_lost {
-                tracing::warn!(
-                    count,
-                    "events of the kernel programs were lost; reading the flow table instead"
-                );
-                self.events_lost = count;
+            if name == "events_lost" && self.statistics.on_lost_events(count) {
                 self.report_table();
             }
         }
         for peer in self.peers.ids().collect::<Vec<_>>() {
             if let Some(stats) = self.peers.stats(peer) {
                 let name = self.node_name(peer);
-                self.metrics.set_connected(&name, self.peers.is_up(peer));
+                let metrics = self.statistics.metrics();
+                metrics.set_connected(&name, self.peers.is_up(peer));
                 if let Some(round_trip) = stats.round_trip {
-                    self.metrics.set_round_trip(&name, round_trip);
+                    metrics.set_round_trip(&name, round_trip);
                 }
             }
         }
@@ -94,15 +92,14 @@ impl Engine {
                 FlowState::Owned => owned += 1,
                 // A tombstone of an earlier daemon.
                 FlowState::Moved
-                    if silent_s >= 2 * TIME_WAIT_S
-                        && !self.migrations.addresses().is_private(&flow) =>
+                    if silent_s >= 2 * TIME_WAIT_S && !self.private_flows.is_private(&flow) =>
                 {
                     let _ = self.dataplane.remove_flow(&flow);
                 }
                 _ => {}
             }
         }
-        self.metrics.set_flows_owned(owned);
+        self.statistics.metrics().set_flows_owned(owned);
         for (row, count) in (0u16..).zip(service_counts) {
             self.dataplane.programs.flow_quota.set_count(row, count);
         }

@@ -43,11 +43,11 @@ impl Migrations {
             } => {
                 let options = MoveOptions {
                     sockets,
-                    after_hold: self.every_node_receives,
+                    after_hold: self.facts.every_node_receives,
                     is_clone: clone,
                     verify,
                     rehearsal,
-                    realtime: self.realtime,
+                    realtime: self.facts.realtime,
                 };
                 self.copy_round(token, id, (process, to, options), round)
             }
@@ -76,7 +76,7 @@ impl Migrations {
             Command::Restore {
                 id, flows, peers, ..
             } => {
-                let flows = (self.armed_flows.get(&id) != Some(&flows)).then_some(flows);
+                let flows = (!self.acceptor_moves.are_armed(id, &flows)).then_some(flows);
                 let entry = RecordEntry::Restored { flows, peers };
                 let thread_ended =
                     || Results::Restored(Err("the move's thread has ended".to_owned()));
@@ -106,7 +106,7 @@ impl Migrations {
     ) -> ImmediateResults {
         let pid = i32::try_from(process.0).unwrap_or(0);
         let hops = self.residents.move_count(pid);
-        let context = (self.addresses.clone(), self.units());
+        let context = (self.facts.addresses.clone(), self.units());
         process_check::start_machine_check(
             token,
             (process, is_clone),
@@ -149,10 +149,10 @@ impl Migrations {
             clone: options.is_clone,
             hops: self.residents.move_count(root),
         })?;
-        let context = (record, self.addresses.clone());
+        let context = (record, self.facts.addresses.clone());
         let donor = DonorThread::start(id, root, to, context, options, self.events.clone());
         let donor = donor.map_err(|error| format!("cannot start a thread: {error}"))?;
-        self.donors.insert(id, donor);
+        self.donor_moves.add(id, donor);
         Ok(())
     }
 
@@ -162,11 +162,7 @@ impl Migrations {
         job: donor::DonorJob,
         thread_ended: impl FnOnce() -> Results,
     ) -> ImmediateResults {
-        let is_running = self
-            .donors
-            .get(&id)
-            .is_some_and(|donor| donor.send_job(job));
-        (!is_running).then(thread_ended)
+        (!self.donor_moves.send_job(id, job)).then(thread_ended)
     }
 
     fn freeze(
@@ -193,11 +189,7 @@ impl Migrations {
     }
 
     fn thaw(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
-        if self
-            .donors
-            .get(&id)
-            .is_some_and(|donor| donor.send_job(donor::DonorJob::Thaw(token)))
-        {
+        if self.donor_moves.send_job(id, donor::DonorJob::Thaw(token)) {
             return None;
         }
         // An earlier daemon stopped the process, or its thread has ended; in both cases the tree is stopped for good.
@@ -222,7 +214,7 @@ impl Migrations {
     /// Cleans up after the process was resumed here. The `MayDivert` entry stays, emptied, until no node asks about the
     /// move.
     fn on_thawed(&mut self, id: MoveId) {
-        self.remove_donor(id);
+        self.donor_moves.remove(id);
         let record = self.records.record_of(id, MoveRole::Donor);
         let mut entries = record.read();
         entries.retain(|entry| {
@@ -249,9 +241,8 @@ impl Migrations {
 
     fn release(&mut self, token: CommandToken, id: MoveId, to: NodeId) -> ImmediateResults {
         if self
-            .donors
-            .get(&id)
-            .is_some_and(|donor| donor.send_job(donor::DonorJob::Release(token)))
+            .donor_moves
+            .send_job(id, donor::DonorJob::Release(token))
         {
             return None;
         }
@@ -265,7 +256,7 @@ impl Migrations {
                 token,
                 self.events.clone(),
             ) {
-                Ok(donor) => drop(self.donors.insert(id, donor)),
+                Ok(donor) => self.donor_moves.add(id, donor),
                 Err(error) => {
                     return Some(Results::Released(Err(format!(
                         "cannot start a thread: {error}"
@@ -282,7 +273,7 @@ impl Migrations {
     }
 
     fn on_released(&mut self, id: MoveId) {
-        self.remove_donor(id);
+        self.donor_moves.remove(id);
         self.records.record_of(id, MoveRole::Donor).remove();
         self.residents.remove_ended();
     }
@@ -292,8 +283,9 @@ impl Migrations {
             ProcessDescription::decode(&offer.description).map_err(|why| vec![why])?;
         let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
         let group = description.group.iter();
-        refusals
-            .extend(group.flat_map(|group| systemd_units::group_refusals(&self.cgroups, group)));
+        refusals.extend(
+            group.flat_map(|group| systemd_units::group_refusals(&self.facts.cgroups, group)),
+        );
         let probe = || {
             postcopy::probe()?;
             match self.policy.has_root() {
@@ -339,25 +331,20 @@ impl Migrations {
         if let Err(why) = record.write(&entry) {
             return build_failed(why);
         }
-        let group = group.map(|group| (self.cgroups.clone(), group));
+        let group = group.map(|group| (self.facts.cgroups.clone(), group));
         let adoption_socket = self.records.adoption_socket(id);
         let events = self.events.clone();
-        let options = (info, offer.clone, group, self.realtime);
+        let options = (info, offer.clone, group, self.facts.realtime);
         match AcceptorThread::start(id, policy, (record, adoption_socket), options, events) {
-            Ok(acceptor) => self.acceptors.insert(id, acceptor),
+            Ok(acceptor) => self.acceptor_moves.add(id, acceptor),
             Err(error) => return build_failed(format!("cannot start a thread: {error}")),
-        };
+        }
         let thread_ended = || Results::Built(Err("the move's thread has ended".to_owned()));
         self.send_to_acceptor(id, acceptor::AcceptorJob::Build(token), thread_ended)
     }
 
     fn record_armed_flows(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), String> {
-        let armed = self.armed_flows.entry(id).or_default();
-        armed.extend(&flows);
-        armed.sort_unstable();
-        if let Some(acceptor) = self.acceptors.get(&id) {
-            acceptor.send_job(acceptor::AcceptorJob::Armed);
-        }
+        self.acceptor_moves.add_armed_flows(id, &flows);
         let record = self.records.record_of(id, MoveRole::Acceptor);
         record.write(&RecordEntry::ArmedFlows(flows))
     }
@@ -368,14 +355,13 @@ impl Migrations {
         job: acceptor::AcceptorJob,
         thread_ended: impl FnOnce() -> Results,
     ) -> ImmediateResults {
-        let acceptor = self.acceptors.get(&id);
-        let is_running = acceptor.is_some_and(|acceptor| acceptor.send_job(job));
-        (!is_running).then(thread_ended)
+        (!self.acceptor_moves.send_job(id, job)).then(thread_ended)
     }
 
     fn resume_process(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
-        let acceptor = self.acceptors.get(&id);
-        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Resume(token)))
+        if self
+            .acceptor_moves
+            .send_job(id, acceptor::AcceptorJob::Resume(token))
         {
             return None;
         }
@@ -436,13 +422,14 @@ impl Migrations {
         child: Option<Restorer>,
         info: ProcessInfo,
     ) {
-        let donor_name = (self.node_names.get(&id.donor)).map_or_else(String::new, Clone::clone);
+        let donor_name = self.facts.name_of(id.donor);
         self.residents.add(restorer, child, (info, donor_name));
     }
 
     fn discard_process(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
-        let acceptor = self.acceptors.get(&id);
-        if acceptor.is_some_and(|acceptor| acceptor.send_job(acceptor::AcceptorJob::Discard(token)))
+        if self
+            .acceptor_moves
+            .send_job(id, acceptor::AcceptorJob::Discard(token))
         {
             return None;
         }
@@ -452,7 +439,7 @@ impl Migrations {
         if let Some(group) = crash_recovery::process_info(&entries).group {
             self.residents.remove_group_later(group);
         }
-        self.remove_acceptor(id);
+        self.acceptor_moves.remove(id);
         Some(Results::Discarded)
     }
 
@@ -462,22 +449,10 @@ impl Migrations {
             Results::Thawed(Ok(())) => self.on_thawed(id),
             Results::Released(Ok(())) => self.on_released(id),
             // Remaining pages are still being sent.
-            Results::Resumed(Ok(_)) if self.in_postcopy.contains(&id) => {}
-            Results::Discarded | Results::Resumed(Ok(_)) => self.remove_acceptor(id),
+            Results::Resumed(Ok(_)) if self.acceptor_moves.is_in_postcopy(id) => {}
+            Results::Discarded | Results::Resumed(Ok(_)) => self.acceptor_moves.remove(id),
             _ => {}
         }
-    }
-
-    fn remove_donor(&mut self, id: MoveId) {
-        self.donors.remove(&id);
-        self.endpoints.remove(&id);
-    }
-
-    pub(super) fn remove_acceptor(&mut self, id: MoveId) {
-        self.acceptors.remove(&id);
-        self.unconsumed_bytes.remove(&id);
-        self.armed_flows.remove(&id);
-        self.packets.remove(&id);
     }
 
     fn remove_records(&mut self, id: MoveId) {

@@ -26,17 +26,17 @@ impl Migrations {
     /// Returns the units of this node.
     pub(super) fn units(&self) -> SystemdUnits {
         SystemdUnits {
-            cgroups: self.cgroups.clone(),
+            cgroups: self.facts.cgroups.clone(),
             restorer_pids: self.residents.restorers(),
         }
     }
 
     /// Starts the check of a process.
     pub(crate) fn check(&self, pid: i32, inquiry: MoveInquiry) {
-        if self.enabled {
+        if self.facts.enabled {
             return process_check::start_operator_check(
                 pid,
-                self.addresses.clone(),
+                self.facts.addresses.clone(),
                 inquiry,
                 self.events.clone(),
             );
@@ -79,7 +79,7 @@ impl Migrations {
         request: &MigrationRequest,
         to: NodeId,
     ) -> Result<MigrationAccepted, ErrorBody> {
-        if !self.enabled {
+        if !self.facts.enabled {
             return Err(migration_disabled());
         }
         let process = u64::try_from(request.pid).map_err(|_| ErrorBody {

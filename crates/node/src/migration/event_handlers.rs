@@ -40,7 +40,7 @@ impl Migrations {
                 busy_us,
                 problem,
             } => {
-                self.on_consumed(id, bytes);
+                self.acceptor_moves.on_consumed(id, bytes);
                 let frame = MoveFrame::PiecesProcessed {
                     bytes,
                     busy_us,
@@ -94,21 +94,23 @@ impl Migrations {
                 info: came,
                 listeners: servers,
             } => {
-                self.endpoints.insert(id, servers);
+                self.acceptor_moves.set_listeners(id, servers);
                 self.register_resident(id, held, Some(restorer), came);
             }
-            WorkerEvent::PostcopyStarted { id } => drop(self.in_postcopy.insert(id)),
+            WorkerEvent::PostcopyStarted { id } => self.acceptor_moves.begin_postcopy(id),
             WorkerEvent::PostcopyEnded { id } => {
-                self.in_postcopy.remove(&id);
-                self.remove_acceptor(id);
+                self.acceptor_moves.end_postcopy(id);
+                self.acceptor_moves.remove(id);
                 self.residents.remove_ended();
             }
             WorkerEvent::PostcopyProgress { id, memory } => {
                 self.operations.update_postcopy(id, memory)
             }
-            WorkerEvent::SocketsFound { id, sockets } => drop(self.endpoints.insert(id, sockets)),
+            WorkerEvent::SocketsFound { id, sockets } => {
+                self.donor_moves.set_endpoints(id, sockets);
+            }
             WorkerEvent::PacketsToInject { id, packets } => {
-                self.packets.entry(id).or_default().extend(packets)
+                self.acceptor_moves.add_packets(id, packets);
             }
             // The owner handles all other events. If one gets here, its reply channel closes, which the thread treats
             // as a refusal.
@@ -116,17 +118,10 @@ impl Migrations {
         }
     }
 
-    /// Records that the acceptor's thread has consumed bytes of pieces.
-    fn on_consumed(&mut self, id: MoveId, bytes: u64) {
-        if let Some(unconsumed) = self.unconsumed_bytes.get_mut(&id) {
-            *unconsumed = unconsumed.saturating_sub(usize::try_from(bytes).unwrap_or(0));
-        }
-    }
-
     /// Handles an acceptor's request for remaining pages of a process that moved away.
     pub(super) fn on_pages_requested(&mut self, from: NodeId, id: MoveId, request: PageRequest) {
-        if let Some(donor) = self.donors.get(&id) {
-            if donor.acceptor == from {
+        if self.donor_moves.contains(id) {
+            if let Some(donor) = self.donor_moves.thread_for(id, from) {
                 donor.send_job(DonorJob::PagesRequested(request));
             }
             return;
@@ -186,8 +181,8 @@ impl Migrations {
         let receiver = PostcopyReceiver::new(id, following, self.events.clone());
         let acceptor = AcceptorThread::start_postcopy_receiver(receiver);
         let acceptor = acceptor.map_err(|error| format!("cannot start a thread: {error}"))?;
-        self.in_postcopy.insert(id);
-        self.acceptors.insert(id, acceptor);
+        self.acceptor_moves.begin_postcopy(id);
+        self.acceptor_moves.add(id, acceptor);
         Ok(())
     }
 }

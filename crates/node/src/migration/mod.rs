@@ -1,11 +1,13 @@
-//! Process migration: feeds [`holdfast_proto::migration`] and carries out its commands. Runs in the event loop of
-//! [`crate::engine`].
+//! Process migration: feeds [`holdfast_proto::migration`] and carries out its commands. Runs in the event loop of the
+//! daemon, whose module `engine` passes in frames and events and writes the filters.
 //!
 //! Each move has a thread of its own, because a tracer must stay on one thread and copying memory takes time: a donor's
 //! thread (`donor`) or an acceptor's thread (`acceptor`). The threads report to the event loop (`worker_events`) messages to
-//! send and completed commands. State that must outlive the daemon is first written to a record (`move_records`).
+//! send and completed commands. The event loop keeps the threads in `donor_moves` and `acceptor_moves`. State that must
+//! outlive the daemon is first written to a record (`move_records`).
 
 mod acceptor;
+mod acceptor_moves;
 mod admission_policy;
 mod command_names;
 mod commands;
@@ -13,6 +15,7 @@ mod compression;
 mod control_requests;
 mod crash_recovery;
 mod donor;
+mod donor_moves;
 mod donor_sockets;
 mod donor_state;
 mod event_handlers;
@@ -23,6 +26,7 @@ mod lingering_listeners;
 mod lock_handover;
 mod migration_operations;
 mod move_records;
+mod node_facts;
 mod postcopy_receiver;
 mod process_check;
 mod rehearsals;
@@ -34,7 +38,7 @@ mod systemd_units;
 mod tcp_snapshots;
 mod worker_events;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use holdfast_api::control::ResidentProcess;
@@ -43,24 +47,23 @@ use holdfast_proto::migration::{
     Completion, Event, Migration, MigrationMachineConfig as MachineConfig, MoveOutcome, Output,
     RecoveredRole,
 };
-use holdfast_sys::cgroup::ControlGroups;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame};
+use holdfast_proto::view::View;
+use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
 pub use acceptor::RESTORER_ARG;
 pub(crate) use command_names::{name_of_command, name_of_results, token_of};
-pub(crate) use worker_events::{EventReceiver, WorkerEvent};
+pub(crate) use worker_events::{EventReceiver, Redirect, WorkerEvent};
 
 use crate::config::Config;
-use crate::engine::configured_view;
 use crate::metrics::Metrics;
-use crate::reach::reach_of;
-use acceptor::AcceptorThread;
+use acceptor_moves::AcceptorMoves;
 use admission_policy::AdmissionPolicy;
-use donor::DonorThread;
-use image_messages::WINDOW_BYTES;
+use donor::DonorJob;
+use donor_moves::DonorMoves;
 use migration_operations::MigrationOperations;
 use move_records::MoveRecords;
+use node_facts::NodeFacts;
 pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
 use residents::Residents;
@@ -70,34 +73,25 @@ use worker_events::EventSender;
 /// State of all moves. The owner carries out the results of [`Migrations::next_output`] and passes in frames and events.
 pub(crate) struct Migrations {
     machine: Migration,
-    enabled: bool,
+    /// Facts about this node and its group.
+    facts: NodeFacts,
+    /// Decides which processes may come here.
     policy: AdmissionPolicy,
+    /// Records that outlive the daemon.
     records: MoveRecords,
+    /// Processes that were moved here.
     residents: Residents,
+    /// Migrations of the control API.
     operations: MigrationOperations,
+    /// Questions of the operator whether another node takes a process.
     rehearsals: Rehearsals,
-    donors: BTreeMap<MoveId, DonorThread>,
-    acceptors: BTreeMap<MoveId, AcceptorThread>,
-    /// Flows whose packets are held for processes being moved here, sorted.
-    armed_flows: BTreeMap<MoveId, Vec<DonorFlow>>,
-    /// Processes that run here while their remaining pages are still being sent (post-copy).
-    in_postcopy: BTreeSet<MoveId>,
-    /// Bytes of pieces that the acceptors' threads have not consumed yet.
-    unconsumed_bytes: BTreeMap<MoveId, usize>,
-    /// Sockets of moving processes.
-    endpoints: BTreeMap<MoveId, Vec<SocketEndpoint>>,
-    /// Packets to give to this node's stack before the sockets of a restored process become active.
-    packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
-    addresses: MovableAddresses,
-    /// Control groups of this node.
-    cgroups: ControlGroups,
-    /// True if every node receives every packet.
-    every_node_receives: bool,
-    /// True if freezes run at real-time priority.
-    realtime: bool,
-    /// Names of the nodes.
-    node_names: BTreeMap<NodeId, String>,
+    /// Moves away from this node.
+    donor_moves: DonorMoves,
+    /// Moves to this node.
+    acceptor_moves: AcceptorMoves,
+    /// Channel on which threads report to the event loop.
     events: EventSender,
+    /// Metrics of this node.
     metrics: Metrics,
 }
 
@@ -118,45 +112,27 @@ impl Migrations {
     /// The run directory cannot be used.
     pub(crate) fn open(
         machine: MachineConfig,
+        view: View,
         config: &Config,
         metrics: Metrics,
     ) -> std::io::Result<(Migrations, EventReceiver)> {
-        let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
-        let cgroups = ControlGroups::new(cgroup_path);
+        let facts = NodeFacts::new(config)?;
         let records = MoveRecords::open(&config.node.run_dir)?;
         let (events, listener) = worker_events::event_channel();
-        let nodes = config
-            .nodes()
-            .map(|(id, name)| (id, name.to_owned()))
-            .collect();
-        let addresses = MovableAddresses::new(
-            config.services.iter().map(|service| service.address.ip()),
-            config.addresses(),
-        );
         let moves = Migrations {
-            machine: Migration::new(machine, configured_view(config)),
-            enabled: config.migration.enabled,
+            machine: Migration::new(machine, view),
             policy: AdmissionPolicy::new(
                 &config.migration,
-                addresses.clone(),
+                facts.addresses.clone(),
                 (config.services.iter()).map(|service| service.address.port()),
             ),
-            residents: Residents::open(records.residents_file(), cgroups.clone()),
+            residents: Residents::open(records.residents_file(), facts.cgroups.clone()),
+            facts,
             records,
             operations: MigrationOperations::default(),
             rehearsals: Rehearsals::default(),
-            donors: BTreeMap::new(),
-            acceptors: BTreeMap::new(),
-            armed_flows: BTreeMap::new(),
-            in_postcopy: BTreeSet::new(),
-            unconsumed_bytes: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
-            packets: BTreeMap::new(),
-            addresses,
-            cgroups,
-            realtime: config.node.realtime,
-            every_node_receives: reach_of(config.group.reach).every_node_receives(),
-            node_names: nodes,
+            donor_moves: DonorMoves::default(),
+            acceptor_moves: AcceptorMoves::default(),
             events,
             metrics,
         };
@@ -272,8 +248,7 @@ impl Migrations {
                         problem,
                     },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
-                if let Some(donor) = donor {
+                if let Some(donor) = self.donor_moves.thread_for(id, from) {
                     donor.on_taken((bytes, busy_us), problem.as_deref());
                 }
             }
@@ -281,10 +256,9 @@ impl Migrations {
                 id,
                 frame: MoveFrame::CheckResult { refusals },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
-                donor
-                    .into_iter()
-                    .for_each(|donor| donor.on_judged(refusals.clone()));
+                if let Some(donor) = self.donor_moves.thread_for(id, from) {
+                    donor.on_judged(refusals);
+                }
             }
             Frame::Move {
                 id,
@@ -294,9 +268,8 @@ impl Migrations {
                 id,
                 frame: MoveFrame::LockHandover { bytes },
             } => {
-                let donor = self.donors.get(&id).filter(|donor| donor.acceptor == from);
-                if let Some(donor) = donor {
-                    donor.send_job(donor::DonorJob::Locks(bytes));
+                if let Some(donor) = self.donor_moves.thread_for(id, from) {
+                    donor.send_job(DonorJob::Locks(bytes));
                 }
             }
             frame => self.machine.handle_frame(now, from, frame),
@@ -304,29 +277,14 @@ impl Migrations {
     }
 
     fn on_piece(&mut self, id: MoveId, kind: u8, more: bool, bytes: bytes::Bytes) {
-        let Some(acceptor) = self.acceptors.get(&id) else {
-            return self.on_unknown_piece(id, kind);
-        };
-        let unconsumed = self.unconsumed_bytes.entry(id).or_default();
-        *unconsumed += bytes.len();
-        // A donor that observes the window never has more in transit.
-        let before = *unconsumed - bytes.len();
-        if *unconsumed > 2 * WINDOW_BYTES {
-            // The problem is reported once; further pieces are ignored.
-            if before <= 2 * WINDOW_BYTES {
-                let why = "the donor sends more than the window allows";
-                acceptor.send_job(acceptor::AcceptorJob::Refuse(why.to_owned()));
-            }
-            return;
+        if !self.acceptor_moves.on_piece(id, kind, more, bytes) {
+            self.on_unknown_piece(id, kind);
         }
-        acceptor.send_job(acceptor::AcceptorJob::Piece { kind, more, bytes });
     }
 
     /// Handles the loss of a peer.
     pub(crate) fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
-        for donor in self.donors.values().filter(|donor| donor.acceptor == peer) {
-            donor.on_channel_lost();
-        }
+        self.donor_moves.on_peer_lost(peer);
         self.machine.handle_peer_lost(now, peer);
     }
 
@@ -337,27 +295,27 @@ impl Migrations {
 
     /// Returns the service and node addresses.
     pub(crate) fn addresses(&self) -> &MovableAddresses {
-        &self.addresses
+        &self.facts.addresses
     }
 
-    /// Returns the sockets of a moving process, as of the last round.
+    /// Returns the sockets of a departing process, as of the last round.
     pub(crate) fn endpoints(&self, id: MoveId) -> &[SocketEndpoint] {
-        self.endpoints.get(&id).map_or(&[], Vec::as_slice)
+        self.donor_moves.endpoints(id)
     }
 
-    /// Takes the sockets of a process that was restored here.
-    pub(crate) fn take_endpoints(&mut self, id: MoveId) -> Vec<SocketEndpoint> {
-        self.endpoints.remove(&id).unwrap_or_default()
+    /// Takes the sockets that are not connections of a process that was restored here.
+    pub(crate) fn take_listeners(&mut self, id: MoveId) -> Vec<SocketEndpoint> {
+        self.acceptor_moves.take_listeners(id)
     }
 
     /// Takes the packets to give to the stack before the sockets of a restored process become active.
     pub(crate) fn take_packets(&mut self, id: MoveId) -> Vec<Vec<u8>> {
-        self.packets.remove(&id).unwrap_or_default()
+        self.acceptor_moves.take_packets(id)
     }
 
     /// Returns the node to which a process moves.
     pub(crate) fn acceptor_of(&self, id: MoveId) -> Option<NodeId> {
-        self.donors.get(&id).map(|donor| donor.acceptor)
+        self.donor_moves.acceptor_of(id)
     }
 
     /// Returns the flows of moves in an earlier daemon's records; none of them belongs to a handoff.

@@ -15,7 +15,15 @@ use tokio::sync::{mpsc, oneshot};
 use super::rehearsals::MoveInquiry;
 use super::residents::ProcessInfo;
 use super::socket_endpoints::SocketEndpoint;
-use crate::engine::Redirect;
+
+/// Forwarding rule for packets of a process that is moving away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// Data goes to the acceptor. Pure acknowledgements stay here as long as the process runs.
+    Data,
+    /// All packets go to the acceptor, because the process is stopped.
+    All,
+}
 
 /// An event of a migration thread.
 pub(crate) enum WorkerEvent {

@@ -14,7 +14,7 @@
 mod sweep;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,12 +25,19 @@ use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange};
 
 use self::sweep::QuerySubject;
 use super::Engine;
-use crate::dataplane::{FilterEntry, flow_key};
-use crate::migration::SocketEndpoint;
+use crate::config::Config;
+use crate::dataplane::{Dataplane, FilterEntry, flow_key};
+use crate::migration::{MovableAddresses, SocketEndpoint};
+use crate::peer_channel::Peers;
 
 /// State of private flows outside the filters' maps.
-#[derive(Default)]
 pub struct PrivateFlows {
+    /// This node.
+    own_id: NodeId,
+    /// Address of this node.
+    own_address: IpAddr,
+    /// Service and node addresses of the group.
+    addresses: MovableAddresses,
     last_request: u64,
     /// Queries that the holder has not answered.
     open_queries: BTreeMap<u64, Vec<QuerySubject>>,
@@ -40,28 +47,48 @@ pub struct PrivateFlows {
 
 /// Locations of the remote ends of a process's private flows.
 #[derive(Debug, Default)]
-pub(super) struct RemoteEnds {
+pub struct RemoteEnds {
     /// Remote ends at nodes with a daemon.
-    pub(super) peers: Vec<PeerConnections>,
+    pub peers: Vec<PeerConnections>,
     /// Flows with remote ends elsewhere.
-    pub(super) forwarded: Vec<Flow>,
+    pub forwarded: Vec<Flow>,
 }
 
-impl Engine {
-    /// Creates entries for connections at this node's address that have none.
-    pub(super) fn create_private_entries(
-        &mut self,
+impl PrivateFlows {
+    /// Returns the state without flows.
+    pub fn new(config: &Config, addresses: MovableAddresses) -> Self {
+        Self {
+            own_id: config.node.id,
+            own_address: config.node.address,
+            addresses,
+            last_request: 0,
+            open_queries: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+        }
+    }
+
+    /// Returns true if the flow is a connection at the address of a single node.
+    pub fn is_private(&self, flow: &Flow) -> bool {
+        self.addresses.is_private(flow)
+    }
+
+    /// Creates entries for connections at this node's address that have none. Returns the changes to report to the
+    /// holder.
+    ///
+    /// # Errors
+    /// The kernel refuses the change.
+    fn create_entries(
+        &self,
+        dataplane: &Dataplane,
         flows: impl IntoIterator<Item = Flow>,
-    ) -> Result<(), String> {
-        let own_address = self.config.node.address;
+    ) -> Result<Vec<OwnershipChange>, String> {
         let new_flows = flows.into_iter().filter(|flow| {
-            let is_here =
-                flow.local.ip() == own_address && self.migrations.addresses().is_private(flow);
-            is_here && self.dataplane.flow(flow).is_none()
+            let is_here = flow.local.ip() == self.own_address && self.is_private(flow);
+            is_here && dataplane.flow(flow).is_none()
         });
         let new_flows: Vec<Flow> = new_flows.collect();
         if new_flows.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -74,44 +101,36 @@ impl Engine {
             hold_slot: 0,
         };
         let entries: Vec<FilterEntry> = new_flows.iter().map(entry).collect();
-        let set = self.dataplane.set_flows(&entries, FlowState::Owned);
+        let set = dataplane.set_flows(&entries, FlowState::Owned);
         set.map_err(|error| error.to_string())?;
         let establish = |flow| OwnershipChange {
             flow,
             kind: ChangeKind::Establish,
             epoch,
         };
-        self.report_changes(new_flows.into_iter().map(establish).collect());
-        Ok(())
-    }
-
-    /// Creates entries for the connections of these sockets at this node's address.
-    pub(super) fn create_private_entries_of(
-        &mut self,
-        endpoints: &[SocketEndpoint],
-    ) -> Result<(), String> {
-        let flows: Vec<Flow> = endpoints.iter().filter_map(SocketEndpoint::flow).collect();
-        self.create_private_entries(flows)
+        Ok(new_flows.into_iter().map(establish).collect())
     }
 
     /// Groups flows by the nodes that must be notified of the move, and returns the flows that are only forwarded.
-    pub(super) fn remote_ends(
+    ///
+    /// # Errors
+    /// Both ends of a connection are at this node.
+    pub fn remote_ends(
         &self,
+        (dataplane, peers): (&Dataplane, &Peers),
         flows: impl IntoIterator<Item = Flow>,
     ) -> Result<RemoteEnds, String> {
-        let (own_address, own_id) = (self.config.node.address, self.config.node.id);
         let mut ends = RemoteEnds::default();
         let mut by_node: BTreeMap<NodeId, Vec<Flow>> = BTreeMap::new();
-        let addresses = self.migrations.addresses();
-        for flow in flows.into_iter().filter(|flow| addresses.is_private(flow)) {
-            match self.remote_node(&flow) {
-                Some(node) if node == own_id && flow.local.ip() == own_address => {
+        for flow in flows.into_iter().filter(|flow| self.is_private(flow)) {
+            match self.remote_node(dataplane, &flow) {
+                Some(node) if node == self.own_id && flow.local.ip() == self.own_address => {
                     return Err(format!(
                         "both ends of connection {flow} are at this node: move the process at {} first",
                         flow.remote
                     ));
                 }
-                Some(node) if node == own_id || self.peers.is_up(node) => {
+                Some(node) if node == self.own_id || peers.is_up(node) => {
                     by_node.entry(node).or_default().push(flow);
                 }
                 _ => ends.forwarded.push(flow),
@@ -125,8 +144,13 @@ impl Engine {
     }
 
     /// Adds the fate of a process's private connections to the operator's check.
-    pub(super) fn check_private_flows(&self, check: &mut ProcessCheck, flows: &[Flow]) {
-        match self.remote_ends(flows.iter().copied()) {
+    pub fn add_to_check(
+        &self,
+        context: (&Dataplane, &Peers),
+        check: &mut ProcessCheck,
+        flows: &[Flow],
+    ) {
+        match self.remote_ends(context, flows.iter().copied()) {
             Ok(ends) => {
                 check.forwarded = ends.forwarded.iter().map(ToString::to_string).collect();
             }
@@ -143,9 +167,8 @@ impl Engine {
     }
 
     /// Returns the node of the remote end, as far as this node knows.
-    fn remote_node(&self, flow: &Flow) -> Option<NodeId> {
-        let translated = self
-            .dataplane
+    fn remote_node(&self, dataplane: &Dataplane, flow: &Flow) -> Option<NodeId> {
+        let translated = dataplane
             .programs
             .translations
             .get(&flow_key(flow))
@@ -153,33 +176,36 @@ impl Engine {
             .flatten();
         translated
             .map(|translation| NodeId(translation.node))
-            .or_else(|| self.migrations.addresses().node_at(flow.remote.ip()))
+            .or_else(|| self.addresses.node_at(flow.remote.ip()))
     }
 
     /// Returns the reason why a private flow cannot move here, if any.
-    pub(super) fn refuse_private_flow(&self, flow: &Flow) -> Option<String> {
-        if !self.migrations.addresses().is_private(flow) {
+    pub fn refuse_arrival(&self, dataplane: &Dataplane, flow: &Flow) -> Option<String> {
+        if !self.is_private(flow) {
             return None;
         }
-        let own_address = self.config.node.address;
         let has_left = |flow: &Flow| {
-            let entry = self.dataplane.flow(flow);
+            let entry = dataplane.flow(flow);
             matches!(entry, Some((FlowState::Moved | FlowState::TransitOut, _)))
         };
-        if flow.local.ip() == own_address && !has_left(flow) {
+        if flow.local.ip() == self.own_address && !has_left(flow) {
             return Some(format!(
                 "connection {flow} was not moved away from this node"
             ));
         }
         // Packets of the connection would not leave this host.
-        (flow.remote.ip() == own_address && has_left(&flow.mirrored())).then(|| {
+        (flow.remote.ip() == self.own_address && has_left(&flow.mirrored())).then(|| {
             format!("the other end of connection {flow} has left this node; move it back first")
         })
     }
 
     /// Handles the move of a process that has connections to this node.
-    pub(super) fn update_translations(
+    ///
+    /// # Errors
+    /// The kernel refuses the change.
+    pub fn translate(
         &self,
+        dataplane: &Dataplane,
         hops: u32,
         (step, to): (TranslationStep, NodeId),
         connections: &[Flow],
@@ -188,10 +214,9 @@ impl Engine {
         if step != TranslationStep::Switch {
             return Ok(());
         }
-        let addresses = self.migrations.addresses();
-        for connection in connections.iter().filter(|flow| addresses.is_private(flow)) {
+        for connection in connections.iter().filter(|flow| self.is_private(flow)) {
             let local_flow = connection.mirrored();
-            let table = &self.dataplane.programs.translations;
+            let table = &dataplane.programs.translations;
             let is_newer = |translation: Translation| translation.hops > hops;
             if table
                 .get(&flow_key(&local_flow))
@@ -201,7 +226,7 @@ impl Engine {
             {
                 continue;
             }
-            self.set_translation(&local_flow, to, hops)
+            self.set_translation(dataplane, &local_flow, (to, hops))
                 .map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -210,13 +235,13 @@ impl Engine {
     /// Directs packets that this node sends on a flow to another node.
     fn set_translation(
         &self,
+        dataplane: &Dataplane,
         flow: &Flow,
-        to: NodeId,
-        hops: u32,
+        (to, hops): (NodeId, u32),
     ) -> Result<(), holdfast_bpf::Error> {
-        let table = &self.dataplane.programs.translations;
+        let table = &dataplane.programs.translations;
         let key = flow_key(flow);
-        if self.migrations.addresses().node_at(flow.remote.ip()) == Some(to) {
+        if self.addresses.node_at(flow.remote.ip()) == Some(to) {
             return table.remove(&key);
         }
         let translation = Translation {
@@ -225,5 +250,28 @@ impl Engine {
             hops,
         };
         table.set(&key, &translation)
+    }
+}
+
+impl Engine {
+    /// Creates entries for connections at this node's address that have none.
+    pub(super) fn create_private_entries(
+        &mut self,
+        flows: impl IntoIterator<Item = Flow>,
+    ) -> Result<(), String> {
+        let changes = self.private_flows.create_entries(&self.dataplane, flows)?;
+        if !changes.is_empty() {
+            self.report_changes(changes);
+        }
+        Ok(())
+    }
+
+    /// Creates entries for the connections of these sockets at this node's address.
+    pub(super) fn create_private_entries_of(
+        &mut self,
+        endpoints: &[SocketEndpoint],
+    ) -> Result<(), String> {
+        let flows: Vec<Flow> = endpoints.iter().filter_map(SocketEndpoint::flow).collect();
+        self.create_private_entries(flows)
     }
 }

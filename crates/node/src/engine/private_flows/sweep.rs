@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use holdfast_bpf::shared_with_c::{FlowState, Translation};
+use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, Frame, NodeId, OwnershipRecord, Protocol, RecordState};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use super::super::Engine;
-use crate::dataplane::{FilterEntry, flow_from_key, flow_key};
+use super::PrivateFlows;
+use crate::dataplane::{Dataplane, FilterEntry, flow_from_key, flow_key};
 
 /// Bit set in the request numbers of this module's queries to the holder, and clear in the machines' numbers.
 const REQUEST_BIT: u64 = 1 << 62;
@@ -37,23 +38,14 @@ impl QuerySubject {
     }
 }
 
-impl Engine {
-    /// Forgets ended private flows, and asks the holder about the others; called periodically.
-    pub(in crate::engine) fn sweep_private_flows(&mut self) {
-        self.forget_closed_flows();
-        self.reserve_ports();
-        self.query_private_flows();
-    }
-
+impl PrivateFlows {
     /// Reserves the ports of flows that moved away.
-    pub(in crate::engine) fn reserve_ports(&mut self) {
-        let own_address = self.config.node.address;
-        let moved = self
-            .list_private_flows()
-            .into_iter()
-            .filter(|(flow, state)| *state == FlowState::Moved && flow.local.ip() == own_address);
+    pub fn reserve_ports(&mut self, dataplane: &Dataplane) {
+        let moved = self.list(dataplane).into_iter().filter(|(flow, state)| {
+            *state == FlowState::Moved && flow.local.ip() == self.own_address
+        });
         let moved: BTreeSet<SocketAddr> = moved.map(|(flow, _)| flow.local).collect();
-        let reserved = &mut self.private_flows.reserved;
+        let reserved = &mut self.reserved;
         reserved.retain(|address, _| moved.contains(address));
         for address in moved {
             // A port with a listener here is not given to new connections anyway.
@@ -65,35 +57,135 @@ impl Engine {
         }
     }
 
-    fn translated_flows(&self) -> Vec<(Flow, Translation)> {
-        let entries = self.dataplane.programs.translations.entries().into_iter();
-        entries
-            .filter_map(|(key, translation)| Some((flow_from_key(&key)?, translation)))
-            .collect()
+    /// Returns the private flows of this node.
+    fn list(&self, dataplane: &Dataplane) -> Vec<(Flow, FlowState)> {
+        let flows = dataplane.flows().into_iter();
+        let private = flows.filter(|(flow, ..)| self.is_private(flow));
+        private.map(|(flow, state, _)| (flow, state)).collect()
     }
 
-    fn list_private_flows(&self) -> Vec<(Flow, FlowState)> {
-        let addresses = self.migrations.addresses();
-        let flows = self.dataplane.flows().into_iter();
-        let private = flows.filter(|(flow, ..)| addresses.is_private(flow));
-        private.map(|(flow, state, _)| (flow, state)).collect()
+    /// Starts a new round of queries about the location of moved flows, and of the remote ends of flows that are here.
+    /// Returns the subjects of each query.
+    fn begin_queries(&mut self, dataplane: &Dataplane) -> Vec<Vec<QuerySubject>> {
+        let mut subjects: BTreeSet<QuerySubject> = BTreeSet::new();
+        for (flow, state) in self.list(dataplane) {
+            let between_nodes = self.is_private(&flow.mirrored());
+            match state {
+                FlowState::Moved => {
+                    subjects.insert(QuerySubject::MovedFlow(flow));
+                }
+                FlowState::Owned if between_nodes => {
+                    subjects.insert(QuerySubject::RemoteEnd(flow));
+                }
+                _ => {}
+            }
+        }
+        subjects.extend(
+            translated_flows(dataplane)
+                .iter()
+                .map(|flow| QuerySubject::RemoteEnd(*flow)),
+        );
+        self.open_queries.clear();
+        let subjects: Vec<QuerySubject> = subjects.into_iter().collect();
+        let queries = subjects.chunks(FLOWS_PER_QUERY);
+        queries.map(<[QuerySubject]>::to_vec).collect()
+    }
+
+    /// Returns the frame that asks the holder about these subjects.
+    fn open_query(&mut self, subjects: Vec<QuerySubject>) -> Frame {
+        self.last_request += 1;
+        let request = REQUEST_BIT | self.last_request;
+        let flows = queried_flows(&subjects);
+        self.open_queries.insert(request, subjects);
+        Frame::Query { request, flows }
+    }
+
+    /// Takes the subjects of a query that the holder has answered; empty if the query is not open.
+    fn close_query(&mut self, request: u64) -> Vec<QuerySubject> {
+        self.open_queries.remove(&request).unwrap_or_default()
+    }
+
+    /// Updates flows by the holder's records of the subjects.
+    fn on_locations(
+        &self,
+        dataplane: &Dataplane,
+        subjects: &[QuerySubject],
+        records: &[Option<OwnershipRecord>],
+    ) {
+        for (subject, record) in subjects.iter().zip(records) {
+            let owner = match record.map(|record| record.state) {
+                Some(RecordState::Transit { .. }) => continue,
+                Some(RecordState::Owned { owner }) => Some(owner),
+                None => None,
+            };
+            let result = match subject {
+                QuerySubject::MovedFlow(flow) => self.update_moved_flow(dataplane, flow, owner),
+                QuerySubject::RemoteEnd(flow) => self.update_remote_end(dataplane, flow, owner),
+            };
+            if let Err(error) = result {
+                tracing::warn!(flow = %subject.queried_flow(), %error, "cannot update a flow's node in the filters");
+            }
+        }
+    }
+
+    fn update_moved_flow(
+        &self,
+        dataplane: &Dataplane,
+        flow: &Flow,
+        owner: Option<NodeId>,
+    ) -> Result<(), holdfast_bpf::Error> {
+        let Some((FlowState::Moved, value)) = dataplane.flow(flow) else {
+            return Ok(());
+        };
+        match owner {
+            None => dataplane.remove_flow(flow),
+            Some(owner) if owner == self.own_id || owner.0 == value.peer => Ok(()),
+            Some(peer) => {
+                let entry = FilterEntry {
+                    peer,
+                    ..FilterEntry::from_value(*flow, &value)
+                };
+                dataplane.set_flows(&[entry], FlowState::Moved)
+            }
+        }
+    }
+
+    fn update_remote_end(
+        &self,
+        dataplane: &Dataplane,
+        flow: &Flow,
+        owner: Option<NodeId>,
+    ) -> Result<(), holdfast_bpf::Error> {
+        let table = &dataplane.programs.translations;
+        let current = table.get(&flow_key(flow))?;
+        let hops = current.map_or(0, |translation| translation.hops);
+        match owner {
+            Some(owner) => self.set_translation(dataplane, flow, (owner, hops)),
+            None => table.remove(&flow_key(flow)),
+        }
+    }
+}
+
+impl Engine {
+    /// Forgets ended private flows, and asks the holder about the others; called periodically.
+    pub(in crate::engine) fn sweep_private_flows(&mut self) {
+        self.forget_closed_flows();
+        self.private_flows.reserve_ports(&self.dataplane);
+        self.query_private_flows();
     }
 
     /// Forgets connections whose sockets no longer exist.
     fn forget_closed_flows(&mut self) {
         let owned: Vec<Flow> = self
-            .list_private_flows()
+            .private_flows
+            .list(&self.dataplane)
             .into_iter()
             .filter(|(flow, state)| {
                 *state == FlowState::Owned && !self.migrations.machine().is_moving(flow)
             })
             .map(|(flow, _)| flow)
             .collect();
-        let translated: Vec<Flow> = self
-            .translated_flows()
-            .into_iter()
-            .map(|(flow, _)| flow)
-            .collect();
+        let translated = translated_flows(&self.dataplane);
         let Some(open_sockets) = open_connections(owned.iter().chain(&translated)) else {
             return;
         };
@@ -123,45 +215,17 @@ impl Engine {
 
     /// Asks the holder for the location of moved flows, and of the remote ends of flows that are here.
     pub(in crate::engine) fn query_private_flows(&mut self) {
-        let mut subjects: BTreeSet<QuerySubject> = BTreeSet::new();
-        for (flow, state) in self.list_private_flows() {
-            let between_nodes = self.migrations.addresses().is_private(&flow.mirrored());
-            match state {
-                FlowState::Moved => {
-                    subjects.insert(QuerySubject::MovedFlow(flow));
-                }
-                FlowState::Owned if between_nodes => {
-                    subjects.insert(QuerySubject::RemoteEnd(flow));
-                }
-                _ => {}
+        for subjects in self.private_flows.begin_queries(&self.dataplane) {
+            if self.holder.is_some() {
+                let records = self.records_of(&queried_flows(&subjects));
+                self.private_flows
+                    .on_locations(&self.dataplane, &subjects, &records);
+                continue;
             }
+            let frame = self.private_flows.open_query(subjects);
+            // If the holder cannot be reached, the next sweep asks again.
+            let _ = self.peers.send(self.config.group.contact, &frame);
         }
-        subjects.extend(
-            self.translated_flows()
-                .iter()
-                .map(|(flow, _)| QuerySubject::RemoteEnd(*flow)),
-        );
-        self.private_flows.open_queries.clear();
-        let subjects: Vec<QuerySubject> = subjects.into_iter().collect();
-        for chunk in subjects.chunks(FLOWS_PER_QUERY) {
-            self.send_query(chunk);
-        }
-    }
-
-    fn send_query(&mut self, subjects: &[QuerySubject]) {
-        let flows: Vec<Flow> = subjects.iter().map(QuerySubject::queried_flow).collect();
-        if self.holder.is_some() {
-            let records = self.records_of(&flows);
-            return self.on_locations(subjects, &records);
-        }
-        self.private_flows.last_request += 1;
-        let request = REQUEST_BIT | self.private_flows.last_request;
-        self.private_flows
-            .open_queries
-            .insert(request, subjects.to_vec());
-        let frame = Frame::Query { request, flows };
-        // If the holder cannot be reached, the next sweep asks again.
-        let _ = self.peers.send(self.config.group.contact, &frame);
     }
 
     /// Handles an answer to this module's queries. Returns any other frame.
@@ -174,71 +238,26 @@ impl Engine {
             Frame::QueryResponse { request, records }
                 if request & !(REQUEST_BIT - 1) == REQUEST_BIT =>
             {
-                let subjects = self
-                    .private_flows
-                    .open_queries
-                    .remove(&request)
-                    .unwrap_or_default();
+                let subjects = self.private_flows.close_query(request);
                 if from == self.config.group.contact && subjects.len() == records.len() {
-                    self.on_locations(&subjects, &records);
+                    self.private_flows
+                        .on_locations(&self.dataplane, &subjects, &records);
                 }
                 None
             }
             other => Some(other),
         }
     }
+}
 
-    fn on_locations(&mut self, subjects: &[QuerySubject], records: &[Option<OwnershipRecord>]) {
-        for (subject, record) in subjects.iter().zip(records) {
-            let owner = match record.map(|record| record.state) {
-                Some(RecordState::Transit { .. }) => continue,
-                Some(RecordState::Owned { owner }) => Some(owner),
-                None => None,
-            };
-            let result = match subject {
-                QuerySubject::MovedFlow(flow) => self.update_moved_flow(flow, owner),
-                QuerySubject::RemoteEnd(flow) => self.update_remote_end(flow, owner),
-            };
-            if let Err(error) = result {
-                tracing::warn!(flow = %subject.queried_flow(), %error, "cannot update a flow's node in the filters");
-            }
-        }
-    }
+fn queried_flows(subjects: &[QuerySubject]) -> Vec<Flow> {
+    subjects.iter().map(QuerySubject::queried_flow).collect()
+}
 
-    fn update_moved_flow(
-        &self,
-        flow: &Flow,
-        owner: Option<NodeId>,
-    ) -> Result<(), holdfast_bpf::Error> {
-        let Some((FlowState::Moved, value)) = self.dataplane.flow(flow) else {
-            return Ok(());
-        };
-        match owner {
-            None => self.dataplane.remove_flow(flow),
-            Some(owner) if owner == self.config.node.id || owner.0 == value.peer => Ok(()),
-            Some(peer) => {
-                let entry = FilterEntry {
-                    peer,
-                    ..FilterEntry::from_value(*flow, &value)
-                };
-                self.dataplane.set_flows(&[entry], FlowState::Moved)
-            }
-        }
-    }
-
-    fn update_remote_end(
-        &self,
-        flow: &Flow,
-        owner: Option<NodeId>,
-    ) -> Result<(), holdfast_bpf::Error> {
-        let table = &self.dataplane.programs.translations;
-        let current = table.get(&flow_key(flow))?;
-        let hops = current.map_or(0, |translation| translation.hops);
-        match owner {
-            Some(owner) => self.set_translation(flow, owner, hops),
-            None => table.remove(&flow_key(flow)),
-        }
-    }
+/// Returns the flows of this node whose packets are directed to another node than the one with the remote address.
+fn translated_flows(dataplane: &Dataplane) -> Vec<Flow> {
+    let entries = dataplane.programs.translations.entries().into_iter();
+    entries.filter_map(|(key, _)| flow_from_key(&key)).collect()
 }
 
 /// Returns a socket that keeps new connections from a port, but does not keep a server from it.

@@ -17,10 +17,9 @@ use super::super::donor_state::{DonorState, FinalState};
 use super::super::image_messages::MessageKind;
 use super::super::move_records::RecordEntry;
 use super::super::step_timer::StepTimer;
-use super::super::worker_events::WorkerEvent;
+use super::super::worker_events::{Redirect, WorkerEvent};
 use super::postcopy_sender::PostcopySender;
 use super::{DonorWorker, PAGES_MESSAGE_BYTES, error_text};
-use crate::engine::Redirect;
 
 /// Time limit for stopping a tree whose descriptors cannot be saved yet, and the pause between attempts.
 const STOP_WAIT_MAX: Duration = Duration::from_millis(300);

@@ -10,16 +10,24 @@ use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
-use super::Engine;
-use super::accept_queue::NO_SESSION;
-use super::state_blobs::{StaticBlob, encode};
-use crate::dataplane::FilterEntry;
+use super::super::program_messages::NO_SESSION;
+use super::super::state_blobs::{StaticBlob, encode};
+use super::Donations;
+use crate::dataplane::{Dataplane, FilterEntry, SocketObserver};
 
-impl Engine {
+impl Donations {
+    /// Forgets the socket options of earlier flows; the first flow of a command reads them again.
+    pub fn forget_options(&mut self) {
+        self.static_reader.forget_options();
+    }
+
     /// Snapshots the sockets of these flows in one pass of the kernel iterator.
-    pub(super) fn snapshot_sockets(&mut self, flows: &[Flow]) -> Vec<Option<SocketSnapshot>> {
-        let donations = &self.donations;
-        let socket = |flow| donations.get(flow)?.socket.as_ref();
+    pub fn snapshot_sockets(
+        &self,
+        observer: &mut SocketObserver,
+        flows: &[Flow],
+    ) -> Vec<Option<SocketSnapshot>> {
+        let socket = |flow| self.connections.get(flow)?.socket.as_ref();
         let indexed_sockets: Vec<(usize, BorrowedFd<'_>)> = flows
             .iter()
             .enumerate()
@@ -28,34 +36,27 @@ impl Engine {
         let sockets: Vec<BorrowedFd<'_>> =
             indexed_sockets.iter().map(|(_, socket)| *socket).collect();
         let mut snapshots = vec![None; flows.len()];
-        for ((index, _), snapshot) in indexed_sockets
-            .iter()
-            .zip(self.dataplane.sockets.snapshot(&sockets))
-        {
+        for ((index, _), snapshot) in indexed_sockets.iter().zip(observer.snapshot(&sockets)) {
             snapshots[*index] = snapshot;
         }
         snapshots
     }
 
-    pub(super) fn read_flow(
+    /// Reads a flow's state while its connection is in use, from a snapshot if that suffices. Returns also the entry
+    /// with which the filters copy the flow's out-of-order segments.
+    ///
+    /// # Errors
+    /// The reason why the flow stays here.
+    pub fn read_flow(
         &mut self,
+        dataplane: &Dataplane,
         flow: &Flow,
         observed: Option<&SocketSnapshot>,
     ) -> Result<(StaticFlow, FilterEntry), FlowKeptReason> {
-        let (state, value) = self
-            .dataplane
-            .flow(flow)
-            .ok_or(FlowKeptReason::UnknownFlow)?;
-        match state {
-            FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
-            FlowState::Closing => return Err(FlowKeptReason::UnknownFlow),
-            FlowState::Moved => return Err(FlowKeptReason::OwnedElsewhere(None)),
-            FlowState::RedirectingData | FlowState::TransitIn | FlowState::TransitOut => {
-                return Err(FlowKeptReason::AlreadyMoving);
-            }
-        }
+        let (state, value) = dataplane.flow(flow).ok_or(FlowKeptReason::UnknownFlow)?;
+        check_owned(state)?;
         let donation = self
-            .donations
+            .connections
             .get_mut(flow)
             .ok_or(FlowKeptReason::UnknownFlow)?;
         let mut queue = SendQueueInfo::default();
@@ -69,7 +70,7 @@ impl Engine {
                     .map_err(unmovable)?;
             }
             let snapshot =
-                observed.and_then(|observed| self.dataplane.sockets.to_tcp_snapshot(observed));
+                observed.and_then(|observed| dataplane.sockets.to_tcp_snapshot(observed));
             let snapshot = snapshot.filter(TcpSnapshot::is_sufficient);
             let static_state = match &snapshot {
                 Some(snapshot) => self.static_reader.read_snapshot(socket.as_fd(), snapshot),
@@ -106,6 +107,18 @@ impl Engine {
             },
             entry,
         ))
+    }
+}
+
+/// Checks that this node owns a flow that does not move.
+fn check_owned(state: FlowState) -> Result<(), FlowKeptReason> {
+    match state {
+        FlowState::Owned | FlowState::Prepared | FlowState::Flushing => Ok(()),
+        FlowState::Closing => Err(FlowKeptReason::UnknownFlow),
+        FlowState::Moved => Err(FlowKeptReason::OwnedElsewhere(None)),
+        FlowState::RedirectingData | FlowState::TransitIn | FlowState::TransitOut => {
+            Err(FlowKeptReason::AlreadyMoving)
+        }
     }
 }
 

@@ -11,14 +11,15 @@ const HIGH_SHARE: f64 = 0.25;
 
 /// Reads the kernel's pressure counter at intervals.
 #[derive(Debug)]
-pub(super) struct CpuPressure {
+pub struct CpuPressure {
     /// None if the kernel has no pressure information.
     file: Option<File>,
     last_reading: Option<(Instant, u64)>,
 }
 
 impl CpuPressure {
-    pub(super) fn new() -> Self {
+    /// Opens the counter.
+    pub fn new() -> Self {
         Self {
             file: File::open(PRESSURE_FILE).ok(),
             last_reading: None,
@@ -26,7 +27,7 @@ impl CpuPressure {
     }
 
     /// Returns true if some thread waited for more than `HIGH_SHARE` of the time since the last call.
-    pub(super) fn is_high(&mut self) -> bool {
+    pub fn is_high(&mut self) -> bool {
         let now = Instant::now();
         let Some(waited_us) = self.waited_us() else {
             return false;

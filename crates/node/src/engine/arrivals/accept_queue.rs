@@ -1,0 +1,297 @@
+//! Unaccepted connections: created in the listener's accept queue at the acceptor, at the commit.
+
+use std::net::SocketAddr;
+
+use holdfast_bpf::AcceptQueue;
+use holdfast_bpf::shared_with_c::{FlowState, Handshake};
+use holdfast_proto::handoff::FlowEpoch;
+use holdfast_sys::sock_diag;
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::{Flow, NodeId, Protocol};
+
+use super::super::packet_hold::PacketHold;
+use super::super::state_blobs::{DynamicBlob, StaticBlob, decode};
+use super::journal::JournaledFlow;
+use super::{ArrivalSocket, Arrivals};
+use crate::config::{Config, ServiceConfig};
+use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, flow_key, sort_for_replay};
+
+/// Number of attempts to put a connection into a full queue, one a second.
+const ATTEMPTS_MAX: u32 = 30;
+
+/// Access to the accept queues of this node's listeners.
+pub(super) struct UnacceptedConnections {
+    /// The program that puts connections into queues, if the kernel supports it.
+    accept_queues: Option<AcceptQueue>,
+    /// Connections moved here that wait for a free place in a queue.
+    waiting: Vec<UnacceptedConnection>,
+}
+
+/// A connection to put into its listener's queue. While the connection waits for a free place, its packets wait at the
+/// client, which retransmits them.
+pub struct UnacceptedConnection {
+    flow_epoch: FlowEpoch,
+    static_state: TcpStaticState,
+    state: TcpDynamicState,
+    attempts: u32,
+}
+
+/// Result of [`Arrivals::create_queued`].
+pub struct QueueAttempt {
+    connection: UnacceptedConnection,
+    created: Result<(), String>,
+}
+
+impl UnacceptedConnection {
+    fn new(flow_epoch: FlowEpoch, static_state: TcpStaticState, state: TcpDynamicState) -> Self {
+        Self {
+            flow_epoch,
+            static_state,
+            state,
+            attempts: 0,
+        }
+    }
+
+    /// Creates the connection's socket in its listener's queue.
+    fn create(&self, queue: Option<&AcceptQueue>, hold: &HoldDevice) -> Result<(), String> {
+        let states = (&self.static_state, &self.state);
+        create_in_queue(queue, hold, &self.flow_epoch.flow, states)
+    }
+}
+
+impl UnacceptedConnections {
+    /// Attaches the queue program; starts without connections.
+    pub(super) fn new(dataplane: &Dataplane, hold: &HoldDevice) -> Self {
+        let queue = dataplane.programs.attach_accept_queue(hold.ifindex());
+        let queue = queue.inspect_err(|error| {
+            tracing::warn!(%error, "cannot attach the accept queue program: this node takes no unaccepted connections");
+        });
+        Self {
+            accept_queues: queue.ok(),
+            waiting: Vec::new(),
+        }
+    }
+}
+
+impl Arrivals {
+    /// Checks that a program listens here at this service address, and that this kernel lets connections be put into
+    /// accept queues.
+    ///
+    /// # Errors
+    /// An unaccepted connection cannot arrive here; the text says why.
+    pub fn check_listener(&self, config: &Config, local: SocketAddr) -> Result<(), String> {
+        let is_tcp_service =
+            |service: &ServiceConfig| (service.protocol, service.address) == (Protocol::Tcp, local);
+        if !config.services.iter().any(is_tcp_service) {
+            return Err(format!("{local} is not a service of the group"));
+        }
+        if self.unaccepted.accept_queues.is_none() {
+            return Err(
+                "the acceptor's kernel does not support adding connections to accept queues".into(),
+            );
+        }
+        match sock_diag::tcp_service_connections(local) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(format!(
+                "no program listens at {local} on node {}",
+                config.node.name
+            )),
+            Err(error) => Err(format!("cannot list the acceptor's sockets: {error}")),
+        }
+    }
+
+    /// Returns true if the connection has no socket before the commit; `None` if the flow is not arriving here.
+    pub fn is_unaccepted(&self, flow: &Flow) -> Option<bool> {
+        let arrival = self.connections.get(flow)?;
+        Some(matches!(arrival.socket, ArrivalSocket::Queued))
+    }
+
+    /// Creates the connection of a flow that this node has just become the owner of. Its packets are held until
+    /// [`Arrivals::end_queued`].
+    ///
+    /// # Errors
+    /// The state of the connection is missing. A full queue is no error.
+    pub fn create_queued(
+        &mut self,
+        dataplane: &Dataplane,
+        hold: &HoldDevice,
+        flow_epoch: &FlowEpoch,
+    ) -> Result<QueueAttempt, String> {
+        let arrival = self
+            .connections
+            .get_mut(&flow_epoch.flow)
+            .ok_or("the flow is not arriving here")?;
+        let static_state = arrival
+            .static_state
+            .take()
+            .ok_or("the flow's socket options are missing")?;
+        let state = arrival
+            .dynamic_state
+            .tcp
+            .take()
+            .ok_or("the flow's TCP state is missing")?;
+        let connection = UnacceptedConnection::new(*flow_epoch, static_state, state);
+        let created = connection.create(self.unaccepted.accept_queues.as_ref(), hold);
+        if created.is_ok() {
+            self.on_queued(dataplane, flow_epoch);
+        }
+        Ok(QueueAttempt {
+            connection,
+            created,
+        })
+    }
+
+    /// Ends the arrival of a connection: replays its held packets, or lets the connection wait for a free place.
+    ///
+    /// # Errors
+    /// The flow is not arriving here.
+    pub fn end_queued(
+        &mut self,
+        dataplane: &Dataplane,
+        hold: &mut PacketHold,
+        attempt: QueueAttempt,
+    ) -> Result<(), String> {
+        let QueueAttempt {
+            connection,
+            created,
+        } = attempt;
+        let arrival = self
+            .connections
+            .remove(&connection.flow_epoch.flow)
+            .ok_or("the flow is not arriving here")?;
+        self.ids.remove(&arrival.id);
+        hold.release_slot(arrival.slot);
+        let mut packets = arrival.held_packets;
+        match created {
+            Ok(()) => {
+                sort_for_replay(&mut packets);
+                for packet in &packets {
+                    hold.device().replay(&packet.bytes);
+                }
+            }
+            Err(why) => self.add_waiting(dataplane, connection, &why),
+        }
+        Ok(())
+    }
+
+    /// Returns the unaccepted connection that an earlier daemon journaled for a recovered flow.
+    pub fn journaled_unaccepted(&self, flow_epoch: &FlowEpoch) -> Option<UnacceptedConnection> {
+        let journaled = self.journal.peek(&flow_epoch.flow)?;
+        let (static_state, state) = decode_unaccepted(journaled)?;
+        Some(UnacceptedConnection::new(*flow_epoch, static_state, state))
+    }
+
+    /// Tries the waiting connections again; called once a second.
+    pub fn retry_waiting(&mut self, dataplane: &Dataplane, hold: &HoldDevice) {
+        for waiting in std::mem::take(&mut self.unaccepted.waiting) {
+            self.try_to_queue(dataplane, hold, waiting);
+        }
+    }
+
+    /// Creates a connection, or lets it wait.
+    pub fn try_to_queue(
+        &mut self,
+        dataplane: &Dataplane,
+        hold: &HoldDevice,
+        connection: UnacceptedConnection,
+    ) {
+        match connection.create(self.unaccepted.accept_queues.as_ref(), hold) {
+            Ok(()) => self.on_queued(dataplane, &connection.flow_epoch),
+            Err(why) => self.add_waiting(dataplane, connection, &why),
+        }
+    }
+
+    fn add_waiting(&mut self, dataplane: &Dataplane, waiting: UnacceptedConnection, why: &str) {
+        let (flow, tries) = (waiting.flow_epoch.flow, waiting.attempts + 1);
+        if tries > ATTEMPTS_MAX {
+            tracing::warn!(%flow, why, "lost an unaccepted connection: its accept queue had no room");
+            return self.on_queued(dataplane, &waiting.flow_epoch);
+        }
+        tracing::debug!(%flow, why, "an unaccepted connection waits for room in an accept queue");
+        // No packet of the flow may reach the stack before its socket exists.
+        if let Err(error) = set_queued_state(dataplane, &waiting.flow_epoch, FlowState::TransitIn) {
+            tracing::warn!(%flow, error, "an unaccepted connection may be reset while it waits");
+        }
+        self.unaccepted.waiting.push(UnacceptedConnection {
+            attempts: tries,
+            ..waiting
+        });
+    }
+
+    /// Marks the connection as owned here; from then on the kernel serves it.
+    fn on_queued(&mut self, dataplane: &Dataplane, flow_epoch: &FlowEpoch) {
+        if let Err(error) = set_queued_state(dataplane, flow_epoch, FlowState::Owned) {
+            tracing::warn!(flow = %flow_epoch.flow, error, "an unaccepted connection does not resume");
+        }
+        self.journal.remove(&flow_epoch.flow);
+    }
+}
+
+fn set_queued_state(
+    dataplane: &Dataplane,
+    flow_epoch: &FlowEpoch,
+    state: FlowState,
+) -> Result<(), String> {
+    let entry = FilterEntry {
+        flow: flow_epoch.flow,
+        epoch: flow_epoch.epoch,
+        peer: NodeId(0),
+        hold_slot: 0,
+    };
+    let set = dataplane.set_flows(&[entry], state);
+    set.map_err(|error| error.to_string())
+}
+
+/// Decodes the journaled state of an unaccepted connection.
+fn decode_unaccepted(journaled: &JournaledFlow) -> Option<(TcpStaticState, TcpDynamicState)> {
+    let static_blob: StaticBlob = decode(&journaled.static_blob).ok()?;
+    let dynamic_blob: DynamicBlob = decode(&journaled.dynamic_blob).ok()?;
+    (static_blob.is_unaccepted).then_some((static_blob.tcp?, dynamic_blob.tcp?))
+}
+
+/// Creates the socket in its listener's queue.
+fn create_in_queue(
+    queue: Option<&AcceptQueue>,
+    hold: &HoldDevice,
+    flow: &Flow,
+    (static_state, state): (&TcpStaticState, &TcpDynamicState),
+) -> Result<(), String> {
+    let queue = queue.ok_or("this kernel does not support adding connections to accept queues")?;
+    let queued = holdfast_tcp_repair::unaccepted_connection(static_state, state)
+        .map_err(|error| error.to_string())?;
+    let key = flow_key(flow);
+    let bpf_error = |error: holdfast_bpf::Error| error.to_string();
+    let handshake = to_repair_handshake(&queued.handshake);
+    queue
+        .pending_handshakes
+        .set(&key, &handshake)
+        .map_err(bpf_error)?;
+    for packet in &queued.packets {
+        hold.inject(packet);
+    }
+    match queue.pending_handshakes.get(&key).map_err(bpf_error)? {
+        None => Ok(()),
+        Some(_) => {
+            queue.pending_handshakes.remove(&key).map_err(bpf_error)?;
+            Err("the listener is closed, or its accept queue is full".to_owned())
+        }
+    }
+}
+
+fn to_repair_handshake(parsed: &holdfast_tcp_repair::HandshakeResult) -> Handshake {
+    let (send_scale, receive_scale) = parsed.window_scale.unwrap_or_default();
+    Handshake {
+        peer_timestamp: 0,
+        timestamp: parsed.timestamp,
+        mss: parsed.mss,
+        receive_scale,
+        send_scale,
+        ecn: u8::from(parsed.ecn),
+        window_scaling: u8::from(parsed.window_scale.is_some()),
+        sack: u8::from(parsed.sack),
+        timestamps: u8::from(parsed.timestamps),
+        microseconds: u8::from(parsed.microseconds),
+        pad: [0; 3],
+        sequence: parsed.sequence,
+    }
+}
