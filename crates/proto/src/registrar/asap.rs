@@ -1,10 +1,10 @@
 //! ASAP (RFC 5352): messages of elements and users, and resolution.
 
 use super::host_quotas::MessageVerdict;
-use super::{AssociationId, Event, PoolProtocol, Registrar};
+use super::{AssociationId, PoolProtocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::{Message, ResolutionResponseEncoder};
-use holdfast_wire::rserpool::{CauseCode, DecodeErrorKind, ErrorCause, PoolHandle};
+use holdfast_wire::rserpool::{CauseCode, DecodeErrorKind, PoolHandle};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -37,15 +37,15 @@ impl Registrar {
                 let is_error = matches!(parsed.message, Message::Error(_));
                 self.on_asap_message(now, from, parsed.message, bytes);
                 if !is_error && !parsed.reports.is_empty() {
-                    self.invalidate_registration_cache(from);
-                    self.clear_resolution_cache(from);
-                    self.send_asap_errors(from, parsed.reports);
+                    self.associations.invalidate_registration_cache(from);
+                    self.associations.clear_resolution_cache(from);
+                    self.outbox.send_asap_errors(from, parsed.reports);
                 }
             }
             Err(error) => {
                 // An error is never answered with an error.
                 if bytes.first() != Some(&ERROR) {
-                    self.send_asap_errors(from, error.reports);
+                    self.outbox.send_asap_errors(from, error.reports);
                 }
                 self.on_malformed(from, PoolProtocol::Asap, error.kind);
             }
@@ -86,10 +86,10 @@ impl Registrar {
         bytes: &Bytes,
     ) {
         if let Message::Error(causes) = message {
-            return self.report_errors(from, PoolProtocol::Asap, &causes);
+            return self.outbox.report_errors(from, PoolProtocol::Asap, &causes);
         }
         if !self.is_ready() {
-            return self.report_ignored(
+            return self.outbox.report_ignored(
                 Some(from),
                 PoolProtocol::Asap,
                 "the registrar is starting",
@@ -112,15 +112,9 @@ impl Registrar {
                 self.on_unreachable_report(now, from, &handle, id);
             }
             // Other messages are sent by registrars only, or belong to the session layer.
-            other => self.report_ignored(Some(from), PoolProtocol::Asap, other.name()),
-        }
-    }
-
-    /// Reports unrecognised parameters to the sender in an error message (RFC 5354 section 3).
-    fn send_asap_errors(&mut self, to: AssociationId, causes: Vec<ErrorCause>) {
-        if !causes.is_empty() {
-            // Causes too long for a message are dropped.
-            let _ = self.outbox.send_asap(to, &Message::Error(causes));
+            other => self
+                .outbox
+                .report_ignored(Some(from), PoolProtocol::Asap, other.name()),
         }
     }
 
@@ -137,7 +131,11 @@ impl Registrar {
             DecodeErrorKind::UnknownMessage(_) | DecodeErrorKind::UnexpectedParameter(_)
         ) {
             self.counters.malformed += 1;
-            return self.report_ignored(Some(from), protocol, "unknown message or parameter");
+            return self.outbox.report_ignored(
+                Some(from),
+                protocol,
+                "unknown message or parameter",
+            );
         }
         self.count_malformed(from);
     }
@@ -154,20 +152,6 @@ impl Registrar {
         }
     }
 
-    pub(super) fn report_errors(
-        &mut self,
-        from: AssociationId,
-        protocol: PoolProtocol,
-        causes: &[ErrorCause],
-    ) {
-        let causes = causes.iter().map(|cause| cause.code).collect();
-        self.outbox.push_event(Event::ErrorReported {
-            from,
-            protocol,
-            causes,
-        });
-    }
-
     /// Handles a resolution (RFC 5352 section 3.3).
     #[inline]
     fn on_resolution(
@@ -182,11 +166,13 @@ impl Registrar {
         let Some(association) = association.filter(|a| a.may_resolve) else {
             self.counters.denied += 1;
             self.counters.resolutions_refused += 1;
-            return self.refuse_resolution(from, handle, CauseCode::REJECTED_FOR_SECURITY);
+            return self
+                .outbox
+                .refuse_resolution(from, handle, CauseCode::REJECTED_FOR_SECURITY);
         };
         // A request without the update flag ends a subscription to the pool.
         let noted = (updates || !association.pools.is_empty())
-            && self.handlespace.pool(&handle).is_some()
+            && self.elements.space().pool(&handle).is_some()
             && self.subscribe(from, &handle, items, updates);
         match self.send_resolution(from, &handle, items, noted) {
             Ok(head_len) => {
@@ -197,7 +183,7 @@ impl Registrar {
             }
             Err(cause) => {
                 self.counters.resolutions_refused += 1;
-                self.refuse_resolution(from, handle, cause);
+                self.outbox.refuse_resolution(from, handle, cause);
             }
         }
     }
@@ -215,10 +201,10 @@ impl Registrar {
         items: Option<u32>,
         updates: bool,
     ) -> Result<usize, CauseCode> {
-        let mut items = self.answer_elements_max(items);
-        let pool = self.handlespace.pool(handle);
+        let mut items = self.config.settings.answer_elements_max(items);
+        let pool = self.elements.space().pool(handle);
         let policy = pool.ok_or(CauseCode::UNKNOWN_POOL_HANDLE)?.policy.zeroed();
-        let (space, step) = (&mut self.handlespace, self.config.settings.distance_step);
+        let (space, step) = (&mut self.elements, self.config.settings.distance_step);
         loop {
             let (mut found, mut head_len) = (0, 0);
             let sent = self.outbox.send_asap_with(to, |buffer| {
@@ -237,30 +223,5 @@ impl Registrar {
                 Err(_) => return Err(CauseCode::LACK_OF_RESOURCES),
             }
         }
-    }
-
-    /// Returns the highest number of elements in the answer to a resolution.
-    #[inline]
-    pub(super) fn answer_elements_max(&self, requested: Option<u32>) -> usize {
-        let settings = &self.config.settings;
-        let items = requested.map_or(settings.resolution_items, |items| items as usize);
-        items.min(settings.resolution_items_max)
-    }
-
-    /// Answers a resolution with a cause.
-    pub(super) fn refuse_resolution(
-        &mut self,
-        to: AssociationId,
-        handle: PoolHandle,
-        cause: CauseCode,
-    ) {
-        let message = Message::HandleResolutionResponse {
-            updates: false,
-            handle,
-            policy: None,
-            elements: Vec::new(),
-            causes: vec![cause.into()],
-        };
-        let _ = self.outbox.send_asap(to, &message);
     }
 }

@@ -53,7 +53,8 @@ pub(super) struct Association {
     /// The registrar at the other side.
     pub(super) peer: Option<RegistrarId>,
     pub(super) malformed_count: u32,
-    pub(super) download: Option<TableDownload>,
+    /// The handle table that is being sent to the other side.
+    download: Option<TableDownload>,
     pub(super) registration_cache: RegistrationCache,
     pub(super) resolution_cache: ResolutionCache,
 }
@@ -113,6 +114,8 @@ pub(super) struct Associations {
     /// Associations by the other side's endpoint.
     by_address: HashMap<(PoolProtocol, SocketAddr), AssociationId, FixedState>,
     pub(super) hosts: HostQuotas,
+    /// Number of handle tables that are being sent.
+    downloads: usize,
 }
 
 impl Associations {
@@ -121,6 +124,7 @@ impl Associations {
             by_id: HashMap::with_hasher(FixedState::with_seed(seed)),
             by_address: HashMap::with_hasher(FixedState::with_seed(seed)),
             hosts: HostQuotas::new(seed),
+            downloads: 0,
         }
     }
 
@@ -210,7 +214,28 @@ impl Associations {
             }
         }
         self.hosts.remove_association(now, association.host);
+        self.downloads -= usize::from(association.download.is_some());
         Some(association)
+    }
+
+    /// Returns the number of handle tables that are being sent.
+    pub(super) fn downloads(&self) -> usize {
+        self.downloads
+    }
+
+    /// Keeps the rest of a handle table that is being sent on an association without another one.
+    pub(super) fn set_download(&mut self, id: AssociationId, unfinished: TableDownload) {
+        if let Some(association) = self.by_id.get_mut(&id) {
+            association.download = Some(unfinished);
+            self.downloads += 1;
+        }
+    }
+
+    /// Removes and returns the rest of a handle table that is being sent.
+    pub(super) fn take_download(&mut self, id: AssociationId) -> Option<TableDownload> {
+        let unfinished = self.by_id.get_mut(&id)?.download.take()?;
+        self.downloads -= 1;
+        Some(unfinished)
     }
 
     #[inline]

@@ -111,10 +111,14 @@ impl Registrar {
         {
             return true;
         }
-        let Some(key) = self.handlespace.find(handle, element.id) else {
+        let Some(key) = self.elements.space().find(handle, element.id) else {
             return false;
         };
-        let entry = self.handlespace.get(key).map(|element| element.payload());
+        let entry = self
+            .elements
+            .space()
+            .get(key)
+            .map(|element| element.payload());
         let before = entry.and_then(|entry| entry.element.asap_transport.as_ref());
         let is_elements = |address| before.is_some_and(|before| before.addresses.contains(address));
         !self.may_be_sender(from, key) && each.any(is_elements)

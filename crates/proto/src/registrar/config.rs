@@ -2,7 +2,7 @@
 
 use super::permissions::OperationPermissions;
 use crate::registration_life::LifeUnit;
-use holdfast_wire::rserpool::{RegistrarId, SctpTransport, Transport};
+use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation, Transport};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -179,7 +179,32 @@ impl Default for RegistrarSettings {
     }
 }
 
+impl RegistrarSettings {
+    /// Returns the highest number of elements in the answer to a resolution.
+    #[inline]
+    pub(super) fn answer_elements_max(&self, requested: Option<u32>) -> usize {
+        let items = requested.map_or(self.resolution_items, |items| items as usize);
+        items.min(self.resolution_items_max)
+    }
+}
+
 impl RegistrarMachineConfig {
+    /// Returns the registrar's description of itself.
+    pub(super) fn own_information(&self) -> ServerInformation {
+        ServerInformation {
+            id: self.id,
+            transport: self.transport.clone(),
+        }
+    }
+
+    /// Returns true if this registrar wins the race for a takeover.
+    pub(super) fn wins_takeover_race(&self, other: RegistrarId) -> bool {
+        match self.settings.takeover_race {
+            TakeoverRaceWinner::LowerId => self.id < other,
+            TakeoverRaceWinner::HigherId => self.id > other,
+        }
+    }
+
     /// Returns the defaults for a registrar without mentors that is reached at `transport`.
     pub fn new(id: RegistrarId, seed: u64, transport: SctpTransport) -> RegistrarMachineConfig {
         RegistrarMachineConfig {

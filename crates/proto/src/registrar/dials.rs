@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Reason for an attempt to connect.
 #[derive(Debug)]
 pub(super) enum DialPurpose {
     /// Keep-alives to these elements, which share this address.
@@ -19,11 +20,51 @@ pub(super) enum DialPurpose {
     MulticastPeer(SocketAddr),
 }
 
+/// Attempts to connect that have neither succeeded nor failed yet.
 #[derive(Debug, Default)]
 pub(super) struct OpenDials {
-    pub(super) open_dials: BTreeMap<DialId, DialPurpose>,
-    pub(super) element_dials: BTreeMap<SocketAddr, DialId>,
+    open_dials: BTreeMap<DialId, DialPurpose>,
+    /// Attempts to connect to elements, by the first address of the elements.
+    element_dials: BTreeMap<SocketAddr, DialId>,
     last_id: u64,
+}
+
+impl OpenDials {
+    /// Adds an attempt. Returns its number.
+    fn begin(&mut self, purpose: DialPurpose) -> DialId {
+        self.last_id += 1;
+        let dial = DialId(self.last_id);
+        if let DialPurpose::Elements(first, _) = &purpose {
+            self.element_dials.insert(*first, dial);
+        }
+        self.open_dials.insert(dial, purpose);
+        dial
+    }
+
+    /// Removes an attempt that has succeeded or failed. Returns its purpose.
+    fn end(&mut self, dial: DialId) -> Option<DialPurpose> {
+        let purpose = self.open_dials.remove(&dial)?;
+        if let DialPurpose::Elements(first, _) = &purpose {
+            self.element_dials.remove(first);
+        }
+        Some(purpose)
+    }
+
+    /// Adds an element to the open attempt that connects to its first address. Returns false if there is none.
+    pub(super) fn join_element(&mut self, first: SocketAddr, key: ElementKey) -> bool {
+        if let Some(dial) = self.element_dials.get(&first)
+            && let Some(DialPurpose::Elements(_, keys)) = self.open_dials.get_mut(dial)
+        {
+            keys.push(key);
+            return true;
+        }
+        false
+    }
+
+    /// Returns the purposes of all open attempts.
+    pub(super) fn purposes(&self) -> impl Iterator<Item = &DialPurpose> {
+        self.open_dials.values()
+    }
 }
 
 impl Registrar {
@@ -33,23 +74,13 @@ impl Registrar {
         addresses: Vec<SocketAddr>,
         purpose: DialPurpose,
     ) -> DialId {
-        self.dials.last_id += 1;
-        let dial = DialId(self.dials.last_id);
-        self.dials.open_dials.insert(dial, purpose);
+        let dial = self.dials.begin(purpose);
         self.outbox.push(Output::Connect {
             dial,
             protocol,
             addresses,
         });
         dial
-    }
-
-    fn end_dial(&mut self, dial: DialId) -> Option<DialPurpose> {
-        let purpose = self.dials.open_dials.remove(&dial)?;
-        if let DialPurpose::Elements(first, _) = &purpose {
-            self.dials.element_dials.remove(first);
-        }
-        Some(purpose)
     }
 
     /// Handles the success of an [`Output::Connect`].
@@ -59,7 +90,7 @@ impl Registrar {
         dial: DialId,
         association: AssociationId,
     ) {
-        match self.end_dial(dial) {
+        match self.dials.end(dial) {
             Some(DialPurpose::Elements(_, keys)) => {
                 for key in keys {
                     self.send_keep_alive(association, key);
@@ -76,10 +107,10 @@ impl Registrar {
 
     /// Handles the failure of an [`Output::Connect`].
     pub fn handle_dial_failed(&mut self, now: Duration, dial: DialId) {
-        match self.end_dial(dial) {
+        match self.dials.end(dial) {
             Some(DialPurpose::Elements(_, keys)) => self.on_elements_unreached(keys),
             Some(DialPurpose::Peer(id)) => self.on_peer_unreached(now, id),
-            Some(DialPurpose::Mentor) if self.mentor_dial == Some(dial) => {
+            Some(DialPurpose::Mentor) if self.startup.is_mentor_dial(dial) => {
                 self.on_mentor_failed(now)
             }
             Some(DialPurpose::MulticastPeer(at)) => self.on_unknown_peer_unreached(now, at),

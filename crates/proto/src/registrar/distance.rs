@@ -113,7 +113,7 @@ impl Registrar {
     }
 
     fn begin_distance_update(&mut self, now: Duration, association: AssociationId) {
-        if self.distant_elements == 0 {
+        if !self.elements.has_distant() {
             return;
         }
         if let Some(known_association) = self.associations.get_mut(association) {
@@ -148,12 +148,15 @@ impl Registrar {
             }
             Some(DistanceUpdate::PeerElements(peer, mut cursor)) => {
                 let mut keys = Vec::new();
-                let visited = self.handlespace.next_block(&mut cursor, max, |element| {
-                    let delay_ms = element.payload().delay_ms;
-                    if delay_ms != delay && has_distance(*element.policy()) {
-                        keys.push((element.key(), delay_ms));
-                    }
-                });
+                let visited = self
+                    .elements
+                    .space()
+                    .next_block(&mut cursor, max, |element| {
+                        let delay_ms = element.payload().delay_ms;
+                        if delay_ms != delay && has_distance(*element.policy()) {
+                            keys.push((element.key(), delay_ms));
+                        }
+                    });
                 for (key, delay_ms) in keys {
                     self.set_delay(key, Some(delay_ms), delay);
                 }
@@ -174,7 +177,7 @@ impl Registrar {
     /// Sets the part of an element's distance that is this registrar's delay, in place of `before`; with none, the
     /// whole distance. Returns false if nothing changes, or the element has no distance.
     pub(super) fn set_delay(&mut self, key: ElementKey, before: Option<u32>, delay: u32) -> bool {
-        let Some(entry) = self.handlespace.payload_mut(key) else {
+        let Some(entry) = self.elements.entry_mut(key) else {
             return false;
         };
         let Some(distance) = distance_mut(&mut entry.element_mut().policy) else {
@@ -187,24 +190,15 @@ impl Registrar {
         let policy = entry.element.policy;
         let policy = self.rounded(policy);
         if let Some(view) = self
-            .handlespace
+            .elements
+            .space()
             .get(key)
             .filter(|view| *view.policy() != policy)
         {
             self.subscriptions.mark_changed(view.handle());
-            self.handlespace.adjust_policy(key, policy);
+            self.elements.adjust_policy(key, policy);
         }
         is_other
-    }
-
-    /// Counts an added or removed element with a distance.
-    #[inline]
-    pub(super) fn count_distant(&mut self, policy: Policy, is_added: bool) {
-        let one = usize::from(has_distance(policy));
-        match is_added {
-            true => self.distant_elements += one,
-            false => self.distant_elements -= one,
-        }
     }
 
     /// Requests measurements when the first element with a distance registers over this association.

@@ -1,6 +1,6 @@
-//! Data of the registrar about an element, and changes of elements: the only place that writes the handlespace.
+//! Data of the registrar about an element, and changes of elements that concern its association, its host or the peers.
 
-use super::associations::endpoints;
+use super::associations::{Associations, endpoints};
 use super::distance::{has_distance, rounded};
 use super::{AssociationId, Event, PoolProtocol, Registrar, RegistrarSettings, RemovalReason};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::asap::{self, ResolutionResponseEncoder};
 use holdfast_wire::rserpool::enrp::{EnrpBody, UpdateAction};
 use holdfast_wire::rserpool::{
-    CauseCode, EncodedElement, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
+    CauseCode, EncodedElement, PoolElement, RegistrarId, Transport, TransportUse,
 };
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -171,25 +171,24 @@ pub(super) fn copy_opaque_transport(element: &mut PoolElement) {
     }
 }
 
-impl Registrar {
-    /// Sets the element's timer according to its entry.
-    #[inline]
-    pub(super) fn update_timer(&mut self, key: ElementKey) {
-        let timer = self
-            .handlespace
-            .get(key)
-            .and_then(|element| element.payload().next_timer());
-        match timer {
-            Some((kind, at)) => self.handlespace.set_timer(key, kind, at),
-            None => self.handlespace.stop_timer(key),
-        };
+impl Associations {
+    /// Returns the association over which the element registered, or was probed.
+    fn reachable_from(&self, entry: &ElementEntry) -> Option<AssociationId> {
+        let linked = entry.association.map(|(association, _)| association);
+        linked.or_else(|| {
+            let transport = entry.element.asap_transport.as_ref()?;
+            let addresses: Vec<_> = endpoints(transport).collect();
+            self.find(PoolProtocol::Asap, &addresses)
+        })
     }
+}
 
+impl Registrar {
     /// Links the element to the association of its registration, instead of any earlier one; none if this registrar is
     /// not its home.
     pub(super) fn link_to_association(&mut self, key: ElementKey, to: Option<AssociationId>) {
         let host = to.and_then(|to| self.associations.get(to).map(|to| to.host));
-        let Some(entry) = self.handlespace.payload_mut(key) else {
+        let Some(entry) = self.elements.entry_mut(key) else {
             return;
         };
         if entry.host != host {
@@ -209,7 +208,7 @@ impl Registrar {
         }
         let Some(to) = to else { return };
         let place = self.associations.link_element(to, key, is_distant);
-        if let Some(entry) = self.handlespace.payload_mut(key) {
+        if let Some(entry) = self.elements.entry_mut(key) {
             entry.association = place.map(|place| (to, place));
         }
         if is_distant {
@@ -227,7 +226,7 @@ impl Registrar {
             .associations
             .unlink_element(association, place, is_distant);
         if let Some(moved) = moved
-            && let Some(entry) = self.handlespace.payload_mut(moved)
+            && let Some(entry) = self.elements.entry_mut(moved)
         {
             entry.association = Some((association, place));
         }
@@ -235,27 +234,25 @@ impl Registrar {
 
     /// Removes an element from this registrar's view alone.
     pub(super) fn remove_local(&mut self, key: ElementKey) -> Option<ElementEntry> {
-        let handle = self.handlespace.get(key)?.handle().clone();
-        let entry = self.handlespace.remove(key)?;
+        let (handle, entry) = self.elements.remove(key)?;
         self.subscriptions.mark_changed(&handle);
-        if self.handlespace.pool(&handle).is_none() {
+        if self.elements.space().pool(&handle).is_none() {
             self.associations.hosts.remove_pool(&handle);
         }
-        self.contested.remove(&key);
         if let Some(host) = entry.host {
             self.associations.hosts.remove_element(host);
         }
         if let Some((association, place)) = entry.association {
             self.unlink_from_association(association, place, has_distance(entry.element.policy));
         }
-        self.count_distant(entry.element.policy, false);
         Some(entry)
     }
 
     /// Removes an element from the handlespace and informs the peers (RFC 5353 section 3.3.2).
     pub(super) fn remove_and_announce(&mut self, key: ElementKey, reason: RemovalReason) {
         let Some(handle) = self
-            .handlespace
+            .elements
+            .space()
             .get(key)
             .map(|element| element.handle().clone())
         else {
@@ -268,7 +265,7 @@ impl Registrar {
         let is_requested = reason == RemovalReason::Deregistered;
         if !is_requested
             && reason != RemovalReason::Reported
-            && let Some(association) = self.reachable_association(&entry)
+            && let Some(association) = self.associations.reachable_from(&entry)
         {
             // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". An
             // element with late or lost answers to keep-alives so learns too that it must register again. An
@@ -293,42 +290,18 @@ impl Registrar {
             .push_event(Event::Removed { handle, id, reason });
     }
 
-    /// Returns the association over which the element registered, or was probed.
-    fn reachable_association(&self, entry: &ElementEntry) -> Option<AssociationId> {
-        let linked = entry.association.map(|(association, _)| association);
-        linked.or_else(|| {
-            let transport = entry.element.asap_transport.as_ref()?;
-            let addresses: Vec<_> = endpoints(transport).collect();
-            self.associations.find(PoolProtocol::Asap, &addresses)
-        })
-    }
-
     /// Sets the element's home, as claimed by that registrar or another one.
     pub(super) fn set_home(&mut self, key: ElementKey, home: RegistrarId) {
-        let stamp = self.sync_stamp_of(home);
-        if let Some(entry) = self.handlespace.payload_mut(key) {
-            entry.element_mut().home = home;
-            entry.sync_stamp = stamp;
-        }
-        self.handlespace.set_home(key, home);
+        let stamp = self.peers.sync_stamp_of(home);
+        self.elements.set_home(key, home, stamp);
     }
 
     /// Yields the element to another home, and stops its keep-alives. Returns the remaining claim of this registrar.
     pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) -> FormerClaim {
         self.link_to_association(key, None);
-        self.contested.remove(&key);
+        self.elements.end_contest(key);
         self.set_home(key, home);
-        let mut claim = FormerClaim::Yielded;
-        if let Some(entry) = self.handlespace.payload_mut(key) {
-            let answer_association = entry.home_flag_association.filter(|_| entry.adopting);
-            claim = answer_association.map_or(claim, FormerClaim::AwaitingAnswer);
-            entry.claim = claim;
-            entry.keep_alive = KeepAliveState::Off;
-            (entry.adopting, entry.has_accepted_home) = (false, false);
-            entry.expires = NEVER;
-        }
-        self.update_timer(key);
-        claim
+        self.elements.give_up(key)
     }
 
     /// Makes this registrar the element's home without a registration. A keep-alive at the time `at` informs the
@@ -337,18 +310,12 @@ impl Registrar {
         let id = self.config.id;
         self.set_home(key, id);
         let unit = self.config.settings.life_unit;
-        if let Some(entry) = self.handlespace.payload_mut(key) {
-            (entry.adopting, entry.home_flag_association) = (true, None);
-            entry.claim = FormerClaim::None;
-            entry.keep_alive = KeepAliveState::Due(at);
-            entry.expires = life_end(now, entry.element.registration_life, unit);
-        }
-        self.update_timer(key);
+        self.elements.adopt(now, key, at, unit);
     }
 
     /// Announces the element to the peers as it is here.
     pub(super) fn announce_element(&mut self, key: ElementKey) {
-        let Some(view) = self.handlespace.get(key) else {
+        let Some(view) = self.elements.space().get(key) else {
             return;
         };
         let body = EnrpBody::HandleUpdate {
@@ -359,16 +326,6 @@ impl Registrar {
         };
         self.outbox.announce_to_peers(body);
         self.counters.updates_sent += 1;
-    }
-
-    /// The key of an element.
-    #[inline]
-    pub(super) fn element_key(
-        &self,
-        handle: &PoolHandle,
-        id: holdfast_wire::rserpool::ElementId,
-    ) -> Option<ElementKey> {
-        self.handlespace.find(handle, id)
     }
 }
 

@@ -2,11 +2,10 @@
 
 use super::associations::is_registrar_permitted;
 use super::dials::DialPurpose;
-use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, PoolProtocol, Registrar};
 use bytes::Bytes;
+use holdfast_wire::rserpool::RegistrarId;
 use holdfast_wire::rserpool::enrp::{EnrpBody, Message};
-use holdfast_wire::rserpool::{ErrorCause, RegistrarId, asap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -20,7 +19,8 @@ impl Registrar {
         };
         if !association.may_be_registrar {
             self.counters.denied += 1;
-            self.report_ignored(Some(from), PoolProtocol::Enrp, "not an allowed registrar");
+            self.outbox
+                .report_ignored(Some(from), PoolProtocol::Enrp, "not an allowed registrar");
             return self.abort(from, "not an allowed registrar");
         }
         match Message::parse(bytes) {
@@ -33,7 +33,7 @@ impl Registrar {
                 } = parsed.message;
                 let is_error = matches!(body, EnrpBody::Error(_));
                 if !is_error {
-                    self.send_enrp_errors(from, sender, parsed.reports);
+                    self.outbox.send_enrp_errors(from, sender, parsed.reports);
                 }
                 if self.is_from_peer(now, from, sender, receiver) {
                     self.on_enrp_message(now, from, sender, receiver, body);
@@ -42,21 +42,11 @@ impl Registrar {
             Err(error) => {
                 // An error is never answered with an error.
                 if bytes.first() != Some(&ERROR) {
-                    self.send_enrp_errors(from, RegistrarId(0), error.reports);
+                    self.outbox
+                        .send_enrp_errors(from, RegistrarId(0), error.reports);
                 }
                 self.on_malformed(from, PoolProtocol::Enrp, error.kind);
             }
-        }
-    }
-
-    fn send_enrp_errors(
-        &mut self,
-        to: AssociationId,
-        receiver: RegistrarId,
-        causes: Vec<ErrorCause>,
-    ) {
-        if !causes.is_empty() {
-            self.outbox.send_enrp(to, receiver, EnrpBody::Error(causes));
         }
     }
 
@@ -78,9 +68,10 @@ impl Registrar {
         } else if bound.is_some_and(|bound| bound != sender) {
             "the association belongs to another registrar"
         } else {
-            let new = !self.peers.contains_key(&sender);
+            let new = !self.peers.contains(sender);
             if !self.add_peer(now, sender) {
-                self.report_ignored(Some(from), PoolProtocol::Enrp, "too many registrars");
+                self.outbox
+                    .report_ignored(Some(from), PoolProtocol::Enrp, "too many registrars");
                 return false;
             }
             self.bind_association(now, from, sender);
@@ -90,7 +81,8 @@ impl Registrar {
             }
             return true;
         };
-        self.report_ignored(Some(from), PoolProtocol::Enrp, refusal);
+        self.outbox
+            .report_ignored(Some(from), PoolProtocol::Enrp, refusal);
         false
     }
 
@@ -151,7 +143,7 @@ impl Registrar {
             EnrpBody::InitTakeover { target } => self.on_init_takeover(now, from, sender, target),
             EnrpBody::InitTakeoverAck { target } => self.on_takeover_ack(now, sender, target),
             EnrpBody::TakeoverServer { target } => self.on_takeover_server(now, sender, target),
-            EnrpBody::Error(causes) => self.report_errors(from, PoolProtocol::Enrp, &causes),
+            EnrpBody::Error(causes) => self.outbox.report_errors(from, PoolProtocol::Enrp, &causes),
         }
     }
 
@@ -200,59 +192,16 @@ impl Registrar {
         if sender.0 == 0 || server.id != sender {
             return false;
         }
-        if self.is_hunting() {
+        if self.startup.is_hunting() {
             self.on_mentor_found(now, &server.transport);
         } else {
-            match self.peers.get(&sender) {
+            match self.peers.get(sender) {
                 None => return self.dial_unknown_peer(now, &server.transport),
                 Some(peer) if peer.association.is_some() => {}
                 Some(_) => self.set_peer_transport(sender, &server.transport),
             }
         }
         true
-    }
-
-    /// Handles a multicast announce; returns false if it does not count.
-    fn on_multicast_announce(&mut self, now: Duration, bytes: &Bytes) -> bool {
-        let Ok(parsed) = asap::Message::parse(bytes) else {
-            self.counters.malformed += 1;
-            return false;
-        };
-        let asap::Message::ServerAnnounce { registrar, .. } = parsed.message else {
-            return false;
-        };
-        // A registrar without an association may be made up, and each one makes this registrar's announces rarer.
-        let peer = self.peers.get(&registrar);
-        if peer.is_some_and(|peer| peer.association.is_some()) {
-            self.announcers.insert(registrar, now);
-            return true;
-        }
-        registrar == self.config.id
-    }
-
-    pub(super) fn start_announcing(&mut self, now: Duration) {
-        match self.config.settings.announce_cycle {
-            Some(_) => self.schedule.set(RegistrarTimer::Announce, now),
-            None => self.schedule.stop(RegistrarTimer::Announce),
-        }
-    }
-
-    /// Announces this registrar to elements and users. RFC 5352 section 3.6: "every (N+1)*T6-Serverannounce", N being
-    /// the number of other registrars heard.
-    pub(super) fn send_announce(&mut self, now: Duration) {
-        let Some(cycle) = self.config.settings.announce_cycle else {
-            return;
-        };
-        let others = self.announcers.len() as u32 + 1;
-        let remembered = cycle * (2 * others);
-        self.announcers
-            .retain(|_, heard| *heard + remembered >= now);
-        self.outbox.multicast_asap(&asap::Message::ServerAnnounce {
-            registrar: self.config.id,
-            transports: self.config.announced_transports.clone(),
-        });
-        let next = now + cycle * (self.announcers.len() as u32 + 1);
-        self.schedule.set(RegistrarTimer::Announce, next);
     }
 
     /// Asks registrars with an association to identify themselves: the first request is lost if a buffer was full.
@@ -267,16 +216,7 @@ impl Registrar {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {
             let association = self.associations.find(PoolProtocol::Enrp, &mentor);
-            let listed = self.peers.values().any(|peer| {
-                let transport = peer.transport.as_ref();
-                transport.is_some_and(|transport| {
-                    let has = |a: &SocketAddr| {
-                        a.port() == transport.port
-                            && transport.addresses.contains(&a.ip().to_canonical())
-                    };
-                    mentor.iter().any(has)
-                })
-            });
+            let listed = self.peers.has_peer_at(&mentor);
             if association.is_none() && !listed {
                 self.dial(PoolProtocol::Enrp, mentor, DialPurpose::ConfiguredPeer);
             }

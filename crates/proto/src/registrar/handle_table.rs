@@ -1,5 +1,6 @@
 //! Handle tables: the handlespace, in blocks, for a peer that asks (RFC 5353 sections 3.2.3 and 3.6.3).
 
+use super::associations::Associations;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Registrar};
 use holdfast_handlespace::ElementCursor;
@@ -22,17 +23,13 @@ impl Registrar {
         peer: RegistrarId,
         own_only: bool,
     ) {
-        let open_download = self
-            .associations
-            .get_mut(from)
-            .and_then(|a| a.download.take());
+        let open_download = self.associations.take_download(from);
         if open_download.is_some() {
-            self.downloads -= 1;
             self.schedule.stop(RegistrarTimer::DownloadTimeout(from));
         }
         if !self.is_ready()
-            || !self.has_no_home_transfers()
-            || self.downloads >= self.config.settings.downloads_max
+            || !self.home_transfers.is_empty()
+            || self.associations.downloads() >= self.config.settings.downloads_max
         {
             let body = EnrpBody::HandleTableResponse {
                 rejected: true,
@@ -52,10 +49,7 @@ impl Registrar {
             },
         };
         if let Some(unfinished) = self.send_block(from, peer, download) {
-            self.downloads += 1;
-            if let Some(association) = self.associations.get_mut(from) {
-                association.download = Some(unfinished);
-            }
+            self.associations.set_download(from, unfinished);
             let until = now + self.config.settings.no_response_max;
             self.schedule
                 .set(RegistrarTimer::DownloadTimeout(from), until);
@@ -75,7 +69,7 @@ impl Registrar {
             settings.table_bytes_max,
             settings.table_elements_max,
         );
-        let space = &self.handlespace;
+        let space = self.elements.space();
         let cursor = &mut download.cursor;
         let mut more = false;
         self.outbox.send_enrp_with(to, |buffer| {
@@ -102,14 +96,12 @@ impl Registrar {
         });
         more.then_some(download)
     }
+}
 
+impl Associations {
     /// Ends a download. "If this timer expires without receiving another request […], the mentor peer SHOULD abort the
     /// session".
     pub(super) fn abort_download(&mut self, association: AssociationId) {
-        if let Some(association) = self.associations.get_mut(association)
-            && association.download.take().is_some()
-        {
-            self.downloads -= 1;
-        }
+        self.take_download(association);
     }
 }

@@ -15,7 +15,7 @@ const PROBED_CAPACITY: usize = 16;
 impl Registrar {
     /// Handles the elements' expired timers.
     pub(super) fn handle_element_timers(&mut self, now: Duration) {
-        while let Some(expired) = self.handlespace.pop_expired(now) {
+        while let Some(expired) = self.elements.pop_expired(now) {
             let key = expired.key;
             match expired.kind {
                 TimerKind::RegistrationExpiry => {
@@ -32,8 +32,8 @@ impl Registrar {
     /// An element that ended its association, without a known registration since, may have a new home that this
     /// registrar does not know; it is asked to follow this one.
     fn send_next_keep_alive(&mut self, now: Duration, key: ElementKey) {
-        let is_own = self.is_own_element(key);
-        if let Some(entry) = self.handlespace.payload_mut(key)
+        let is_own = self.elements.is_own(key);
+        if let Some(entry) = self.elements.entry_mut(key)
             && is_own
             && !entry.has_accepted_home
             && !entry.adopting
@@ -46,16 +46,16 @@ impl Registrar {
     /// Sends an element a keep-alive, over a new association if it has none with this registrar.
     pub(super) fn probe_element(&mut self, now: Duration, key: ElementKey) {
         let until = now + self.config.settings.keep_alive_timeout;
-        let Some(entry) = self.handlespace.payload_mut(key) else {
+        let Some(entry) = self.elements.entry_mut(key) else {
             return;
         };
         entry.keep_alive = KeepAliveState::AwaitingAck(until);
         let linked = entry.association.map(|(association, _)| association);
-        self.update_timer(key);
+        self.elements.update_timer(key);
         if let Some(to) = linked {
             return self.send_keep_alive(to, key);
         }
-        let transport = self.handlespace.get(key).and_then(|element| {
+        let transport = self.elements.space().get(key).and_then(|element| {
             let transport = &element.payload().element.asap_transport;
             transport.clone()
         });
@@ -69,7 +69,7 @@ impl Registrar {
     }
 
     pub(super) fn send_keep_alive(&mut self, to: AssociationId, key: ElementKey) {
-        let Some(element) = self.handlespace.get(key) else {
+        let Some(element) = self.elements.space().get(key) else {
             return;
         };
         let named = self.config.settings.keep_alive_names_element;
@@ -85,7 +85,7 @@ impl Registrar {
             self.remember_probe(to, key);
         }
         let _ = self.outbox.send_asap(to, &message);
-        if adopting && let Some(entry) = self.handlespace.payload_mut(key) {
+        if adopting && let Some(entry) = self.elements.entry_mut(key) {
             entry.home_flag_association = Some(to);
         }
     }
@@ -98,25 +98,29 @@ impl Registrar {
         handle: &PoolHandle,
         id: ElementId,
     ) {
-        let Some(key) = self.element_key(handle, id) else {
+        let Some(key) = self.elements.space().find(handle, id) else {
             return;
         };
         if !self.may_be_sender(from, key) {
-            return self.report_ignored(
+            return self.outbox.report_ignored(
                 Some(from),
                 PoolProtocol::Asap,
                 "keep-alive answer from another element's association",
             );
         }
         let next = now + self.spread_interval();
-        let claim = self.handlespace.get(key).map(|view| view.payload().claim);
+        let claim = self
+            .elements
+            .space()
+            .get(key)
+            .map(|view| view.payload().claim);
         let accepts_home = claim == Some(FormerClaim::AwaitingAnswer(from));
         if accepts_home {
             // The element follows this registrar, although another one has claimed to be its home meanwhile.
             self.become_home(now, key, now);
         }
-        let is_own = self.is_own_element(key);
-        let Some(entry) = self.handlespace.payload_mut(key) else {
+        let is_own = self.elements.is_own(key);
+        let Some(entry) = self.elements.entry_mut(key) else {
             return;
         };
         entry.reporters.clear();
@@ -138,7 +142,7 @@ impl Registrar {
         }
         let agreed = entry.has_accepted_home;
         let changed_association = entry.association.map(|(linked, _)| linked) != Some(from);
-        self.update_timer(key);
+        self.elements.update_timer(key);
         let mut moved = false;
         if is_own && agreed {
             self.link_to_association(key, Some(from));
@@ -147,7 +151,7 @@ impl Registrar {
                 changed_association && delay.is_some_and(|delay| self.set_delay(key, None, delay));
         }
         if adopted {
-            self.contested.remove(&key);
+            self.elements.end_contest(key);
         }
         if adopted || moved {
             // The element agrees: registrars with another view are informed.
@@ -162,14 +166,9 @@ impl Registrar {
         interval / 2 + interval.mul_f64(self.random.random::<f64>())
     }
 
-    pub(super) fn is_own_element(&self, key: ElementKey) -> bool {
-        let element = self.handlespace.get(key);
-        element.is_some_and(|element| element.home() == self.config.id)
-    }
-
     /// Removes an element that is silent or cannot be reached.
     pub(super) fn remove_dead(&mut self, key: ElementKey, reason: RemovalReason) {
-        let Some(element) = self.handlespace.get(key) else {
+        let Some(element) = self.elements.space().get(key) else {
             return;
         };
         let entry: &ElementEntry = element.payload();
@@ -177,7 +176,7 @@ impl Registrar {
             // The element was probed because of a report. Its home probes it too; should the element live after all,
             // the next comparison of checksums restores it.
             self.remove_local(key);
-        } else if let (true, Some(other)) = (entry.adopting, self.contested.remove(&key)) {
+        } else if let (true, Some(other)) = (entry.adopting, self.elements.end_contest(key)) {
             self.note_hearsay(key, other);
             self.yield_to(key, other);
         } else {
@@ -196,17 +195,21 @@ impl Registrar {
     ) {
         let Some(association) = self.associations.get(from).filter(|a| a.may_resolve) else {
             self.counters.denied += 1;
-            return self.report_ignored(Some(from), PoolProtocol::Asap, "report not allowed");
+            return self.outbox.report_ignored(
+                Some(from),
+                PoolProtocol::Asap,
+                "report not allowed",
+            );
         };
         self.counters.unreachable_reports += 1;
         let host = association.host;
-        let Some(key) = self.element_key(handle, id) else {
+        let Some(key) = self.elements.space().find(handle, id) else {
             return;
         };
-        let is_own = self.is_own_element(key);
+        let is_own = self.elements.is_own(key);
         let settings = &self.config.settings;
         let max = settings.bad_reports_max;
-        let Some(entry) = self.handlespace.payload_mut(key) else {
+        let Some(entry) = self.elements.entry_mut(key) else {
             return;
         };
         // RFC 5355 section 2.14: "MUST limit the frequency of Keep-Alive messages to a given PE". An element that has
@@ -221,7 +224,7 @@ impl Registrar {
             };
             if is_sooner {
                 entry.keep_alive = KeepAliveState::Due(at);
-                self.update_timer(key);
+                self.elements.update_timer(key);
             }
             return;
         }
@@ -243,7 +246,7 @@ impl Registrar {
     /// Probes the elements of a lost association, since they may be alive.
     pub(super) fn on_association_lost(&mut self, now: Duration, keys: Vec<ElementKey>) {
         for key in keys {
-            if let Some(entry) = self.handlespace.payload_mut(key) {
+            if let Some(entry) = self.elements.entry_mut(key) {
                 (entry.association, entry.has_accepted_home) = (None, false);
                 self.probe_element(now, key);
             }
@@ -268,14 +271,14 @@ impl Registrar {
             return;
         };
         let keys = match (id, self.associations.get_mut(association)) {
-            (Some(id), _) => Vec::from_iter(self.element_key(&handle, id)),
+            (Some(id), _) => Vec::from_iter(self.elements.space().find(&handle, id)),
             // The message may have meant any probed element of the pool; its failure applies to the others there as
             // well.
             (None, Some(known_association)) => std::mem::take(&mut known_association.probed),
             (None, None) => Vec::new(),
         };
         for key in keys {
-            let Some(view) = self.handlespace.get(key) else {
+            let Some(view) = self.elements.space().get(key) else {
                 continue;
             };
             if *view.handle() != handle {
@@ -301,7 +304,8 @@ impl Registrar {
             probed.dedup();
             probed.retain(|key| {
                 let probe = self
-                    .handlespace
+                    .elements
+                    .space()
                     .get(*key)
                     .map(|view| view.payload().keep_alive);
                 matches!(probe, Some(KeepAliveState::AwaitingAck(_)))
@@ -315,7 +319,7 @@ impl Registrar {
     /// Removes elements that no host answers for at their addresses.
     pub(super) fn on_elements_unreached(&mut self, keys: Vec<ElementKey>) {
         for key in keys {
-            let is_probed = self.handlespace.get(key).is_some_and(|element| {
+            let is_probed = self.elements.space().get(key).is_some_and(|element| {
                 let entry = element.payload();
                 entry.association.is_none()
                     && matches!(entry.keep_alive, KeepAliveState::AwaitingAck(_))
@@ -330,16 +334,9 @@ impl Registrar {
         let Some(&first) = addresses.first() else {
             return;
         };
-        if let Some(dial) = self.dials.element_dials.get(&first)
-            && let Some(DialPurpose::Elements(_, keys)) = self.dials.open_dials.get_mut(dial)
-        {
-            return keys.push(key);
+        if !self.dials.join_element(first, key) {
+            let purpose = DialPurpose::Elements(first, vec![key]);
+            self.dial(PoolProtocol::Asap, addresses, purpose);
         }
-        let dial = self.dial(
-            PoolProtocol::Asap,
-            addresses,
-            DialPurpose::Elements(first, vec![key]),
-        );
-        self.dials.element_dials.insert(first, dial);
     }
 }

@@ -19,6 +19,7 @@
 //! and takes an answer to its own keep-alive with the H flag as newer than the home's word. A home whose element has
 //! ended its association sets the H flag in the next keep-alive.
 
+mod announces;
 mod asap;
 mod associations;
 mod claimed_addresses;
@@ -26,6 +27,7 @@ mod config;
 mod dials;
 pub mod distance;
 mod element_entry;
+mod elements;
 mod enrp;
 mod event;
 mod handle_table;
@@ -54,24 +56,25 @@ pub use permissions::{
     AddressPrefix, AddressPrefixError, HostClass, OperationPermissions, PermittedHosts,
 };
 
+use announces::Announcers;
 use associations::Associations;
 use bytes::Bytes;
 use dials::OpenDials;
 use element_entry::ElementEntry;
-use holdfast_handlespace::{AnnouncedOperation, ElementKey, Handlespace};
-use holdfast_wire::rserpool::{RegistrarId, asap as asap_wire, enrp as enrp_wire, message_subject};
+use elements::RegistrarElements;
+use holdfast_handlespace::{AnnouncedOperation, Handlespace};
+use holdfast_wire::rserpool::{asap as asap_wire, enrp as enrp_wire, message_subject};
 use outbox::RegistrarOutbox;
-use peers::PeerRegistrar;
+use peers::PeerList;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use reregistration_announcements::PendingAnnouncements;
-use startup::StartupPhase;
-use std::collections::{BTreeMap, HashMap};
+use startup::Startup;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use subscriptions::Subscriptions;
-use takeover::HomeTransfer;
+use takeover::HomeTransfers;
 use timer_queue::{RegistrarTimer, TimerQueue};
 use unknown_peers::UnknownPeers;
 
@@ -140,29 +143,22 @@ pub enum Output {
 }
 
 /// A registrar; see the module documentation.
+///
+/// Each part of its state is a type that keeps its own rules. The methods of `Registrar` connect the parts, and stand in
+/// the files of their subjects: for example, `takeover.rs` has all steps of a takeover.
 #[derive(Debug)]
 pub struct Registrar {
     config: RegistrarMachineConfig,
-    handlespace: Handlespace<ElementEntry>,
+    elements: RegistrarElements,
     associations: Associations,
     dials: OpenDials,
-    peers: BTreeMap<RegistrarId, PeerRegistrar>,
-    /// Own elements that a peer claims as well, while this registrar probes them.
-    contested: HashMap<ElementKey, RegistrarId>,
-    /// Elements of dead registrars that still need their new home.
-    home_transfers: BTreeMap<RegistrarId, HomeTransfer>,
-    /// Last time that each registrar was heard to announce itself to elements.
-    announcers: BTreeMap<RegistrarId, Duration>,
-    /// Number of elements that have a distance.
-    distant_elements: usize,
+    peers: PeerList,
+    home_transfers: HomeTransfers,
+    announcers: Announcers,
     unknown_peers: UnknownPeers,
     subscriptions: Subscriptions,
     refreshes: PendingAnnouncements,
-    startup: StartupPhase,
-    mentor_failures: usize,
-    mentor_dial: Option<DialId>,
-    /// Number of handle tables that are being sent.
-    downloads: usize,
+    startup: Startup,
     schedule: TimerQueue,
     outbox: RegistrarOutbox,
     random: SmallRng,
@@ -173,21 +169,16 @@ impl Registrar {
     /// Returns a registrar that starts at `now`.
     pub fn new(now: Duration, config: RegistrarMachineConfig) -> Registrar {
         let mut registrar = Registrar {
-            handlespace: Handlespace::new(config.seed),
+            elements: RegistrarElements::new(config.id, config.seed),
             associations: Associations::new(config.seed),
             dials: OpenDials::default(),
-            peers: BTreeMap::new(),
-            contested: HashMap::new(),
-            home_transfers: BTreeMap::new(),
-            announcers: BTreeMap::new(),
-            distant_elements: 0,
+            peers: PeerList::default(),
+            home_transfers: HomeTransfers::default(),
+            announcers: Announcers::default(),
             unknown_peers: UnknownPeers::default(),
             subscriptions: Subscriptions::default(),
             refreshes: PendingAnnouncements::default(),
-            startup: StartupPhase::default(),
-            mentor_failures: 0,
-            mentor_dial: None,
-            downloads: 0,
+            startup: Startup::default(),
             schedule: TimerQueue::default(),
             outbox: RegistrarOutbox::new(config.id),
             random: SmallRng::seed_from_u64(config.seed),
@@ -267,9 +258,6 @@ impl Registrar {
         for handle in &removed.pools {
             self.subscriptions.unsubscribe(association, handle);
         }
-        if removed.download.is_some() {
-            self.downloads -= 1;
-        }
         self.on_association_lost(now, removed.elements);
         self.on_mentor_lost(now, association);
         if let Some(peer) = removed.peer {
@@ -289,7 +277,7 @@ impl Registrar {
         }
         self.schedule
             .stop(RegistrarTimer::DownloadTimeout(association));
-        self.abort_download(association);
+        self.associations.abort_download(association);
         for key in keys {
             self.probe_element(now, key);
         }
@@ -342,7 +330,9 @@ impl Registrar {
                     self.update_some_distances(now, association)
                 }
                 RegistrarTimer::HomeTransfer(id) => self.transfer_some_homes(now, id),
-                RegistrarTimer::DownloadTimeout(association) => self.abort_download(association),
+                RegistrarTimer::DownloadTimeout(association) => {
+                    self.associations.abort_download(association)
+                }
                 RegistrarTimer::SilentAssociation(association) => {
                     self.abort(association, "silent for too long")
                 }
@@ -366,7 +356,7 @@ impl Registrar {
             PoolProtocol::Enrp => message_subject::enrp_subject(message),
         });
         let items = self.config.settings.resolution_items;
-        self.handlespace
+        self.elements
             .announce_operation(subject.map(|about| match about.id {
                 Some(id) if about.is_removal => {
                     AnnouncedOperation::Deregistration(about.handle, id)
@@ -386,23 +376,10 @@ impl Registrar {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let times = [
             self.schedule.next(),
-            self.handlespace.next_timer(),
+            self.elements.space().next_timer(),
             self.subscriptions.next_update(),
         ];
         times.into_iter().flatten().min()
-    }
-
-    pub(self) fn report_ignored(
-        &mut self,
-        from: Option<AssociationId>,
-        protocol: PoolProtocol,
-        reason: &'static str,
-    ) {
-        self.outbox.push_event(Event::Ignored {
-            from,
-            protocol,
-            reason,
-        });
     }
 
     /// Notes the first well-formed message of an association.

@@ -1,6 +1,6 @@
 //! Queries of an operator.
 
-use super::{Counters, Registrar, StartupPhase};
+use super::{Counters, Registrar};
 use holdfast_handlespace::{ElementCursor, PoolRef};
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle, RegistrarId};
 
@@ -17,17 +17,17 @@ impl Registrar {
 
     /// Returns true if elements and users are served.
     pub fn is_ready(&self) -> bool {
-        matches!(self.startup, StartupPhase::Done)
+        self.startup.is_done()
     }
 
     /// Returns the number of pools.
     pub fn pools(&self) -> usize {
-        self.handlespace.pools()
+        self.elements.space().pools()
     }
 
     /// Returns a pool.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
-        self.handlespace.pool(handle)
+        self.elements.space().pool(handle)
     }
 
     /// Visits some pools, beginning at a place: see [`visit_pools`](holdfast_handlespace::Handlespace::visit_pools).
@@ -37,7 +37,7 @@ impl Registrar {
         count: usize,
         visit: impl FnMut(PoolRef<'_>),
     ) -> Option<usize> {
-        self.handlespace.visit_pools(position, count, visit)
+        self.elements.space().visit_pools(position, count, visit)
     }
 
     /// Visits up to `items` elements of a pool, in no order.
@@ -47,13 +47,15 @@ impl Registrar {
         items: usize,
         mut visit: impl FnMut(&PoolElement),
     ) {
-        self.handlespace
+        self.elements
+            .space()
             .visit_elements(handle, items, |element| visit(&element.payload().element));
     }
 
     /// Visits all elements, in no order; elements of one pool with the same home are visited together.
     pub fn visit_all_elements(&self, mut visit: impl FnMut(&PoolHandle, &PoolElement)) {
-        self.handlespace
+        self.elements
+            .space()
             .next_block(&mut ElementCursor::all(), usize::MAX, |element| {
                 visit(element.handle(), &element.payload().element);
             });
@@ -61,22 +63,22 @@ impl Registrar {
 
     /// Returns an element.
     pub fn element(&self, handle: &PoolHandle, id: ElementId) -> Option<&PoolElement> {
-        let key = self.handlespace.find(handle, id)?;
-        Some(&self.handlespace.get(key)?.payload().element)
+        let key = self.elements.space().find(handle, id)?;
+        Some(&self.elements.space().get(key)?.payload().element)
     }
 
     /// Returns the number of elements of all homes.
     pub fn elements(&self) -> usize {
-        self.handlespace.elements()
+        self.elements.space().elements()
     }
 
     /// Returns the number of elements that have a registrar as their home.
     pub fn elements_owned_by(&self, home: RegistrarId) -> usize {
-        self.handlespace.elements_owned_by(home)
+        self.elements.space().elements_owned_by(home)
     }
 
     /// Returns the checksum over the elements that have a registrar as their home (RFC 5353 section 3.6.2).
     pub fn checksum(&self, home: RegistrarId) -> u16 {
-        self.handlespace.checksum(home)
+        self.elements.space().checksum(home)
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{AssociationId, Event, Output, PoolProtocol};
 use bytes::{Bytes, BytesMut};
-use holdfast_wire::rserpool::{EncodeError, RegistrarId, asap, enrp};
+use holdfast_wire::rserpool::{
+    CauseCode, EncodeError, ErrorCause, PoolHandle, RegistrarId, asap, enrp,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -15,9 +17,9 @@ pub(super) struct RegistrarOutbox {
     queue: VecDeque<Output>,
     buffer: BytesMut,
     /// The associations of all connected peers.
-    pub(super) peers: Arc<[AssociationId]>,
+    peers: Arc<[AssociationId]>,
     /// Changes with every change of `peers`.
-    pub(super) peers_version: u32,
+    peers_version: u32,
 }
 
 impl RegistrarOutbox {
@@ -29,6 +31,24 @@ impl RegistrarOutbox {
             peers: Arc::new([]),
             peers_version: 0,
         }
+    }
+
+    /// Sets the associations of all connected peers.
+    pub(super) fn set_peers(&mut self, peers: impl Iterator<Item = AssociationId>) {
+        self.peers = peers.collect();
+        self.peers_version = self.peers_version.wrapping_add(1);
+    }
+
+    /// Returns true if peers are connected.
+    #[inline]
+    pub(super) fn has_peers(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
+    /// Returns a number that changes with the connected peers.
+    #[inline]
+    pub(super) fn peers_version(&self) -> u32 {
+        self.peers_version
     }
 
     #[inline]
@@ -184,5 +204,71 @@ impl RegistrarOutbox {
             let protocol = PoolProtocol::Asap;
             self.push(Output::Multicast { protocol, message });
         }
+    }
+
+    /// Reports unrecognised parameters to the sender in an error message (RFC 5354 section 3).
+    pub(super) fn send_asap_errors(&mut self, to: AssociationId, causes: Vec<ErrorCause>) {
+        if !causes.is_empty() {
+            // Causes too long for a message are dropped.
+            let _ = self.send_asap(to, &asap::Message::Error(causes));
+        }
+    }
+
+    /// Answers a resolution with a cause.
+    pub(super) fn refuse_resolution(
+        &mut self,
+        to: AssociationId,
+        handle: PoolHandle,
+        cause: CauseCode,
+    ) {
+        let message = asap::Message::HandleResolutionResponse {
+            updates: false,
+            handle,
+            policy: None,
+            elements: Vec::new(),
+            causes: vec![cause.into()],
+        };
+        let _ = self.send_asap(to, &message);
+    }
+
+    /// Reports unrecognised parameters to the sender in an error message (RFC 5354 section 3).
+    pub(super) fn send_enrp_errors(
+        &mut self,
+        to: AssociationId,
+        receiver: RegistrarId,
+        causes: Vec<ErrorCause>,
+    ) {
+        if !causes.is_empty() {
+            self.send_enrp(to, receiver, enrp::EnrpBody::Error(causes));
+        }
+    }
+
+    /// Reports that a message was ignored.
+    pub(super) fn report_ignored(
+        &mut self,
+        from: Option<AssociationId>,
+        protocol: PoolProtocol,
+        reason: &'static str,
+    ) {
+        self.push_event(Event::Ignored {
+            from,
+            protocol,
+            reason,
+        });
+    }
+
+    /// Reports errors that the other side has sent.
+    pub(super) fn report_errors(
+        &mut self,
+        from: AssociationId,
+        protocol: PoolProtocol,
+        causes: &[ErrorCause],
+    ) {
+        let causes = causes.iter().map(|cause| cause.code).collect();
+        self.push_event(Event::ErrorReported {
+            from,
+            protocol,
+            causes,
+        });
     }
 }

@@ -9,6 +9,8 @@ use super::{AssociationId, DialId, Event, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::enrp::EnrpBody;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation};
 use rand::seq::IteratorRandom;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -62,37 +64,36 @@ pub struct PeerStatus {
     pub checksum: (u16, Option<u16>),
 }
 
-impl Registrar {
-    /// Returns the peer list, in the order of the numbers.
-    pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
-        self.peers.iter().map(|(id, peer)| PeerStatus {
-            id: *id,
-            transport: peer.transport.clone(),
-            connected: peer.association.is_some(),
-            active: matches!(peer.state, PeerState::Active),
-            last_heard: peer.last_heard,
-            elements: self.handlespace.elements_owned_by(*id),
-            checksum: (self.handlespace.checksum(*id), peer.announced_checksum),
-        })
+/// The peer list, in the order of the numbers.
+#[derive(Debug, Default)]
+pub(super) struct PeerList {
+    by_id: BTreeMap<RegistrarId, PeerRegistrar>,
+}
+
+impl PeerList {
+    pub(super) fn get(&self, id: RegistrarId) -> Option<&PeerRegistrar> {
+        self.by_id.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: RegistrarId) -> Option<&mut PeerRegistrar> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(super) fn contains(&self, id: RegistrarId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RegistrarId, &mut PeerRegistrar)> {
+        self.by_id.iter_mut().map(|(id, peer)| (*id, peer))
     }
 
     /// Returns the stamp that marks elements of a home as contained in its table.
     pub(super) fn sync_stamp_of(&self, home: RegistrarId) -> u32 {
-        self.peers.get(&home).map_or(0, |peer| peer.sync_stamp)
+        self.by_id.get(&home).map_or(0, |peer| peer.sync_stamp)
     }
 
-    /// Adds a registrar to the peer list. Returns false if the list is full. A registrar known by hearsay has as much
-    /// time to be heard as any other.
-    pub(super) fn add_peer(&mut self, now: Duration, id: RegistrarId) -> bool {
-        if id.0 == 0 || id == self.config.id {
-            return false;
-        }
-        if self.peers.contains_key(&id) {
-            return true;
-        }
-        if self.peers.len() >= self.config.settings.limits.registrars {
-            return false;
-        }
+    /// Adds a peer that counts as heard at `now`.
+    fn add(&mut self, now: Duration, id: RegistrarId) {
         let peer = PeerRegistrar {
             transport: None,
             association: None,
@@ -105,7 +106,75 @@ impl Registrar {
             has_hearsay_distances: false,
             announced_checksum: None,
         };
-        self.peers.insert(id, peer);
+        self.by_id.insert(id, peer);
+    }
+
+    /// Returns the peers with an association, and that association.
+    fn connected(&self) -> impl Iterator<Item = (RegistrarId, AssociationId)> {
+        let peers = self.by_id.iter();
+        peers.filter_map(|(id, peer)| Some((*id, peer.association?)))
+    }
+
+    /// Returns the active peers with an association.
+    pub(super) fn active_ids(&self) -> impl Iterator<Item = RegistrarId> {
+        let active = self.by_id.iter().filter(|(_, peer)| {
+            matches!(peer.state, PeerState::Active) && peer.association.is_some()
+        });
+        active.map(|(id, _)| *id)
+    }
+
+    /// Returns the active peers with an association and a transport address. Registrars known by hearsay only are left
+    /// out: two lists would keep each other's dead ones alive.
+    fn servers(&self) -> impl Iterator<Item = ServerInformation> {
+        self.by_id.iter().filter_map(|(id, peer)| {
+            let transport = peer.transport.clone()?;
+            let active = matches!(peer.state, PeerState::Active) && peer.association.is_some();
+            active.then_some(ServerInformation { id: *id, transport })
+        })
+    }
+
+    /// Returns true if the transport address of a peer includes one of these addresses.
+    pub(super) fn has_peer_at(&self, addresses: &[SocketAddr]) -> bool {
+        self.by_id.values().any(|peer| {
+            let transport = peer.transport.as_ref();
+            transport.is_some_and(|transport| {
+                let has = |a: &SocketAddr| {
+                    a.port() == transport.port
+                        && transport.addresses.contains(&a.ip().to_canonical())
+                };
+                addresses.iter().any(has)
+            })
+        })
+    }
+}
+
+impl Registrar {
+    /// Returns the peer list, in the order of the numbers.
+    pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
+        self.peers.by_id.iter().map(|(id, peer)| PeerStatus {
+            id: *id,
+            transport: peer.transport.clone(),
+            connected: peer.association.is_some(),
+            active: matches!(peer.state, PeerState::Active),
+            last_heard: peer.last_heard,
+            elements: self.elements.space().elements_owned_by(*id),
+            checksum: (self.elements.space().checksum(*id), peer.announced_checksum),
+        })
+    }
+
+    /// Adds a registrar to the peer list. Returns false if the list is full. A registrar known by hearsay has as much
+    /// time to be heard as any other.
+    pub(super) fn add_peer(&mut self, now: Duration, id: RegistrarId) -> bool {
+        if id.0 == 0 || id == self.config.id {
+            return false;
+        }
+        if self.peers.contains(id) {
+            return true;
+        }
+        if self.peers.by_id.len() >= self.config.settings.limits.registrars {
+            return false;
+        }
+        self.peers.add(now, id);
         let silent = now + self.config.settings.last_heard_max;
         self.schedule.set(RegistrarTimer::PeerState(id), silent);
         self.outbox.push_event(Event::PeerUp(id));
@@ -114,7 +183,7 @@ impl Registrar {
 
     /// Handles a sign of life from a peer, which ends any suspicion or takeover.
     pub(super) fn on_peer_heard(&mut self, now: Duration, id: RegistrarId) {
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         peer.last_heard = now;
@@ -140,7 +209,7 @@ impl Registrar {
         if let Some(known_association) = self.associations.get_mut(association) {
             known_association.peer = Some(id);
         }
-        if let Some(peer) = self.peers.get_mut(&id)
+        if let Some(peer) = self.peers.get_mut(id)
             && peer.association.is_none()
         {
             peer.association = Some(association);
@@ -160,7 +229,7 @@ impl Registrar {
         if transport.addresses.is_empty() {
             return;
         }
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.transport = Some(transport);
             self.dial_peer(id);
         }
@@ -168,7 +237,7 @@ impl Registrar {
 
     /// Makes an association with a peer that has none.
     pub(super) fn dial_peer(&mut self, id: RegistrarId) {
-        let Some(peer) = self.peers.get(&id) else {
+        let Some(peer) = self.peers.get(id) else {
             return;
         };
         if peer.association.is_some() || peer.dial.is_some() {
@@ -179,13 +248,13 @@ impl Registrar {
         };
         let addresses = endpoints(transport).collect();
         let dial = self.dial(PoolProtocol::Enrp, addresses, DialPurpose::Peer(id));
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.dial = Some(dial);
         }
     }
 
     pub(super) fn on_peer_reached(&mut self, id: RegistrarId, at: AssociationId) {
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.dial = None;
         }
         // The registrar there identifies itself in its presence, which binds it.
@@ -194,7 +263,7 @@ impl Registrar {
 
     pub(super) fn on_peer_unreached(&mut self, now: Duration, id: RegistrarId) {
         let retry_at = now + self.config.settings.retry_interval;
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         peer.dial = None;
@@ -211,7 +280,7 @@ impl Registrar {
         id: RegistrarId,
         association: AssociationId,
     ) {
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         if peer.association != Some(association) {
@@ -220,7 +289,7 @@ impl Registrar {
         peer.association = None;
         self.stop_sync(id);
         self.update_connected_peers();
-        let active = self.peers.get(&id).map(|peer| &peer.state);
+        let active = self.peers.get(id).map(|peer| &peer.state);
         if matches!(active, Some(PeerState::Active)) {
             self.suspect_peer(now, id);
         }
@@ -228,7 +297,7 @@ impl Registrar {
 
     /// Removes a peer from the list.
     pub(super) fn drop_peer(&mut self, id: RegistrarId) {
-        let Some(peer) = self.peers.remove(&id) else {
+        let Some(peer) = self.peers.by_id.remove(&id) else {
             return;
         };
         for timer in [
@@ -248,14 +317,14 @@ impl Registrar {
     }
 
     fn update_connected_peers(&mut self) {
-        let associations = self.peers.values().filter_map(|peer| peer.association);
-        self.outbox.peers = associations.collect();
-        self.outbox.peers_version = self.outbox.peers_version.wrapping_add(1);
+        let connected = self.peers.connected();
+        self.outbox
+            .set_peers(connected.map(|(_, association)| association));
     }
 
     /// Handles a peer's timer, according to the peer's state.
     pub(super) fn on_peer_timeout(&mut self, now: Duration, id: RegistrarId) {
-        let Some(peer) = self.peers.get(&id) else {
+        let Some(peer) = self.peers.get(id) else {
             return;
         };
         match &peer.state {
@@ -269,7 +338,7 @@ impl Registrar {
             }
             PeerState::Suspect => self.on_peer_dead(now, id),
             // The registrar that wanted to take this peer over has not announced it. rsplib never does.
-            PeerState::NotActive if self.handlespace.elements_owned_by(id) == 0 => {
+            PeerState::NotActive if self.elements.space().elements_owned_by(id) == 0 => {
                 self.drop_peer(id)
             }
             PeerState::NotActive => self.on_peer_dead(now, id),
@@ -281,7 +350,7 @@ impl Registrar {
     /// with the Reply_request flag set".
     fn suspect_peer(&mut self, now: Duration, id: RegistrarId) {
         let until = now + self.config.settings.no_response_max;
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         peer.state = PeerState::Suspect;
@@ -302,7 +371,7 @@ impl Registrar {
 
     /// Sends the heartbeat (RFC 5353 section 3.4.2).
     pub(super) fn send_heartbeat(&mut self, now: Duration) {
-        if !self.has_no_home_transfers() {
+        if !self.home_transfers.is_empty() {
             // The checksum would differ from the peers' knowledge.
             let soon = now + Duration::from_millis(1);
             return self.schedule.set(RegistrarTimer::Heartbeat, soon);
@@ -314,22 +383,20 @@ impl Registrar {
         }
         let next = now + self.config.settings.heartbeat_cycle;
         self.schedule.set(RegistrarTimer::Heartbeat, next);
-        let ids: Vec<_> = self.peers.keys().copied().collect();
+        let ids: Vec<_> = self.peers.by_id.keys().copied().collect();
         for id in ids {
             self.dial_peer(id);
         }
         self.dial_mentors();
         self.ask_unknown_registrars();
         self.request_list();
-        self.schedule_all_updates();
+        self.subscriptions.mark_all_changed();
     }
 
     /// Asks one of the peers for its list from time to time. Two registrars that took each other for dead have
     /// forgotten each other, but other peers know both.
     fn request_list(&mut self) {
-        let connected = self.peers.iter();
-        let connected = connected.filter_map(|(id, peer)| Some((*id, peer.association?)));
-        if let Some((id, to)) = connected.choose(&mut self.random) {
+        if let Some((id, to)) = self.peers.connected().choose(&mut self.random) {
             self.outbox.send_enrp(to, id, EnrpBody::ListRequest);
         }
     }
@@ -338,15 +405,8 @@ impl Registrar {
     pub(super) fn presence(&self, reply_required: bool) -> EnrpBody {
         EnrpBody::Presence {
             reply_required,
-            checksum: Some(self.handlespace.checksum(self.config.id)),
-            server: Some(self.own_information()),
-        }
-    }
-
-    fn own_information(&self) -> ServerInformation {
-        ServerInformation {
-            id: self.config.id,
-            transport: self.config.transport.clone(),
+            checksum: Some(self.elements.space().checksum(self.config.id)),
+            server: Some(self.config.own_information()),
         }
     }
 
@@ -367,29 +427,23 @@ impl Registrar {
             self.set_peer_transport(id, &server.transport);
         }
         let Some(checksum) = checksum else { return };
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.announced_checksum = Some(checksum);
         }
         self.compare_checksum(now, id, checksum);
     }
 
-    /// Returns the known registrars, including this one. Registrars known by hearsay only are left out: two lists would
-    /// keep each other's dead ones alive.
+    /// Returns the known registrars, including this one.
     pub(super) fn server_list(&self) -> Vec<ServerInformation> {
-        let known = self.peers.iter().filter_map(|(id, peer)| {
-            let transport = peer.transport.clone()?;
-            let active = matches!(peer.state, PeerState::Active) && peer.association.is_some();
-            active.then_some(ServerInformation { id: *id, transport })
-        });
-        std::iter::once(self.own_information())
-            .chain(known)
+        std::iter::once(self.config.own_information())
+            .chain(self.peers.servers())
             .collect()
     }
 
     /// Learns registrars from a peer's list.
     pub(super) fn learn_list(&mut self, now: Duration, servers: Vec<ServerInformation>) {
         for server in servers {
-            if !self.peers.contains_key(&server.id) && self.add_peer(now, server.id) {
+            if !self.peers.contains(server.id) && self.add_peer(now, server.id) {
                 self.set_peer_transport(server.id, &server.transport);
             }
         }

@@ -55,7 +55,7 @@ impl Registrar {
             (Some((key, update)), Ok(())) => {
                 self.cache_registration(now, from, key, bytes, &update)
             }
-            _ => self.invalidate_registration_cache(from),
+            _ => self.associations.invalidate_registration_cache(from),
         }
     }
 
@@ -70,12 +70,12 @@ impl Registrar {
         mut element: PoolElement,
         length: usize,
     ) -> Result<Option<(ElementKey, Bytes)>, ErrorCause> {
-        let known = self.handlespace.find(handle, element.id);
+        let known = self.elements.space().find(handle, element.id);
         self.check_registration(from, handle, &element, known, length)?;
         self.complete_description(from, &mut element);
         let id = element.id;
         let (element, update) = self.announce_registration(handle, element);
-        let founds_pool = known.is_none() && self.handlespace.pool(handle).is_none();
+        let founds_pool = known.is_none() && self.elements.space().pool(handle).is_none();
         let policy = element.policy;
         let class = transport_class(&element.user_transport);
         let mut payload = ElementEntry::new_foreign(element, 0);
@@ -89,7 +89,7 @@ impl Registrar {
             payload,
         };
         // The registration fits: `check_registration` has checked it.
-        let Ok(registered) = self.handlespace.register(registration) else {
+        let Ok(registered) = self.elements.register(registration) else {
             return Err(CauseCode::UNSPECIFIED.into());
         };
         let previous = registered.previous;
@@ -100,18 +100,16 @@ impl Registrar {
         self.counters.registrations += u64::from(previous.is_none());
         self.counters.reregistrations += u64::from(previous.is_some());
         if let Some(previous) = previous
-            && let Some(entry) = self.handlespace.payload_mut(registered.key)
+            && let Some(entry) = self.elements.entry_mut(registered.key)
         {
             entry.association = previous.association;
             entry.host = previous.host;
-            if !self.contested.is_empty() {
-                self.contested.remove(&registered.key);
-            }
+            self.elements.end_contest(registered.key);
         } else {
             self.on_new_element(from, registered.key, founds_pool);
         }
         self.link_if_needed(registered.key, from);
-        self.update_timer(registered.key);
+        self.elements.update_timer(registered.key);
         Ok(is_repeatable.then_some((registered.key, update)))
     }
 
@@ -119,17 +117,16 @@ impl Registrar {
     /// previous one.
     #[inline]
     fn link_if_needed(&mut self, key: ElementKey, to: AssociationId) {
-        if !self.is_linked(to, key) {
+        if !self.elements.is_linked(to, key) {
             self.link_to_association(key, Some(to));
         }
     }
 
     fn on_new_element(&mut self, from: AssociationId, key: ElementKey, founds: bool) {
-        let Some(view) = self.handlespace.get(key) else {
+        let Some(view) = self.elements.space().get(key) else {
             return;
         };
-        let (handle, id, policy) = (view.handle().clone(), view.id(), *view.policy());
-        self.count_distant(policy, true);
+        let (handle, id) = (view.handle().clone(), view.id());
         if founds && let Some(association) = self.associations.get(from) {
             let host = association.host;
             self.associations.hosts.add_pool(host, handle.clone());
@@ -148,7 +145,7 @@ impl Registrar {
             policy: self.rounded(element.policy),
             ..element.clone()
         };
-        let view = self.handlespace.get(key);
+        let view = self.elements.space().get(key);
         let after = view.map(|element| rounded_element(&element.payload().element));
         if before.map(|entry| rounded_element(&entry.element)) != after {
             self.subscriptions.mark_changed(handle);
@@ -187,7 +184,7 @@ impl Registrar {
         element: PoolElement,
     ) -> (PoolElement, Bytes) {
         self.counters.updates_sent += 1;
-        if self.outbox.peers.is_empty() {
+        if !self.outbox.has_peers() {
             return (element, Bytes::new());
         }
         let body = EnrpBody::HandleUpdate {
@@ -229,7 +226,7 @@ impl Registrar {
         if settings.check_addresses && !association.has_service_address(&element.user_transport) {
             return Err(CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES.into());
         }
-        let pool = self.handlespace.pool(handle);
+        let pool = self.elements.space().pool(handle);
         if let Some(pool) = pool {
             if pool.policy != element.policy.kind() {
                 return Err(ErrorCause::inconsistent_policy(&pool.policy.zeroed()));
@@ -246,37 +243,27 @@ impl Registrar {
             };
         }
         let (hosts, host) = (&self.associations.hosts, association.host);
-        let has_room =
-            hosts.admits_element(host, limits) && self.handlespace.elements() < limits.elements;
+        let has_room = hosts.admits_element(host, limits)
+            && self.elements.space().elements() < limits.elements;
         let may_found =
-            || hosts.admits_pool(host, limits) && self.handlespace.pools() < limits.pools;
+            || hosts.admits_pool(host, limits) && self.elements.space().pools() < limits.pools;
         match has_room && (pool.is_some() || may_found()) {
             true => Ok(()),
             false => Err(CauseCode::LACK_OF_RESOURCES.into()),
         }
     }
 
-    /// Returns true if the element registered last over this association.
-    #[inline]
-    fn is_linked(&self, to: AssociationId, key: ElementKey) -> bool {
-        let link = self
-            .handlespace
-            .get(key)
-            .and_then(|view| view.payload().association);
-        link.is_some_and(|(linked, _)| linked == to)
-    }
-
     /// Returns true if a known element may be the sender on this association.
     #[inline]
     pub(super) fn may_be_sender(&self, from: AssociationId, key: ElementKey) -> bool {
-        self.is_linked(from, key) || self.matches_identity(from, key)
+        self.elements.is_linked(from, key) || self.matches_identity(from, key)
     }
 
     /// Returns true if an element registered over another association, or at another registrar, may be the sender
     /// on this one.
     fn matches_identity(&self, from: AssociationId, key: ElementKey) -> bool {
         let (Some(association), Some(view)) =
-            (self.associations.get(from), self.handlespace.get(key))
+            (self.associations.get(from), self.elements.space().get(key))
         else {
             return false;
         };
@@ -306,7 +293,7 @@ impl Registrar {
         id: ElementId,
     ) {
         let allowed = self.associations.get(from).is_some_and(|a| a.may_register);
-        let key = self.element_key(&handle, id);
+        let key = self.elements.space().find(&handle, id);
         let refused = !allowed || key.is_some_and(|key| !self.may_be_sender(from, key));
         let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
         if refused {

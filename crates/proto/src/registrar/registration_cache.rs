@@ -5,6 +5,7 @@
 //! identical to the last byte, has the same effect without being parsed, checked or encoded. Changes that could affect
 //! the result clear the cache, or are checked each time: the element may be removed, or belong to another registrar.
 
+use super::associations::Associations;
 use super::reregistration_announcements::AnnouncementState;
 use super::{AssociationId, Registrar};
 use bytes::Bytes;
@@ -70,6 +71,15 @@ impl RegistrationCache {
     }
 }
 
+impl Associations {
+    /// Makes the next registration on this association be handled like any other.
+    pub(super) fn invalidate_registration_cache(&mut self, from: AssociationId) {
+        if let Some(known_association) = self.get_mut(from) {
+            known_association.registration_cache.invalidate();
+        }
+    }
+}
+
 impl Registrar {
     /// Caches a granted re-registration. The element's policy must not have a distance, because a distance changes
     /// without a message.
@@ -83,7 +93,8 @@ impl Registrar {
         update: &Bytes,
     ) {
         let kind = self
-            .handlespace
+            .elements
+            .space()
             .get(key)
             .map(|element| element.policy().kind());
         let counts = kind.is_none_or(counts_selections);
@@ -98,15 +109,11 @@ impl Registrar {
             .filter(|before| *before != key);
         known.registration_cache.store(key, request, answer, update);
         known.registration_cache.announcement =
-            AnnouncementState::new(now, self.outbox.peers_version, counts);
-        if let Some(before) = before.filter(|before| self.is_registered_over(from, *before)) {
+            AnnouncementState::new(now, self.outbox.peers_version(), counts);
+        if let Some(before) =
+            before.filter(|before| self.elements.is_registered_over(from, *before))
+        {
             self.announce_element(before);
-        }
-    }
-
-    pub(super) fn invalidate_registration_cache(&mut self, from: AssociationId) {
-        if let Some(known_association) = self.associations.get_mut(from) {
-            known_association.registration_cache.invalidate();
         }
     }
 
@@ -123,12 +130,12 @@ impl Registrar {
         else {
             return false;
         };
-        let has_announcement = granted.has_update() || self.outbox.peers.is_empty();
-        if !has_announcement || !self.is_registered_over(from, key) || !self.is_ready() {
+        let has_announcement = granted.has_update() || !self.outbox.has_peers();
+        if !has_announcement || !self.elements.is_registered_over(from, key) || !self.is_ready() {
             return false;
         }
         let settings = &self.config.settings;
-        let Some(entry) = self.handlespace.register_again(key) else {
+        let Some(entry) = self.elements.register_again(key) else {
             return false;
         };
         entry.renew(now, settings);
@@ -143,7 +150,7 @@ impl Registrar {
             }
             self.outbox.resend_asap(from, answer);
         }
-        self.update_timer(key);
+        self.elements.update_timer(key);
         true
     }
 }

@@ -12,7 +12,6 @@
 
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Registrar};
-use holdfast_handlespace::ElementKey;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -69,6 +68,12 @@ pub(super) struct PendingAnnouncements {
 }
 
 impl PendingAnnouncements {
+    /// Adds a registration. Returns true if the announcements of its slot are the next ones.
+    fn add(&mut self, until: Duration, association: AssociationId) -> bool {
+        self.slots.entry(until).or_default().push(association);
+        self.next() == Some(until)
+    }
+
     fn next(&self) -> Option<Duration> {
         self.slots.keys().next().copied()
     }
@@ -106,19 +111,18 @@ impl Registrar {
             return true;
         };
         let announcement = &mut known_association.registration_cache.announcement;
-        let Some(until) = announcement.deferred_until(now, self.outbox.peers_version, delay) else {
+        let Some(until) = announcement.deferred_until(now, self.outbox.peers_version(), delay)
+        else {
             *announcement = AnnouncementState::new(
                 now,
-                self.outbox.peers_version,
+                self.outbox.peers_version(),
                 announcement.counts_selections,
             );
             return true;
         };
-        if !std::mem::replace(&mut announcement.is_pending, true) {
-            self.refreshes.slots.entry(until).or_default().push(from);
-            if self.refreshes.next() == Some(until) {
-                self.schedule.set(RegistrarTimer::Refresh, until);
-            }
+        if !std::mem::replace(&mut announcement.is_pending, true) && self.refreshes.add(until, from)
+        {
+            self.schedule.set(RegistrarTimer::Refresh, until);
         }
         false
     }
@@ -147,21 +151,11 @@ impl Registrar {
         let announcement = &mut known_association.registration_cache.announcement;
         *announcement = AnnouncementState::new(
             now,
-            self.outbox.peers_version,
+            self.outbox.peers_version(),
             announcement.counts_selections,
         );
-        if self.is_registered_over(from, key) {
+        if self.elements.is_registered_over(from, key) {
             self.announce_element(key);
         }
-    }
-
-    /// Returns true if the element's last registration came over this association, and this registrar is its home
-    /// since.
-    #[inline]
-    pub(super) fn is_registered_over(&self, from: AssociationId, key: ElementKey) -> bool {
-        let entry = self.handlespace.get(key).map(|element| element.payload());
-        entry.is_some_and(|entry| {
-            entry.association.is_some_and(|(linked, _)| linked == from) && !entry.adopting
-        })
     }
 }

@@ -5,6 +5,7 @@
 //! bytes; the elements are selected anew. Changes that could affect the beginning clear the cache, or are checked each
 //! time.
 
+use super::associations::Associations;
 use super::{AssociationId, Registrar};
 use holdfast_wire::rserpool::asap::ResolutionResponseEncoder;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
@@ -34,6 +35,15 @@ impl ResolutionCache {
     }
 }
 
+impl Associations {
+    /// Makes the next resolution on this association be handled like any other.
+    pub(super) fn clear_resolution_cache(&mut self, from: AssociationId) {
+        if let Some(known_association) = self.get_mut(from) {
+            known_association.resolution_cache.clear();
+        }
+    }
+}
+
 impl Registrar {
     /// Caches a resolution whose answer is the newest output, for a user without subscriptions. `head_len` is the
     /// answer's length without elements.
@@ -44,14 +54,15 @@ impl Registrar {
         (handle, items): (&PoolHandle, Option<u32>),
         head_len: usize,
     ) {
-        let items = self.answer_elements_max(items);
+        let items = self.config.settings.answer_elements_max(items);
         let Some(known_association) = self.associations.get_mut(from) else {
             return;
         };
         known_association.resolution_cache.clear();
-        let (Some(pool), Some(answer)) =
-            (self.handlespace.pool(handle), self.outbox.last_message())
-        else {
+        let (Some(pool), Some(answer)) = (
+            self.elements.space().pool(handle),
+            self.outbox.last_message(),
+        ) else {
             return;
         };
         if request.len() > CACHED_BYTES_MAX {
@@ -66,12 +77,6 @@ impl Registrar {
         cache.pool = Some((pool.handle.clone(), pool.policy, items));
     }
 
-    pub(super) fn clear_resolution_cache(&mut self, from: AssociationId) {
-        if let Some(known_association) = self.associations.get_mut(from) {
-            known_association.resolution_cache.clear();
-        }
-    }
-
     /// Handles a repetition of the association's cached resolution. Returns false if it must be handled like any other.
     #[inline]
     pub(super) fn resolve_from_cache(&mut self, from: AssociationId) -> bool {
@@ -83,12 +88,12 @@ impl Registrar {
         let Some((handle, policy, items)) = &cache.pool else {
             return false;
         };
-        let pool = self.handlespace.pool(handle);
+        let pool = self.elements.space().pool(handle);
         let is_same = pool.is_some_and(|pool| pool.policy == *policy);
         if !is_same || !is_ready || !known_association.pools.is_empty() {
             return false;
         }
-        let (space, step) = (&mut self.handlespace, self.config.settings.distance_step);
+        let (space, step) = (&mut self.elements, self.config.settings.distance_step);
         let sent = self.outbox.send_asap_with(from, |buffer| {
             let mut answer =
                 ResolutionResponseEncoder::from_head(buffer, &cache.messages[cache.request_len..]);

@@ -6,7 +6,6 @@
 use super::distance::{distance_mut, has_distance};
 use super::element_entry::{ElementEntry, FormerClaim, copy_opaque_transport, transport_class};
 use super::peers::PeerRegistrar;
-use super::startup::StartupPhase;
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, PoolProtocol, Registrar, RemovalReason};
 use holdfast_handlespace::{ElementCursor, ElementKey, RegistrationData};
@@ -25,10 +24,10 @@ impl Registrar {
     /// Compares a peer's announced checksum with the known one, and requests its table if they differ (RFC 5353 section
     /// 3.6.1).
     pub(super) fn compare_checksum(&mut self, now: Duration, id: RegistrarId, announced: u16) {
-        let known = self.handlespace.checksum(id);
+        let known = self.elements.space().checksum(id);
         let until = now + self.config.settings.no_response_max;
         let ready = self.is_ready();
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         let Some(to) = peer.association else { return };
@@ -59,7 +58,7 @@ impl Registrar {
     pub(super) fn stop_sync(&mut self, id: RegistrarId) {
         self.schedule.stop(RegistrarTimer::SyncTimeout(id));
         self.schedule.stop(RegistrarTimer::Sweep(id));
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.is_syncing = false;
             peer.sweep = None;
         }
@@ -73,12 +72,16 @@ impl Registrar {
         id: RegistrarId,
         block: Option<(bool, Vec<PoolEntry>)>,
     ) {
-        if self.startup == StartupPhase::RequestingHandlespace(from) {
+        if self.startup.is_requesting_handlespace(from) {
             return self.on_mentor_table(now, from, id, block);
         }
         let is_requested = |peer: &PeerRegistrar| peer.is_syncing && peer.sweep.is_none();
-        if !self.peers.get(&id).is_some_and(is_requested) {
-            return self.report_ignored(Some(from), PoolProtocol::Enrp, "unrequested handle table");
+        if !self.peers.get(id).is_some_and(is_requested) {
+            return self.outbox.report_ignored(
+                Some(from),
+                PoolProtocol::Enrp,
+                "unrequested handle table",
+            );
         }
         let Some((more, entries)) = block else {
             return self.stop_sync(id);
@@ -91,7 +94,7 @@ impl Registrar {
             self.outbox.send_enrp(from, id, body);
         } else {
             self.schedule.stop(RegistrarTimer::SyncTimeout(id));
-            if let Some(peer) = self.peers.get_mut(&id) {
+            if let Some(peer) = self.peers.get_mut(id) {
                 let cursor = ElementCursor::owned_by(id);
                 peer.sweep = Some(StaleElementSweep { cursor, removed: 0 });
             }
@@ -103,7 +106,7 @@ impl Registrar {
     /// served before the rest.
     pub(super) fn sweep_stale_elements(&mut self, now: Duration, id: RegistrarId) {
         let max = self.config.settings.batch_elements_max.max(1);
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(peer) = self.peers.get_mut(id) else {
             return;
         };
         let (stamp, running_sweep) = (peer.sync_stamp, peer.sweep.take());
@@ -112,7 +115,8 @@ impl Registrar {
         };
         let mut marked: Vec<ElementKey> = Vec::new();
         let visited = self
-            .handlespace
+            .elements
+            .space()
             .next_block(&mut sweep.cursor, max, |element| {
                 if element.payload().sync_stamp != stamp {
                     marked.push(element.key());
@@ -120,7 +124,7 @@ impl Registrar {
             });
         // An element that both registrars yielded to each other has no home, unless it is probed.
         let is_yielded = |key: &ElementKey| {
-            let view = self.handlespace.get(*key);
+            let view = self.elements.space().get(*key);
             view.is_some_and(|view| view.payload().claim != FormerClaim::None)
         };
         let (disputed, marked): (Vec<_>, Vec<_>) = marked.into_iter().partition(is_yielded);
@@ -184,7 +188,7 @@ impl Registrar {
                 let id = element.id;
                 let home = if suggested { sender } else { home };
                 self.store_foreign(now, from, home, handle, element, true);
-                if suggested && let Some(key) = self.element_key(handle, id) {
+                if suggested && let Some(key) = self.elements.space().find(handle, id) {
                     self.become_home(now, key, now);
                 }
             }
@@ -201,16 +205,17 @@ impl Registrar {
         handle: &PoolHandle,
         element: &PoolElement,
     ) {
-        let Some(key) = self.element_key(handle, element.id) else {
+        let Some(key) = self.elements.space().find(handle, element.id) else {
             return;
         };
-        let known_home = self.handlespace.get(key).map(|element| element.home());
+        let known_home = self.elements.space().get(key).map(|element| element.home());
         if known_home != Some(sender) && known_home != Some(home) {
             return;
         }
-        let is_own = self.is_own_element(key);
+        let is_own = self.elements.is_own(key);
         let kept = self
-            .handlespace
+            .elements
+            .space()
             .get(key)
             .map(|element| element.handle().clone());
         self.remove_local(key);
@@ -236,14 +241,14 @@ impl Registrar {
         is_update: bool,
     ) {
         let own_id = self.config.id;
-        let known = self.handlespace.find(handle, element.id);
+        let known = self.elements.space().find(handle, element.id);
         if home == own_id {
             // The element dates from an earlier run with the same number, or was taken over before the handlespace was
             // loaded: probe it.
             let id = element.id;
             if known.is_none() && !self.is_ready() {
                 self.write_element(own_id, handle, element, 0);
-                if let Some(key) = self.element_key(handle, id) {
+                if let Some(key) = self.elements.space().find(handle, id) {
                     self.become_home(now, key, now);
                 }
             }
@@ -254,7 +259,7 @@ impl Registrar {
         }
         let mut claim = FormerClaim::None;
         if let Some(key) = known
-            && let Some(view) = self.handlespace.get(key)
+            && let Some(view) = self.elements.space().get(key)
         {
             claim = view.payload().claim;
             if view.home() == own_id {
@@ -269,15 +274,15 @@ impl Registrar {
         let is_from_home = source.is_some_and(|from| from.peer == Some(home));
         if let Some(distance) = distance_mut(&mut element.policy) {
             *distance = distance.saturating_add(way_ms);
-            if !is_from_home && let Some(peer) = self.peers.get_mut(&home) {
+            if !is_from_home && let Some(peer) = self.peers.get_mut(home) {
                 peer.has_hearsay_distances = true;
             }
         }
         let id = element.id;
         self.write_element(home, handle, element, way_ms);
         if claim != FormerClaim::None
-            && let Some(key) = self.element_key(handle, id)
-            && let Some(entry) = self.handlespace.payload_mut(key)
+            && let Some(key) = self.elements.space().find(handle, id)
+            && let Some(entry) = self.elements.entry_mut(key)
         {
             entry.claim = claim;
         }
@@ -295,14 +300,14 @@ impl Registrar {
         copy_opaque_transport(&mut element);
         let id = element.id;
         let limits = &self.config.settings.limits;
-        if self.handlespace.elements() >= limits.elements
-            && self.handlespace.find(handle, id).is_none()
+        if self.elements.space().elements() >= limits.elements
+            && self.elements.space().find(handle, id).is_none()
         {
             return;
         }
         let policy = self.rounded(element.policy);
         let class = transport_class(&element.user_transport);
-        let mut payload = ElementEntry::new_foreign(element, self.sync_stamp_of(home));
+        let mut payload = ElementEntry::new_foreign(element, self.peers.sync_stamp_of(home));
         payload.delay_ms = way_ms;
         let registration = RegistrationData {
             handle,
@@ -312,13 +317,8 @@ impl Registrar {
             class,
             payload,
         };
-        match self.handlespace.register(registration) {
-            Ok(registered) => {
-                if registered.previous.is_none() {
-                    self.count_distant(policy, true);
-                }
-                self.subscriptions.mark_changed(handle);
-            }
+        match self.elements.register(registration) {
+            Ok(_) => self.subscriptions.mark_changed(handle),
             Err(_) => {
                 let handle = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
                 self.outbox
@@ -330,10 +330,11 @@ impl Registrar {
     /// Notes that an element's home was learned from another registrar: the home's own word on its distance is needed.
     pub(super) fn note_hearsay(&mut self, key: ElementKey, home: RegistrarId) {
         let distant = self
-            .handlespace
+            .elements
+            .space()
             .get(key)
             .is_some_and(|e| has_distance(*e.policy()));
-        if let Some(peer) = self.peers.get_mut(&home) {
+        if let Some(peer) = self.peers.get_mut(home) {
             peer.has_hearsay_distances |= distant;
         }
     }
@@ -347,7 +348,7 @@ impl Registrar {
         home: RegistrarId,
         is_update: bool,
     ) -> bool {
-        let Some(view) = self.handlespace.get(key) else {
+        let Some(view) = self.elements.space().get(key) else {
             return false;
         };
         let entry = view.payload();
@@ -362,7 +363,7 @@ impl Registrar {
             return !is_update;
         }
         if !entry.adopting {
-            self.contested.insert(key, home);
+            self.elements.contest(key, home);
             self.become_home(now, key, now);
         }
         true

@@ -3,13 +3,14 @@
 use super::associations::endpoints;
 use super::dials::DialPurpose;
 use super::timer_queue::RegistrarTimer;
-use super::{AssociationId, Event, PoolProtocol, Registrar};
+use super::{AssociationId, DialId, Event, PoolProtocol, Registrar};
 use holdfast_wire::rserpool::enrp::{EnrpBody, PoolEntry};
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum StartupPhase {
+enum StartupPhase {
     /// Listening for a registrar.
     #[default]
     Hunting,
@@ -23,13 +24,67 @@ pub(super) enum StartupPhase {
     Done,
 }
 
+/// Progress of the start.
+#[derive(Debug, Default)]
+pub(super) struct Startup {
+    phase: StartupPhase,
+    /// Number of attempts that have failed.
+    mentor_failures: usize,
+    /// The open attempt to connect to a mentor.
+    mentor_dial: Option<DialId>,
+}
+
 /// Number of attempts for each mentor. Registrars that start together refuse each other: one of them has to begin.
 const MENTOR_ROUNDS: usize = 2;
+
+impl Startup {
+    /// Returns true if elements and users are served.
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.phase, StartupPhase::Done)
+    }
+
+    /// Returns true while the registrar listens for a mentor.
+    pub(super) fn is_hunting(&self) -> bool {
+        self.phase == StartupPhase::Hunting
+    }
+
+    /// Returns true if this is the open attempt to connect to a mentor.
+    pub(super) fn is_mentor_dial(&self, dial: DialId) -> bool {
+        self.mentor_dial == Some(dial)
+    }
+
+    /// Returns true if the mentor at the other side of this association was asked for its handlespace.
+    pub(super) fn is_requesting_handlespace(&self, from: AssociationId) -> bool {
+        self.phase == StartupPhase::RequestingHandlespace(from)
+    }
+
+    /// Returns true if the mentor at the other side of this association was asked for something.
+    fn is_requesting(&self, from: AssociationId) -> bool {
+        matches!(self.phase, StartupPhase::RequestingList(asked) | StartupPhase::RequestingHandlespace(asked) if asked == from)
+    }
+
+    /// Returns the mentor to ask next.
+    fn next_mentor<'a>(&self, mentors: &'a [Vec<SocketAddr>]) -> Option<&'a Vec<SocketAddr>> {
+        mentors.get(self.mentor_failures % mentors.len().max(1))
+    }
+
+    /// Counts a failed attempt. Returns false if no further one is allowed.
+    fn record_failure(&mut self, mentors: usize) -> bool {
+        self.mentor_dial = None;
+        self.mentor_failures += 1;
+        if self.mentor_failures >= MENTOR_ROUNDS * mentors {
+            return false;
+        }
+        self.phase = StartupPhase::Connecting;
+        true
+    }
+}
 
 impl Registrar {
     pub(super) fn begin_startup(&mut self, now: Duration) {
         if !self.config.mentors.is_empty() {
-            self.startup = StartupPhase::Connecting;
+            self.startup.phase = StartupPhase::Connecting;
             self.dial_mentor(now);
         } else if self.config.settings.enrp_multicast {
             let body = self.presence(true);
@@ -42,30 +97,25 @@ impl Registrar {
         }
     }
 
-    pub(super) fn is_hunting(&self) -> bool {
-        self.startup == StartupPhase::Hunting
-    }
-
     fn dial_mentor(&mut self, now: Duration) {
-        let mentors = &self.config.mentors;
-        let Some(mentor) = mentors.get(self.mentor_failures % mentors.len().max(1)) else {
+        let Some(mentor) = self.startup.next_mentor(&self.config.mentors) else {
             return self.finish_startup(now);
         };
         let mentor = mentor.clone();
         self.reach_mentor(now, mentor);
     }
 
-    fn reach_mentor(&mut self, now: Duration, mentor: Vec<std::net::SocketAddr>) {
-        self.startup = StartupPhase::Connecting;
+    fn reach_mentor(&mut self, now: Duration, mentor: Vec<SocketAddr>) {
+        self.startup.phase = StartupPhase::Connecting;
         let until = now + self.config.settings.no_response_max;
         self.schedule.set(RegistrarTimer::StartupStep, until);
         let dial = self.dial(PoolProtocol::Enrp, mentor, DialPurpose::Mentor);
-        self.mentor_dial = Some(dial);
+        self.startup.mentor_dial = Some(dial);
     }
 
     pub(super) fn on_mentor_found(&mut self, now: Duration, transport: &SctpTransport) {
         let config = &self.config;
-        let allowed = |at: &std::net::SocketAddr| {
+        let allowed = |at: &SocketAddr| {
             super::associations::is_registrar_permitted(at.ip(), &config.settings, &config.mentors)
         };
         let addresses: Vec<_> = endpoints(transport).filter(allowed).collect();
@@ -75,9 +125,9 @@ impl Registrar {
     }
 
     pub(super) fn on_mentor_reached(&mut self, now: Duration, association: AssociationId) {
-        if self.startup == StartupPhase::Connecting {
-            self.startup = StartupPhase::RequestingList(association);
-            self.mentor_dial = None;
+        if self.startup.phase == StartupPhase::Connecting {
+            self.startup.phase = StartupPhase::RequestingList(association);
+            self.startup.mentor_dial = None;
             self.ask_mentor(now, association, RegistrarId(0), EnrpBody::ListRequest);
         }
     }
@@ -89,32 +139,28 @@ impl Registrar {
     }
 
     pub(super) fn on_mentor_lost(&mut self, now: Duration, association: AssociationId) {
-        if matches!(self.startup, StartupPhase::RequestingList(a) | StartupPhase::RequestingHandlespace(a) if a == association)
-        {
+        if self.startup.is_requesting(association) {
             self.on_mentor_failed(now);
         }
     }
 
     /// Turns to the next mentor, if there is one; after all of them have failed, the registrar begins alone.
     pub(super) fn on_mentor_failed(&mut self, now: Duration) {
-        if self.startup == StartupPhase::Done {
+        if self.startup.is_done() {
             return;
         }
         self.outbox.push_event(Event::MentorFailed);
-        self.mentor_dial = None;
-        self.mentor_failures += 1;
-        if self.mentor_failures >= MENTOR_ROUNDS * self.config.mentors.len() {
+        if !self.startup.record_failure(self.config.mentors.len()) {
             return self.finish_startup(now);
         }
-        self.startup = StartupPhase::Connecting;
         let retry_at = now + self.config.settings.retry_interval;
         self.schedule.set(RegistrarTimer::StartupStep, retry_at);
     }
 
     pub(super) fn on_startup_timeout(&mut self, now: Duration) {
-        match self.startup {
+        match self.startup.phase {
             StartupPhase::Hunting => self.finish_startup(now),
-            StartupPhase::Connecting if self.mentor_dial.is_none() => self.dial_mentor(now),
+            StartupPhase::Connecting if self.startup.mentor_dial.is_none() => self.dial_mentor(now),
             StartupPhase::Connecting
             | StartupPhase::RequestingList(_)
             | StartupPhase::RequestingHandlespace(_) => self.on_mentor_failed(now),
@@ -129,13 +175,13 @@ impl Registrar {
         mentor: RegistrarId,
         rejected: bool,
     ) {
-        if self.startup != StartupPhase::RequestingList(from) {
+        if self.startup.phase != StartupPhase::RequestingList(from) {
             return;
         }
         if rejected {
             return self.on_mentor_failed(now);
         }
-        self.startup = StartupPhase::RequestingHandlespace(from);
+        self.startup.phase = StartupPhase::RequestingHandlespace(from);
         let body = EnrpBody::HandleTableRequest { own_only: false };
         self.ask_mentor(now, from, mentor, body);
     }
@@ -160,11 +206,11 @@ impl Registrar {
     }
 
     fn finish_startup(&mut self, now: Duration) {
-        self.startup = StartupPhase::Done;
+        self.startup.phase = StartupPhase::Done;
         self.schedule.stop(RegistrarTimer::StartupStep);
         self.schedule.set(RegistrarTimer::Heartbeat, now);
         self.start_announcing(now);
-        let elements = self.handlespace.elements();
+        let elements = self.elements.space().elements();
         self.outbox.push_event(Event::Ready { elements });
     }
 }

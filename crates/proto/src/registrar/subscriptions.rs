@@ -57,7 +57,8 @@ impl Subscriptions {
         }
     }
 
-    fn mark_all_changed(&mut self) {
+    /// Marks all pools as changed, so that every subscriber gets an update.
+    pub(super) fn mark_all_changed(&mut self) {
         for (handle, audience) in &mut self.pools {
             if !audience.has_pending_update {
                 audience.has_pending_update = true;
@@ -110,11 +111,6 @@ impl Registrar {
         true
     }
 
-    /// Sends all subscribers an update, whether their pools have changed or not.
-    pub(super) fn schedule_all_updates(&mut self) {
-        self.subscriptions.mark_all_changed();
-    }
-
     /// Sends the updates that are due.
     pub(super) fn send_updates(&mut self, now: Duration) {
         if self.subscriptions.next_update().is_none_or(|due| due > now) {
@@ -163,6 +159,6 @@ impl Registrar {
         let Err(cause) = answered else { return };
         // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
         self.subscribe(user, handle, None, false);
-        self.refuse_resolution(user, handle.clone(), cause);
+        self.outbox.refuse_resolution(user, handle.clone(), cause);
     }
 }

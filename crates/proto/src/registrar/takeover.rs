@@ -1,13 +1,11 @@
 //! Takeover of the elements of a registrar that failed (RFC 5353 section 3.5).
 
-use super::config::TakeoverRaceWinner;
-use super::peers::PeerState;
+use super::peers::{PeerList, PeerState};
 use super::timer_queue::RegistrarTimer;
 use super::{AssociationId, Event, Registrar};
-use holdfast_handlespace::{ElementCursor, ElementKey};
 use holdfast_wire::rserpool::RegistrarId;
 use holdfast_wire::rserpool::enrp::EnrpBody;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// An arbitration that this registrar began.
@@ -20,10 +18,36 @@ pub(super) struct TakeoverArbitration {
 
 /// Elements of a dead registrar that have not got their new home yet.
 #[derive(Debug)]
-pub(super) struct HomeTransfer {
+struct HomeTransfer {
     new_home: RegistrarId,
     /// Time of the next adopted element's keep-alive.
     next_keep_alive: Duration,
+}
+
+/// Elements of dead registrars that still need their new home, by the dead registrar.
+#[derive(Debug, Default)]
+pub(super) struct HomeTransfers {
+    by_target: BTreeMap<RegistrarId, HomeTransfer>,
+}
+
+impl HomeTransfers {
+    /// Adds the elements of a dead registrar. Elements that are still to be moved to the dead registrar are redirected.
+    fn begin(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
+        let heirs = self.by_target.values_mut();
+        heirs
+            .filter(|bequest| bequest.new_home == target)
+            .for_each(|bequest| bequest.new_home = by);
+        let bequest = HomeTransfer {
+            new_home: by,
+            next_keep_alive: now,
+        };
+        self.by_target.insert(target, bequest);
+    }
+
+    /// Returns true if this registrar's announcements cover all of its elements.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_target.is_empty()
+    }
 }
 
 /// Number of requests to silent peers. Dead peers are noticed sooner.
@@ -32,13 +56,42 @@ const TAKEOVER_ATTEMPTS_MAX: u32 = 3;
 /// Pause between the keep-alives to adopted elements.
 const KEEP_ALIVE_SPACING: Duration = Duration::from_micros(100);
 
+impl PeerList {
+    /// Returns true if this registrar is taking over the target, and all peers have agreed.
+    fn has_agreed(&self, target: RegistrarId) -> bool {
+        let state = self.get(target).map(|peer| &peer.state);
+        matches!(state, Some(PeerState::TakingOver(takeover)) if takeover.pending_acks.is_empty())
+    }
+
+    /// Records that a peer agrees to the takeover of the target. Returns false if this registrar is not taking it over.
+    fn record_agreement(&mut self, peer: RegistrarId, target: RegistrarId) -> bool {
+        if let Some(peer_state) = self.get_mut(target)
+            && let PeerState::TakingOver(takeover) = &mut peer_state.state
+        {
+            takeover.pending_acks.remove(&peer);
+            return true;
+        }
+        false
+    }
+
+    /// Removes a silent peer from arbitrations that wait for it. Returns their targets.
+    fn withdraw_arbiter(&mut self, silent: RegistrarId) -> Vec<RegistrarId> {
+        let mut targets = Vec::new();
+        for (target, peer) in self.iter_mut() {
+            if let PeerState::TakingOver(takeover) = &mut peer.state
+                && takeover.pending_acks.remove(&silent)
+            {
+                targets.push(target);
+            }
+        }
+        targets
+    }
+}
+
 impl Registrar {
     pub(super) fn begin_takeover(&mut self, now: Duration, target: RegistrarId) {
-        let others = self.peers.iter().filter(|(id, peer)| {
-            **id != target && matches!(peer.state, PeerState::Active) && peer.association.is_some()
-        });
-        let waiting = others.map(|(id, _)| *id).collect();
-        if let Some(peer) = self.peers.get_mut(&target) {
+        let waiting = self.peers.active_ids().filter(|id| *id != target).collect();
+        if let Some(peer) = self.peers.get_mut(target) {
             peer.state = PeerState::TakingOver(TakeoverArbitration {
                 pending_acks: waiting,
                 attempts: 0,
@@ -59,15 +112,13 @@ impl Registrar {
 
     /// Completes the takeover if all peers have agreed.
     fn complete_if_agreed(&mut self, now: Duration, target: RegistrarId) {
-        let state = self.peers.get(&target).map(|peer| &peer.state);
-        if matches!(state, Some(PeerState::TakingOver(takeover)) if takeover.pending_acks.is_empty())
-        {
+        if self.peers.has_agreed(target) {
             self.take_over(now, target);
         }
     }
 
     pub(super) fn on_takeover_timeout(&mut self, now: Duration, target: RegistrarId) {
-        let Some(peer) = self.peers.get_mut(&target) else {
+        let Some(peer) = self.peers.get_mut(target) else {
             return;
         };
         let PeerState::TakingOver(takeover) = &mut peer.state else {
@@ -82,15 +133,7 @@ impl Registrar {
 
     /// Removes a silent peer from arbitrations that wait for it.
     pub(super) fn drop_silent_arbiter(&mut self, now: Duration, silent: RegistrarId) {
-        let mut targets = Vec::new();
-        for (target, peer) in &mut self.peers {
-            if let PeerState::TakingOver(takeover) = &mut peer.state
-                && takeover.pending_acks.remove(&silent)
-            {
-                targets.push(*target);
-            }
-        }
-        for target in targets {
+        for target in self.peers.withdraw_arbiter(silent) {
             self.complete_if_agreed(now, target);
         }
     }
@@ -101,10 +144,7 @@ impl Registrar {
         peer: RegistrarId,
         target: RegistrarId,
     ) {
-        if let Some(peer_state) = self.peers.get_mut(&target)
-            && let PeerState::TakingOver(takeover) = &mut peer_state.state
-        {
-            takeover.pending_acks.remove(&peer);
+        if self.peers.record_agreement(peer, target) {
             self.complete_if_agreed(now, target);
         }
     }
@@ -122,8 +162,8 @@ impl Registrar {
             return self.send_heartbeat(now);
         }
         let until = now + self.config.settings.last_heard_max;
-        let wins = self.wins_race(initiator);
-        if let Some(peer) = self.peers.get_mut(&target) {
+        let wins = self.config.wins_takeover_race(initiator);
+        if let Some(peer) = self.peers.get_mut(target) {
             if matches!(peer.state, PeerState::TakingOver(_)) {
                 if wins {
                     return;
@@ -136,14 +176,6 @@ impl Registrar {
         self.outbox
             .send_enrp(from, initiator, EnrpBody::InitTakeoverAck { target });
         self.drop_silent_arbiter(now, target);
-    }
-
-    /// Returns true if this registrar wins the race for a takeover.
-    fn wins_race(&self, other: RegistrarId) -> bool {
-        match self.config.settings.takeover_race {
-            TakeoverRaceWinner::LowerId => self.config.id < other,
-            TakeoverRaceWinner::HigherId => self.config.id > other,
-        }
     }
 
     /// Takes over the target's elements (RFC 5353 section 3.5.2).
@@ -176,18 +208,9 @@ impl Registrar {
         self.outbox.push_event(Event::TakenOver {
             target,
             by,
-            elements: self.handlespace.elements_owned_by(target),
+            elements: self.elements.space().elements_owned_by(target),
         });
-        // Redirect elements that are still to be moved to the dead registrar.
-        let heirs = self.home_transfers.values_mut();
-        heirs
-            .filter(|bequest| bequest.new_home == target)
-            .for_each(|bequest| bequest.new_home = by);
-        let bequest = HomeTransfer {
-            new_home: by,
-            next_keep_alive: now,
-        };
-        self.home_transfers.insert(target, bequest);
+        self.home_transfers.begin(now, target, by);
         self.transfer_some_homes(now, target);
     }
 
@@ -196,14 +219,15 @@ impl Registrar {
         let Some(HomeTransfer {
             new_home: heir,
             next_keep_alive: mut ask,
-        }) = self.home_transfers.remove(&target)
+        }) = self.home_transfers.by_target.remove(&target)
         else {
             return;
         };
         // A registrar that is back keeps the remaining elements.
         let mut keys = Vec::new();
-        if !self.peers.contains_key(&target) {
-            keys = self.some_owned_by(target, self.config.settings.batch_elements_max);
+        if !self.peers.contains(target) {
+            let max = self.config.settings.batch_elements_max;
+            keys = self.elements.some_owned_by(target, max);
         }
         for key in &keys {
             if heir == self.config.id {
@@ -214,7 +238,7 @@ impl Registrar {
             }
         }
         if !keys.is_empty() {
-            self.home_transfers.insert(
+            self.home_transfers.by_target.insert(
                 target,
                 HomeTransfer {
                     new_home: heir,
@@ -226,19 +250,5 @@ impl Registrar {
             self.schedule
                 .set(RegistrarTimer::HomeTransfer(target), next);
         }
-    }
-
-    /// Returns true if this registrar's announcements cover all of its elements.
-    pub(super) fn has_no_home_transfers(&self) -> bool {
-        self.home_transfers.is_empty()
-    }
-
-    fn some_owned_by(&self, home: RegistrarId, max: usize) -> Vec<ElementKey> {
-        let mut keys = Vec::with_capacity(self.handlespace.elements_owned_by(home).min(max));
-        self.handlespace
-            .next_block(&mut ElementCursor::owned_by(home), max, |element| {
-                keys.push(element.key());
-            });
-        keys
     }
 }

@@ -25,6 +25,25 @@ pub(super) struct UnknownPeers {
     silent_until: BTreeMap<SocketAddr, Duration>,
 }
 
+impl UnknownPeers {
+    /// Returns true if a call of this address failed recently.
+    fn is_silent(&self, now: Duration, at: SocketAddr) -> bool {
+        let until = self.silent_until.get(&at);
+        until.is_some_and(|until| now < *until)
+    }
+
+    /// Remembers an address that did not answer, if there is room.
+    fn mark_silent(&mut self, now: Duration, at: SocketAddr, until: Duration) {
+        let silent = &mut self.silent_until;
+        if silent.len() >= SILENT_MAX {
+            silent.retain(|_, until| now < *until);
+        }
+        if silent.len() < SILENT_MAX {
+            silent.insert(at, until);
+        }
+    }
+}
+
 impl Registrar {
     /// Calls a registrar heard of. Returns false if too many are called already, if it failed to answer recently, or if
     /// no registrar is permitted at its addresses.
@@ -43,18 +62,13 @@ impl Registrar {
         {
             return true;
         }
-        if self
-            .unknown_peers
-            .silent_until
-            .get(&first)
-            .is_some_and(|until| now < *until)
-        {
+        if self.unknown_peers.is_silent(now, first) {
             return false;
         }
         let own_port = config.transport.port;
         let has_usual_port = |at: SocketAddr| at.port() == own_port || at.port() == enrp::PORT;
         let mut open_dials = 0;
-        for purpose in self.dials.open_dials.values() {
+        for purpose in self.dials.purposes() {
             match purpose {
                 DialPurpose::MulticastPeer(at) if *at == first => return true,
                 DialPurpose::MulticastPeer(at) if has_usual_port(*at) == has_usual_port(first) => {
@@ -77,12 +91,6 @@ impl Registrar {
     /// Handles a failed call.
     pub(super) fn on_unknown_peer_unreached(&mut self, now: Duration, at: SocketAddr) {
         let until = now + self.config.settings.retry_interval * SILENT_RETRIES;
-        let silent = &mut self.unknown_peers.silent_until;
-        if silent.len() >= SILENT_MAX {
-            silent.retain(|_, until| now < *until);
-        }
-        if silent.len() < SILENT_MAX {
-            silent.insert(at, until);
-        }
+        self.unknown_peers.mark_silent(now, at, until);
     }
 }

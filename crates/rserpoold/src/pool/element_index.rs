@@ -4,9 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
 
-use super::elements::HostedElement;
-use super::event_loop::PoolEventLoop;
-
 /// Numbers of elements, by pool handle and identifier.
 #[derive(Debug, Default)]
 pub(super) struct ElementIndex(BTreeMap<(PoolHandle, ElementId), BTreeSet<u64>>);
@@ -21,44 +18,18 @@ impl ElementIndex {
         matching.copied().collect()
     }
 
-    fn insert(&mut self, number: u64, name: (PoolHandle, ElementId)) {
+    /// Lists an element under its pool and identifier.
+    pub(super) fn insert(&mut self, number: u64, name: (PoolHandle, ElementId)) {
         self.0.entry(name).or_default().insert(number);
     }
 
-    fn remove(&mut self, number: u64, name: (PoolHandle, ElementId)) {
+    /// Removes an element that was listed under this pool and identifier.
+    pub(super) fn remove(&mut self, number: u64, name: (PoolHandle, ElementId)) {
         if let Some(numbers) = self.0.get_mut(&name) {
             numbers.remove(&number);
             if numbers.is_empty() {
                 self.0.remove(&name);
             }
-        }
-    }
-}
-
-impl PoolEventLoop {
-    /// Lists an element under its current identifier.
-    pub(super) fn index_element(&mut self, number: u64) {
-        let Some(element) = self.elements.get_mut(&number) else {
-            return;
-        };
-        let id = element.machine.id();
-        if element.indexed_id == Some(id) {
-            return;
-        }
-        let before = element.indexed_id.replace(id);
-        if let Some(before) = before {
-            self.element_index
-                .remove(number, (element.handle.clone(), before));
-        }
-        self.element_index
-            .insert(number, (element.handle.clone(), id));
-    }
-
-    /// Removes an element.
-    pub(super) fn unindex_element(&mut self, number: u64, element: &HostedElement) {
-        if let Some(id) = element.indexed_id {
-            self.element_index
-                .remove(number, (element.handle.clone(), id));
         }
     }
 }

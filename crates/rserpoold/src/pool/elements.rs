@@ -1,9 +1,9 @@
 //! Elements of this host's programs, with the programs' numbers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
     DeregistrationResult, ElementEvent, ElementService as Wanted, FromPool, RegistrationRequest,
 };
@@ -11,18 +11,17 @@ use holdfast_proto::pool_element::{
     self, Event, LinkId, PoolElement, PoolElementConfig, ServerHuntConfig, UserSessionEvent,
     UserSessions, UserSessionsConfig,
 };
-use holdfast_sctp::{TransportConfig as EndpointConfig, TransportEndpoint};
-use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
-    ElementId, ErrorCause, Policy, PoolHandle, SctpTransport, Transport, TransportUse,
+    ElementId, ErrorCause, PoolHandle, SctpTransport, Transport, TransportUse,
 };
 
-use super::event_loop::PoolEventLoop;
-use super::links::{AssociationKey, LinkOwner};
+use super::element_index::ElementIndex;
+use super::endpoints::PoolEndpoints;
 use super::policy_conversion;
+use super::program_roles::PoolPrograms;
 use crate::api_conversion::parse_handle;
 use crate::config::pool::{PoolConfig, RegistrarAddress, cookie_keys};
-use crate::sctp_addresses::{data_transport, reachable_addresses, source_towards};
+use crate::sctp_addresses::data_transport;
 
 /// Maximum number of users of an element.
 const USERS_MAX: usize = 20_000;
@@ -31,9 +30,8 @@ const USERS_MAX: usize = 20_000;
 pub(super) struct HostedElement {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
-    /// Identifier under which [`ElementIndex`](super::element_index::ElementIndex) lists the element; the machine may
-    /// take another one.
-    pub(super) indexed_id: Option<ElementId>,
+    /// Identifier under which [`ElementIndex`] lists the element; the machine may take another one.
+    indexed_id: Option<ElementId>,
     /// Transport address for its users.
     pub(super) transport: Transport,
     /// Sessions with its users, if the daemon accepts them.
@@ -42,216 +40,141 @@ pub(super) struct HostedElement {
 
 /// Sessions of an element with its users.
 pub(super) struct SessionService {
-    pub(super) endpoint: Box<dyn TransportEndpoint>,
-    pub(super) addresses: Vec<SocketAddr>,
     pub(super) sessions: UserSessions,
     /// Links of the users.
-    pub(super) users: std::collections::BTreeSet<LinkId>,
+    users: std::collections::BTreeSet<LinkId>,
 }
 
-impl PoolEventLoop {
-    /// Registers a program as an element.
-    pub(super) fn register(
-        &mut self,
+impl HostedElement {
+    /// Creates an element for a registration of a program, and opens its endpoint if the daemon accepts its sessions.
+    ///
+    /// # Errors
+    /// A text for the program's user: the registration is invalid, or the endpoint cannot be opened.
+    pub(super) fn new(
         number: u64,
         registration: RegistrationRequest,
-    ) -> Result<(), String> {
+        config: &PoolConfig,
+        endpoints: &mut PoolEndpoints,
+    ) -> Result<HostedElement, String> {
         let handle = parse_handle(&registration.handle).map_err(|error| error.to_string())?;
         let policy = policy_conversion::policy_from_detail(&registration.policy)?;
         let life = registration
             .life_ms
-            .map_or(self.config.life, Duration::from_millis);
+            .map_or(config.life, Duration::from_millis);
         if life < Duration::from_secs(1) {
             return Err("a registration's life must be at least 1000 ms".to_owned());
         }
-        let (transport, service) = self.open_service(&registration, &handle, policy)?;
-        let hunt = hunt_config(&self.config);
+        let transport = open_transport(number, &registration.service, config, endpoints)?;
+        let has_sessions = matches!(registration.service, Wanted::Sessions { .. });
+        let service = has_sessions.then(|| SessionService {
+            sessions: UserSessions::new(UserSessionsConfig {
+                handle: handle.clone(),
+                policy,
+                keys: cookie_keys(registration.cookie_keys),
+            }),
+            users: Default::default(),
+        });
+        let hunt = hunt_config(config);
         let seed = rand::random();
-        let mut config =
+        let mut machine =
             PoolElementConfig::new(handle.clone(), transport.clone(), policy, hunt, seed);
-        config.life = Some(life);
-        config.life_unit = self.config.life_unit;
-        config.update_interval = self.config.update_interval;
-        let element = HostedElement {
+        machine.life = Some(life);
+        machine.life_unit = config.life_unit;
+        machine.update_interval = config.update_interval;
+        Ok(HostedElement {
             handle,
-            machine: PoolElement::new(config),
+            machine: PoolElement::new(machine),
             indexed_id: None,
             transport,
             service,
-        };
-        let service = element.service.iter();
-        self.services
-            .extend(service.flat_map(|service| &service.addresses));
-        self.elements.insert(number, element);
-        let now = self.now();
-        self.with_element(number, |machine| machine.handle_register(now));
-        self.execute_outputs(LinkOwner::Element(number));
-        Ok(())
-    }
-
-    fn open_service(
-        &self,
-        registration: &RegistrationRequest,
-        handle: &PoolHandle,
-        policy: Policy,
-    ) -> Result<(Transport, Option<SessionService>), String> {
-        let usage = TransportUse::DataOnly;
-        let transport = match &registration.service {
-            Wanted::Tcp(at) => Transport::Tcp {
-                port: at.port(),
-                usage,
-                address: self.user_address(at.ip())?,
-            },
-            Wanted::Udp(at) => Transport::Udp {
-                port: at.port(),
-                address: self.user_address(at.ip())?,
-            },
-            Wanted::Sctp(at) => {
-                let port = at.first().ok_or("an SCTP service needs an address")?.port();
-                if at.iter().any(|at| at.port() != port) {
-                    return Err(
-                        "all addresses of an SCTP service must have the same port".to_owned()
-                    );
-                }
-                let addresses = at.iter().map(|at| self.user_address(at.ip()));
-                Transport::Sctp(SctpTransport {
-                    port,
-                    usage,
-                    addresses: addresses.collect::<Result<_, _>>()?,
-                })
-            }
-            Wanted::Sessions { addresses, port } => {
-                let service = self.service(addresses, *port, registration, handle, policy)?;
-                let port = service.addresses.first().map_or(0, SocketAddr::port);
-                let at = Transport::Sctp(SctpTransport {
-                    port,
-                    usage: TransportUse::DataAndControl,
-                    addresses: service.addresses.iter().map(SocketAddr::ip).collect(),
-                });
-                return Ok((at, Some(service)));
-            }
-        };
-        let (_, addresses) = crate::api_conversion::transport_entry(&transport);
-        if addresses.iter().any(|at| at.port() == 0) {
-            return Err("a service needs a port other than 0".to_owned());
-        }
-        Ok((transport, None))
-    }
-
-    /// Returns the address for users; replaces an unspecified one.
-    fn user_address(&self, address: IpAddr) -> Result<IpAddr, String> {
-        if !address.is_unspecified() {
-            return Ok(address);
-        }
-        self.own_address()
-    }
-
-    /// Returns this host's address that registrars see.
-    fn own_address(&self) -> Result<IpAddr, String> {
-        let own_addresses = self
-            .config
-            .listen
-            .first()
-            .filter(|own| !own.is_unspecified());
-        if let Some(own) = own_addresses {
-            return Ok(*own);
-        }
-        if let Some(first) = self.config.known_registrars().first() {
-            return source_towards(first.address)
-                .map_err(|error| format!("no route to registrar {first}: {error}"));
-        }
-        let own_addresses = reachable_addresses(self.own_endpoint.as_ref());
-        let own_addresses =
-            own_addresses.map_err(|error| format!("{error}; name the service's address"))?;
-        own_addresses
-            .first()
-            .map(SocketAddr::ip)
-            .ok_or_else(|| "this host has no address; name the service's".to_owned())
-    }
-
-    fn service(
-        &self,
-        addresses: &[IpAddr],
-        port: u16,
-        registration: &RegistrationRequest,
-        handle: &PoolHandle,
-        policy: Policy,
-    ) -> Result<SessionService, String> {
-        let addresses = match addresses {
-            [] => vec![self.own_address()?],
-            named => named
-                .iter()
-                .map(|address| self.user_address(*address))
-                .collect::<Result<_, _>>()?,
-        };
-        let local = addresses.iter().map(|ip| SocketAddr::new(*ip, port));
-        let config = EndpointConfig {
-            raw: self.config.raw,
-            encapsulation: self.own_endpoint.encapsulation_port(),
-            failure: self.config.failure,
-            path_mtu: self.config.path_mtu,
-            ..EndpointConfig::new(local.collect())
-        };
-        let open = || {
-            let endpoint = holdfast_sctp::open(&config)?;
-            let addresses = endpoint.local_addresses()?;
-            std::io::Result::Ok((endpoint, addresses))
-        };
-        let (endpoint, addresses) =
-            open().map_err(|error| format!("SCTP at {:?}: {error}", config.local))?;
-        let sessions = UserSessions::new(UserSessionsConfig {
-            handle: handle.clone(),
-            policy,
-            keys: cookie_keys(registration.cookie_keys.clone()),
-        });
-        Ok(SessionService {
-            endpoint,
-            addresses,
-            sessions,
-            users: Default::default(),
         })
     }
 
-    /// Updates an element's policy information.
-    pub(super) fn set_policy(&mut self, number: u64, detail: &PolicyDetail) -> Result<(), String> {
-        let policy = policy_conversion::policy_from_detail(detail)?;
-        let now = self.now();
-        let Some(element) = self.elements.get_mut(&number) else {
-            return Ok(());
-        };
-        let updated = element.machine.handle_policy(now, policy);
-        self.execute_outputs(LinkOwner::Element(number));
-        updated.map_err(|error| error.to_string())
+    /// Returns the links of the element's users.
+    pub(super) fn user_links(&self) -> Vec<LinkId> {
+        let service = self.service.iter();
+        service
+            .flat_map(|service| &service.users)
+            .copied()
+            .collect()
+    }
+}
+
+/// All elements, by the numbers of their programs.
+#[derive(Default)]
+pub(super) struct HostedElements {
+    by_number: BTreeMap<u64, HostedElement>,
+    index: ElementIndex,
+}
+
+impl HostedElements {
+    /// Adds an element.
+    pub(super) fn insert(&mut self, number: u64, element: HostedElement) {
+        self.by_number.insert(number, element);
     }
 
-    /// Takes an element out of its pool; its users' sessions end at once.
-    pub(super) fn deregister(&mut self, number: u64) {
-        let now = self.now();
-        let Some(element) = self.elements.get_mut(&number) else {
-            return;
-        };
-        element.machine.handle_deregister(now);
-        let links = element
-            .service
-            .as_ref()
-            .map(|service| service.users.clone());
-        for link in links.into_iter().flatten() {
-            self.end_user(number, link);
-        }
-        self.execute_outputs(LinkOwner::Element(number));
+    /// Returns an element.
+    pub(super) fn get(&self, number: u64) -> Option<&HostedElement> {
+        self.by_number.get(&number)
+    }
+
+    /// Returns an element, for changes.
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut HostedElement> {
+        self.by_number.get_mut(&number)
+    }
+
+    /// Returns all elements, in the order of their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &HostedElement> {
+        self.by_number.values()
+    }
+
+    /// Returns the numbers of all elements.
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.by_number.keys().copied().collect()
+    }
+
+    /// Returns the number of elements.
+    pub(super) fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// Returns the numbers of the elements with this identifier; without an identifier, of all elements of the pool.
+    pub(super) fn find(&self, handle: &PoolHandle, id: Option<ElementId>) -> Vec<u64> {
+        self.index.find(handle, id)
     }
 
     /// Calls `action` with an element's machine, if the element exists.
-    pub(super) fn with_element(&mut self, number: u64, action: impl FnOnce(&mut PoolElement)) {
-        if let Some(element) = self.elements.get_mut(&number) {
+    pub(super) fn with_machine(&mut self, number: u64, action: impl FnOnce(&mut PoolElement)) {
+        if let Some(element) = self.by_number.get_mut(&number) {
             action(&mut element.machine);
         }
     }
 
-    /// Handles an event of an element's machine.
-    pub(super) fn on_element_event(&mut self, number: u64, event: Event) {
-        let Some(element) = self.elements.get(&number) else {
+    /// Lists an element under its current identifier.
+    pub(super) fn update_index(&mut self, number: u64) {
+        let Some(element) = self.by_number.get_mut(&number) else {
             return;
+        };
+        let id = element.machine.id();
+        if element.indexed_id == Some(id) {
+            return;
+        }
+        let before = element.indexed_id.replace(id);
+        if let Some(before) = before {
+            self.index.remove(number, (element.handle.clone(), before));
+        }
+        self.index.insert(number, (element.handle.clone(), id));
+    }
+
+    /// Handles an event of an element's machine. Returns false if the element has ended, and is removed.
+    pub(super) fn on_event(
+        &mut self,
+        number: u64,
+        event: Event,
+        programs: &mut PoolPrograms,
+    ) -> bool {
+        let Some(element) = self.by_number.get(&number) else {
+            return true;
         };
         let handle = &element.handle;
         let texts =
@@ -268,7 +191,8 @@ impl PoolEventLoop {
             Event::RegistrationRefused(refusal) => {
                 tracing::warn!(%handle, %refusal, "a registration was refused");
                 let reason = refusal.to_string();
-                return self.on_element_ended(number, ElementEvent::Refused { reason });
+                self.end(number, ElementEvent::Refused { reason }, programs);
+                return false;
             }
             Event::Deregistered(departure) => {
                 let departure = match departure {
@@ -283,7 +207,8 @@ impl PoolEventLoop {
                     }
                 };
                 tracing::info!(%handle, ?departure, "deregistered");
-                return self.on_element_ended(number, ElementEvent::Deregistered(departure));
+                self.end(number, ElementEvent::Deregistered(departure), programs);
+                return false;
             }
             Event::RegistrationExpired => ElementEvent::Expired,
             Event::NewHome { registrar } => {
@@ -297,103 +222,145 @@ impl PoolEventLoop {
             }
             Event::NoRegistrar => ElementEvent::NoRegistrar,
             Event::Unanswered { attempts } => {
-                return tracing::warn!(%handle, attempts, "no answer to registrations");
+                tracing::warn!(%handle, attempts, "no answer to registrations");
+                return true;
             }
             Event::ErrorReported(causes) => {
-                return tracing::warn!(%handle, ?causes, "a registrar reports errors");
+                tracing::warn!(%handle, ?causes, "a registrar reports errors");
+                return true;
             }
         };
-        self.programs.send(number, &FromPool::Element(report));
+        programs.send(number, &FromPool::Element(report));
+        true
     }
 
-    fn on_element_ended(&mut self, number: u64, last: ElementEvent) {
-        self.programs
-            .send_and_close(number, &FromPool::Element(last));
-        // The element's endpoint is dropped too, and reports no more events of its associations.
-        if let Some(element) = self.elements.remove(&number) {
-            self.unindex_element(number, &element);
-            let addresses = element
-                .service
-                .iter()
-                .flat_map(|service| &service.addresses);
-            for address in addresses {
-                self.services.remove(address);
-            }
-        }
-        for assoc_key in self.links.of_endpoint(number) {
-            self.stalled.remove(&assoc_key);
-            self.links.remove(assoc_key);
+    fn end(&mut self, number: u64, last: ElementEvent, programs: &mut PoolPrograms) {
+        programs.send_and_close(number, &FromPool::Element(last));
+        if let Some(element) = self.by_number.remove(&number)
+            && let Some(id) = element.indexed_id
+        {
+            self.index.remove(number, (element.handle, id));
         }
     }
 
-    /// Handles a new association of a user with an element.
-    pub(super) fn on_user_association(&mut self, assoc_key: AssociationKey, from: Vec<SocketAddr>) {
-        let number = assoc_key.endpoint;
-        let owner = LinkOwner::Service(number);
-        let Some(link) = self.links.link_for(owner, assoc_key) else {
-            return;
-        };
-        let Some(service) = self.service_of(number) else {
-            return;
+    /// Handles a new association of a user, from these addresses, with an element. Returns false if the element has too
+    /// many users.
+    pub(super) fn on_user_connected(
+        &mut self,
+        number: u64,
+        link: LinkId,
+        from: Vec<SocketAddr>,
+        programs: &mut PoolPrograms,
+    ) -> bool {
+        let Some(service) = self.service_mut(number) else {
+            return true;
         };
         if service.users.len() >= USERS_MAX {
             tracing::warn!(element = number, "refused a user: the element has too many");
-            return self.abort(assoc_key);
+            return false;
         }
         service.users.insert(link);
         service.sessions.handle_connected(link);
         let session = session_number(link);
         let event = ElementEvent::Connected { session, from };
-        self.programs.send(number, &FromPool::Element(event));
-        self.execute_outputs(owner);
+        programs.send(number, &FromPool::Element(event));
+        true
     }
 
     /// Returns the service of an element.
-    pub(super) fn service_of(&mut self, number: u64) -> Option<&mut SessionService> {
-        self.elements.get_mut(&number)?.service.as_mut()
-    }
-
-    /// Handles a message on a user's control channel.
-    pub(super) fn on_session_message(&mut self, number: u64, link: LinkId, message: Message) {
-        if let Some(service) = self.service_of(number) {
-            service.sessions.handle_message(link, message);
-        }
+    pub(super) fn service_mut(&mut self, number: u64) -> Option<&mut SessionService> {
+        self.by_number.get_mut(&number)?.service.as_mut()
     }
 
     /// Handles the end of a user's association.
-    pub(super) fn on_session_lost(&mut self, number: u64, link: LinkId) {
-        let Some(service) = self.service_of(number) else {
+    pub(super) fn on_user_lost(&mut self, number: u64, link: LinkId, programs: &mut PoolPrograms) {
+        let Some(service) = self.service_mut(number) else {
             return;
         };
         service.sessions.handle_lost(link);
         if service.users.remove(&link) {
             let session = session_number(link);
             let event = ElementEvent::Closed { session };
-            self.programs.send(number, &FromPool::Element(event));
+            programs.send(number, &FromPool::Element(event));
         }
     }
+}
 
-    /// Handles an event of a control channel.
-    pub(super) fn on_service_event(&mut self, number: u64, event: UserSessionEvent) {
-        match event {
-            UserSessionEvent::Resumed { link, state } => {
-                let event = ElementEvent::Resumed {
-                    session: session_number(link),
-                    state: state.to_vec(),
-                };
-                self.programs.send(number, &FromPool::Element(event));
+impl SessionService {
+    /// Returns the number of users.
+    pub(super) fn user_count(&self) -> usize {
+        self.users.len()
+    }
+}
+
+/// Returns the transport address of a service for its users. If the daemon accepts the service's sessions, opens the
+/// endpoint for them.
+fn open_transport(
+    number: u64,
+    service: &Wanted,
+    config: &PoolConfig,
+    endpoints: &mut PoolEndpoints,
+) -> Result<Transport, String> {
+    let usage = TransportUse::DataOnly;
+    let transport = match service {
+        Wanted::Tcp(at) => Transport::Tcp {
+            port: at.port(),
+            usage,
+            address: endpoints.user_address(config, at.ip())?,
+        },
+        Wanted::Udp(at) => Transport::Udp {
+            port: at.port(),
+            address: endpoints.user_address(config, at.ip())?,
+        },
+        Wanted::Sctp(at) => {
+            let port = at.first().ok_or("an SCTP service needs an address")?.port();
+            if at.iter().any(|at| at.port() != port) {
+                return Err("all addresses of an SCTP service must have the same port".to_owned());
             }
-            UserSessionEvent::CookieRejected { link, error } => {
-                tracing::warn!(session = session_number(link), %error, "rejected a user's cookie");
-            }
-            UserSessionEvent::UnexpectedCookie { link } => {
-                tracing::debug!(
-                    session = session_number(link),
-                    "ignored an unexpected cookie"
-                );
-            }
-            UserSessionEvent::BusinessCard { .. } => {}
+            let addresses = at.iter().map(|at| endpoints.user_address(config, at.ip()));
+            Transport::Sctp(SctpTransport {
+                port,
+                usage,
+                addresses: addresses.collect::<Result<_, _>>()?,
+            })
         }
+        Wanted::Sessions { addresses, port } => {
+            let addresses = endpoints.open_service(number, config, addresses, *port)?;
+            let port = addresses.first().map_or(0, SocketAddr::port);
+            return Ok(Transport::Sctp(SctpTransport {
+                port,
+                usage: TransportUse::DataAndControl,
+                addresses: addresses.iter().map(SocketAddr::ip).collect(),
+            }));
+        }
+    };
+    let (_, addresses) = crate::api_conversion::transport_entry(&transport);
+    if addresses.iter().any(|at| at.port() == 0) {
+        return Err("a service needs a port other than 0".to_owned());
+    }
+    Ok(transport)
+}
+
+/// Handles an event of the control channel of an element's user.
+pub(super) fn on_session_event(number: u64, event: UserSessionEvent, programs: &mut PoolPrograms) {
+    match event {
+        UserSessionEvent::Resumed { link, state } => {
+            let event = ElementEvent::Resumed {
+                session: session_number(link),
+                state: state.to_vec(),
+            };
+            programs.send(number, &FromPool::Element(event));
+        }
+        UserSessionEvent::CookieRejected { link, error } => {
+            tracing::warn!(session = session_number(link), %error, "rejected a user's cookie");
+        }
+        UserSessionEvent::UnexpectedCookie { link } => {
+            tracing::debug!(
+                session = session_number(link),
+                "ignored an unexpected cookie"
+            );
+        }
+        UserSessionEvent::BusinessCard { .. } => {}
     }
 }
 

@@ -1,33 +1,29 @@
 //! The event loop: feeds events to the machines, carries out their outputs, and flushes all sockets.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use holdfast_proto::pool_element::LinkId;
-use holdfast_proto::pool_user::PoolUser;
 use holdfast_sctp::{
     DownReason, PathState, SctpProvider, TransportEndpoint, TransportEvent, provider,
 };
 use holdfast_wire::rserpool::asap::{self, Message};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use tokio::runtime::Handle;
 
-use super::element_index::ElementIndex;
-use super::elements::HostedElement;
-use super::links::{AssociationKey, LinkOwner, LinkTable};
-use super::machine_io::MachineInput;
+use super::elements::HostedElements;
+use super::endpoints::PoolEndpoints;
+use super::links::{AssociationKey, LinkOwner, LinkTable, MachineInput};
+use super::machine_timers::MachineTimers;
 use super::probes::Probes;
 use super::program_roles::PoolPrograms;
 use super::requests::PoolRequest;
-use super::session_streams::StreamHandle;
+use super::session_streams::SessionStreams;
 use super::unconfirmed_callers::UnconfirmedCallers;
-use super::user_sessions::UserSessions;
-use crate::asap_over_tcp::Refusals;
+use super::user_sessions::PoolUsers;
 use crate::config::pool::PoolConfig;
-use crate::mailbox::{Inbox, Mailbox};
+use crate::mailbox::Inbox;
 use crate::multicast::MulticastGroups;
 
 /// Retry interval for messages without room in the buffer, for stacks that do not signal room.
@@ -35,43 +31,30 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit for elements to leave their pools when the daemon ends.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A pool daemon with its sockets.
+/// A pool daemon: its machines and sockets, and the loop that connects these.
+///
+/// Files beside this one have more of the loop's methods: [`machine_io`](super::machine_io) feeds the machines,
+/// [`session_data`](super::session_data) moves the data of sessions, [`caller_admission`](super::caller_admission) decides
+/// about callers, and [`request_handling`](super::request_handling) serves programs and operators.
 pub(super) struct PoolEventLoop {
     pub(super) config: PoolConfig,
     pub(super) started: Instant,
-    /// Endpoint towards registrars and elements.
-    pub(super) own_endpoint: Box<dyn TransportEndpoint>,
+    pub(super) endpoints: PoolEndpoints,
     pub(super) groups: MulticastGroups<()>,
     pub(super) requests: Inbox<PoolRequest>,
-    /// Mailbox for tasks of the other thread.
-    pub(super) to_self: Mailbox<PoolRequest>,
-    pub(super) runtime: Handle,
-    pub(super) user: PoolUser,
-    pub(super) users: UserSessions,
-    pub(super) elements: BTreeMap<u64, HostedElement>,
-    pub(super) element_index: ElementIndex,
-    /// Addresses of elements whose sessions this daemon accepts.
-    pub(super) services: HashSet<SocketAddr>,
+    pub(super) users: PoolUsers,
+    pub(super) elements: HostedElements,
     pub(super) programs: PoolPrograms,
     pub(super) links: LinkTable,
     pub(super) pending_callers: UnconfirmedCallers,
     pub(super) probes: Probes,
-    pub(super) streams: HashMap<u64, StreamHandle>,
-    pub(super) streams_opened: u64,
-    /// Hosts that could not be reached, and whether the next attempt is inside UDP.
-    pub(super) next_inside_udp: HashMap<SocketAddr, bool>,
+    pub(super) streams: SessionStreams,
     /// Inputs for the machines.
     pub(super) inputs: VecDeque<MachineInput>,
-    /// Wake-up times of the machines.
-    pub(super) wakes: BTreeSet<(Duration, LinkOwner)>,
-    pub(super) wake_time_of: HashMap<LinkOwner, Duration>,
-    /// Associations with messages for which the buffer had no room.
-    pub(super) stalled: BTreeSet<AssociationKey>,
+    pub(super) timers: MachineTimers,
     /// Time at which the daemon ends even if elements are left.
     pub(super) stop_deadline: Option<Duration>,
     pub(super) events: Vec<TransportEvent>,
-    /// Registrars over TCP that were not reached.
-    pub(super) refusals: Refusals,
 }
 
 /// Descriptors that are ready.
@@ -90,11 +73,11 @@ impl PoolEventLoop {
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {
             self.process_inputs();
-            self.retry_stalled();
-            self.flush()?;
+            self.endpoints.retry_stalled(&mut self.links);
+            self.endpoints.flush()?;
             let now = self.now();
             let is_overdue = self.stop_deadline.is_some_and(|at| at <= now);
-            if is_overdue || self.stop_deadline.is_some() && self.elements.is_empty() {
+            if is_overdue || self.stop_deadline.is_some() && self.elements.len() == 0 {
                 return self.abort_all();
             }
             let ready = self.wait()?;
@@ -121,10 +104,10 @@ impl PoolEventLoop {
     }
 
     fn wait(&self) -> io::Result<ReadyDescriptors> {
-        let mut deadline = self.wakes.first().map(|(due, _)| *due);
+        let mut deadline = self.timers.next();
         let mut wake_by =
             |at: Duration| deadline = Some(deadline.map_or(at, |until| until.min(at)));
-        if !self.stalled.is_empty() && provider() == SctpProvider::Kernel {
+        if self.endpoints.has_stalled() && provider() == SctpProvider::Kernel {
             wake_by(self.now() + RETRY_INTERVAL);
         }
         self.stop_deadline.into_iter().for_each(&mut wake_by);
@@ -134,15 +117,9 @@ impl PoolEventLoop {
         ];
         check_times.into_iter().flatten().for_each(wake_by);
         let timeout = deadline.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
-        let services: Vec<(u64, &dyn TransportEndpoint)> = self
-            .elements
-            .iter()
-            .filter_map(|(number, element)| {
-                Some((*number, element.service.as_ref()?.endpoint.as_ref()))
-            })
-            .collect();
+        let services: Vec<(u64, &dyn TransportEndpoint)> = self.endpoints.services().collect();
         let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![poll(self.own_endpoint.fd()), poll(self.requests.fd())];
+        let mut fds = vec![poll(self.endpoints.own().fd()), poll(self.requests.fd())];
         fds.extend(services.iter().map(|(_, endpoint)| poll(endpoint.fd())));
         fds.extend(self.groups.fds().map(poll));
         match ppoll(&mut fds, timeout, None) {
@@ -166,7 +143,7 @@ impl PoolEventLoop {
 
     fn receive(&mut self, endpoint: u64) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
-        let Some(from) = self.endpoint(endpoint) else {
+        let Some(from) = self.endpoints.get(endpoint) else {
             return Ok(());
         };
         from.recv_batch(&mut events)?;
@@ -177,15 +154,6 @@ impl PoolEventLoop {
         }
         self.events = events;
         Ok(())
-    }
-
-    /// Returns the endpoint with this number; 0 is the daemon's own.
-    pub(super) fn endpoint(&mut self, number: u64) -> Option<&mut dyn TransportEndpoint> {
-        if number == 0 {
-            return Some(self.own_endpoint.as_mut());
-        }
-        let service = self.elements.get_mut(&number)?.service.as_mut()?;
-        Some(service.endpoint.as_mut())
     }
 
     pub(super) fn on_endpoint_event(&mut self, endpoint: u64, event: TransportEvent) {
@@ -199,7 +167,7 @@ impl PoolEventLoop {
             }
             // A guest must not send data.
             TransportEvent::Message { assoc, .. } if self.probes.is_guest(key_of(assoc)) => {
-                self.abort(key_of(assoc))
+                self.endpoints.abort(key_of(assoc))
             }
             TransportEvent::Message { assoc, message } => {
                 self.on_data(key_of(assoc), &message.data)
@@ -212,8 +180,8 @@ impl PoolEventLoop {
             }
             TransportEvent::Down { assoc, reason } => {
                 let assoc_key = key_of(assoc);
-                self.toggle_encapsulation(assoc_key);
-                self.stalled.remove(&assoc_key);
+                self.endpoints.toggle_encapsulation(&self.links, assoc_key);
+                self.endpoints.forget_stalled(assoc_key);
                 self.pending_callers.forget(assoc_key);
                 self.probes.forget(assoc_key);
                 let owners = self.links.remove(assoc_key);
@@ -233,12 +201,12 @@ impl PoolEventLoop {
             TransportEvent::Refused {
                 remote,
                 reason: why,
-            } => self.refusals.record(remote, &why),
+            } => self.endpoints.record_refusal(remote, &why),
         }
     }
 
     fn on_association_up(&mut self, assoc_key: AssociationKey) {
-        let Some(endpoint) = self.endpoint(assoc_key.endpoint) else {
+        let Some(endpoint) = self.endpoints.get(assoc_key.endpoint) else {
             return;
         };
         // An association without addresses is already gone, and an event will report it.
@@ -283,47 +251,30 @@ impl PoolEventLoop {
         }
     }
 
-    /// Aborts an association.
-    pub(super) fn abort(&mut self, assoc_key: AssociationKey) {
-        if let Some(endpoint) = self.endpoint(assoc_key.endpoint) {
-            // If the association is already gone, an event reports it.
-            let _ = endpoint.abort(assoc_key.assoc);
-        }
-    }
-
     fn handle_requests(&mut self) {
         self.requests.clear_wakeup();
         while let Some(request) = self.requests.pop() {
             match request {
                 PoolRequest::Stop => {
-                    let numbers: Vec<u64> = self.elements.keys().copied().collect();
-                    for number in numbers {
+                    for number in self.elements.numbers() {
                         self.deregister(number);
                     }
                     self.stop_deadline = Some(self.now() + LEAVE_TIMEOUT);
                 }
-                PoolRequest::ReloadTls(security) => self.own_endpoint.replace_security(security),
+                PoolRequest::ReloadTls(security) => {
+                    self.endpoints.own_mut().replace_security(security);
+                }
                 request => self.handle_request(request),
             }
             self.process_inputs();
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.own_endpoint.flush()?;
-        for element in self.elements.values_mut() {
-            if let Some(service) = &mut element.service {
-                service.endpoint.flush()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Aborts all associations, so that registrars and users learn of the end at once.
     fn abort_all(&mut self) -> io::Result<()> {
         for assoc_key in self.links.associations() {
-            self.abort(assoc_key);
+            self.endpoints.abort(assoc_key);
         }
-        self.flush()
+        self.endpoints.flush()
     }
 }

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use holdfast_proto::pool_element::LinkId;
 use holdfast_sctp::{AssocId, MessageToSend};
+use holdfast_wire::rserpool::asap::Message;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Owner of a link.
@@ -39,6 +40,16 @@ pub(super) enum LinkTarget {
     Stream(u64),
     /// This daemon itself, when its user probes its elements.
     Local,
+}
+
+/// An input for the machine that owns a link.
+#[derive(Debug)]
+pub(super) enum MachineInput {
+    Connected(LinkOwner, LinkId),
+    Lost(LinkOwner, LinkId),
+    /// The other side ended the link in order.
+    Ended(LinkOwner, LinkId),
+    Message(LinkOwner, LinkId, Message),
 }
 
 /// A message that waits for room in an association's buffer, with the permit for its program's unsent bytes.

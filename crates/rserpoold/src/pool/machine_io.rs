@@ -1,32 +1,18 @@
 //! Inputs and outputs of the machines.
 
-use std::io;
 use std::net::SocketAddr;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use holdfast_proto::pool_element::{LinkId, LinkOutput};
-use holdfast_sctp::{ENCAPSULATION_PORT, MessageToSend as Packet};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 
+use super::elements::on_session_event;
 use super::event_loop::PoolEventLoop;
-use super::links::{AssociationKey, DetachedLink, LinkOwner, LinkTarget};
+use super::links::{AssociationKey, DetachedLink, LinkOwner, LinkTarget, MachineInput};
 use super::session_streams::StreamKind;
 use crate::api_conversion::sctp_addresses;
 use crate::sctp_addresses::data_transport;
-
-/// An input for a machine.
-#[derive(Debug)]
-pub(super) enum MachineInput {
-    Connected(LinkOwner, LinkId),
-    Lost(LinkOwner, LinkId),
-    /// The other side ended the link in order.
-    Ended(LinkOwner, LinkId),
-    Message(LinkOwner, LinkId, Message),
-}
-
-/// Maximum number of hosts with a remembered encapsulation.
-const INSIDE_UDP_HOSTS_MAX: usize = 1024;
 
 impl PoolEventLoop {
     /// Feeds all pending inputs to the machines and carries out their outputs.
@@ -44,29 +30,42 @@ impl PoolEventLoop {
     fn handle_input(&mut self, input: MachineInput) {
         let now = self.now();
         match input {
-            MachineInput::Connected(LinkOwner::User, link) => self.user.handle_connected(now, link),
-            MachineInput::Lost(LinkOwner::User, link) => self.on_user_link_ended(link, false),
-            MachineInput::Ended(LinkOwner::User, link) => self.on_user_link_ended(link, true),
+            MachineInput::Connected(LinkOwner::User, link) => {
+                self.users.machine_mut().handle_connected(now, link);
+            }
+            MachineInput::Lost(LinkOwner::User, link) => {
+                self.users
+                    .on_link_ended(now, link, false, &mut self.programs);
+            }
+            MachineInput::Ended(LinkOwner::User, link) => {
+                self.users
+                    .on_link_ended(now, link, true, &mut self.programs);
+            }
             MachineInput::Message(LinkOwner::User, link, message) => {
-                self.user.handle_message(now, link, message);
+                self.users.machine_mut().handle_message(now, link, message);
             }
             MachineInput::Connected(LinkOwner::Element(number), link) => {
-                self.with_element(number, |machine| machine.handle_connected(now, link));
+                self.elements
+                    .with_machine(number, |machine| machine.handle_connected(now, link));
             }
             MachineInput::Lost(LinkOwner::Element(number), link)
             | MachineInput::Ended(LinkOwner::Element(number), link) => {
-                self.with_element(number, |machine| machine.handle_lost(now, link));
+                self.elements
+                    .with_machine(number, |machine| machine.handle_lost(now, link));
             }
             MachineInput::Message(LinkOwner::Element(number), link, message) => {
-                self.with_element(number, |machine| machine.handle_message(now, link, message));
+                self.elements
+                    .with_machine(number, |machine| machine.handle_message(now, link, message));
             }
             MachineInput::Connected(LinkOwner::Service(_), _) => {}
             MachineInput::Lost(LinkOwner::Service(number), link)
             | MachineInput::Ended(LinkOwner::Service(number), link) => {
-                self.on_session_lost(number, link)
+                self.elements.on_user_lost(number, link, &mut self.programs);
             }
             MachineInput::Message(LinkOwner::Service(number), link, message) => {
-                self.on_session_message(number, link, message);
+                if let Some(service) = self.elements.service_mut(number) {
+                    service.sessions.handle_message(link, message);
+                }
             }
         }
     }
@@ -75,37 +74,63 @@ impl PoolEventLoop {
     pub(super) fn execute_outputs(&mut self, owner: LinkOwner) {
         match owner {
             LinkOwner::User => {
-                while let Some(output) = self.user.poll_output() {
+                while let Some(output) = self.users.machine_mut().poll_output() {
                     if let Some(event) = self.carry_out_link_output(owner, output) {
-                        self.on_user_event(event);
+                        self.users.on_event(event, &mut self.programs);
                     }
                 }
-                self.set_wake(owner, self.user.poll_timeout());
+                self.timers.set(owner, self.users.machine().poll_timeout());
             }
             LinkOwner::Element(number) => {
-                while let Some(element) = self.elements.get_mut(&number)
+                while let Some(element) = self.elements.get_mut(number)
                     && let Some(output) = element.machine.poll_output()
                 {
-                    if let Some(event) = self.carry_out_link_output(owner, output) {
-                        self.on_element_event(number, event);
+                    if let Some(event) = self.carry_out_link_output(owner, output)
+                        && !self.elements.on_event(number, event, &mut self.programs)
+                    {
+                        self.on_element_ended(number);
                     }
                 }
-                self.index_element(number);
-                let element = self.elements.get(&number);
+                self.elements.update_index(number);
+                let element = self.elements.get(number);
                 let due = element.and_then(|element| element.machine.poll_timeout());
-                self.set_wake(owner, due);
+                self.timers.set(owner, due);
             }
             LinkOwner::Service(number) => {
-                while let Some(element) = self.elements.get_mut(&number)
-                    && let Some(service) = &mut element.service
+                while let Some(service) = self.elements.service_mut(number)
                     && let Some(output) = service.sessions.poll_output()
                 {
                     if let Some(event) = self.carry_out_link_output(owner, output) {
-                        self.on_service_event(number, event);
+                        on_session_event(number, event, &mut self.programs);
                     }
                 }
             }
         }
+    }
+
+    /// Ends the associations of an element that has been removed, since its endpoint reports no more of their events.
+    fn on_element_ended(&mut self, number: u64) {
+        self.endpoints.close_service(number);
+        for assoc_key in self.links.of_endpoint(number) {
+            self.endpoints.forget_stalled(assoc_key);
+            self.links.remove(assoc_key);
+        }
+    }
+
+    /// Handles a new association of a user with an element.
+    pub(super) fn on_user_association(&mut self, assoc_key: AssociationKey, from: Vec<SocketAddr>) {
+        let number = assoc_key.endpoint;
+        let owner = LinkOwner::Service(number);
+        let Some(link) = self.links.link_for(owner, assoc_key) else {
+            return;
+        };
+        let is_admitted = self
+            .elements
+            .on_user_connected(number, link, from, &mut self.programs);
+        if !is_admitted {
+            return self.endpoints.abort(assoc_key);
+        }
+        self.execute_outputs(owner);
     }
 
     fn carry_out_link_output<E>(&mut self, owner: LinkOwner, output: LinkOutput<E>) -> Option<E> {
@@ -118,31 +143,15 @@ impl PoolEventLoop {
         None
     }
 
-    fn set_wake(&mut self, owner: LinkOwner, due: Option<std::time::Duration>) {
-        let before = match due {
-            Some(due) => self.wake_time_of.insert(owner, due),
-            None => self.wake_time_of.remove(&owner),
-        };
-        if let Some(before) = before {
-            self.wakes.remove(&(before, owner));
-        }
-        if let Some(due) = due {
-            self.wakes.insert((due, owner));
-        }
-    }
-
     /// Wakes the machines that are due.
     pub(super) fn wake_machines(&mut self) {
         let now = self.now();
-        while let Some((due, owner)) = self.wakes.first().copied()
-            && due <= now
-        {
-            self.wakes.pop_first();
-            self.wake_time_of.remove(&owner);
+        while let Some(owner) = self.timers.pop_due(now) {
             match owner {
-                LinkOwner::User => self.user.handle_timeout(now),
+                LinkOwner::User => self.users.machine_mut().handle_timeout(now),
                 LinkOwner::Element(number) => {
-                    self.with_element(number, |machine| machine.handle_timeout(now));
+                    self.elements
+                        .with_machine(number, |machine| machine.handle_timeout(now));
                 }
                 LinkOwner::Service(_) => {}
             }
@@ -161,12 +170,15 @@ impl PoolEventLoop {
         let now = self.now();
         let at = SocketAddr::new(source.ip(), asap::PORT);
         let source = Some(Transport::Sctp(data_transport(&[at])));
-        self.user
-            .handle_announce(now, registrar, transports.clone(), source.clone());
+        self.users.machine_mut().handle_announce(
+            now,
+            registrar,
+            transports.clone(),
+            source.clone(),
+        );
         self.execute_outputs(LinkOwner::User);
-        let numbers: Vec<u64> = self.elements.keys().copied().collect();
-        for number in numbers {
-            self.with_element(number, |machine| {
+        for number in self.elements.numbers() {
+            self.elements.with_machine(number, |machine| {
                 machine.handle_announce(now, registrar, transports.clone(), source.clone());
             });
             self.execute_outputs(LinkOwner::Element(number));
@@ -175,7 +187,7 @@ impl PoolEventLoop {
     }
 
     fn connect(&mut self, owner: LinkOwner, link: LinkId, to: &Transport) {
-        let session = owner == LinkOwner::User && self.user.session_of(link).is_some();
+        let session = owner == LinkOwner::User && self.users.machine().session_of(link).is_some();
         if session {
             self.users.set_transport(link, to.clone());
         }
@@ -216,7 +228,7 @@ impl PoolEventLoop {
         addresses: Vec<SocketAddr>,
         session: bool,
     ) {
-        if owner == LinkOwner::User && !session && self.is_own_endpoint(&addresses) {
+        if owner == LinkOwner::User && !session && self.endpoints.is_own(&addresses) {
             self.links.attach_local(owner, link);
             return self.inputs.push_back(MachineInput::Connected(owner, link));
         }
@@ -232,16 +244,8 @@ impl PoolEventLoop {
             }
             return;
         }
-        let udp_port = self.udp_port_for(&addresses);
-        let result = match session {
-            true => self
-                .own_endpoint
-                .connect_from_new_port(&addresses, udp_port),
-            false => self.own_endpoint.connect(&addresses, udp_port),
-        };
-        match result {
-            Ok(assoc) => {
-                let assoc_key = AssociationKey { endpoint: 0, assoc };
+        match self.endpoints.connect(&self.config, &addresses, session) {
+            Ok(assoc_key) => {
                 self.links.add(assoc_key, addresses, !session);
                 self.links.attach(owner, link, assoc_key);
             }
@@ -252,7 +256,7 @@ impl PoolEventLoop {
         }
     }
 
-    /// Connects to a registrar over TCP or TLS, only if configured and only with the configured transport.
+    /// Connects to a registrar over TCP or TLS.
     fn connect_registrar(&mut self, owner: LinkOwner, link: LinkId, address: SocketAddr) {
         if let Some((assoc_key, is_up)) = self.links.find_stream(address) {
             self.links.attach(owner, link, assoc_key);
@@ -261,14 +265,8 @@ impl PoolEventLoop {
             }
             return;
         }
-        let mut registrars = self.config.registrars.iter();
-        let registrar = registrars.find(|at| at.address == address && at.transport.is_some());
-        let transport = registrar.and_then(|at| at.transport.clone());
-        let transport = transport.ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied));
-        match transport.and_then(|transport| self.own_endpoint.connect_stream(address, &transport))
-        {
-            Ok(assoc) => {
-                let assoc_key = AssociationKey { endpoint: 0, assoc };
+        match self.endpoints.connect_registrar(&self.config, address) {
+            Ok(assoc_key) => {
                 self.links.add(assoc_key, vec![address], true);
                 self.links.attach(owner, link, assoc_key);
             }
@@ -279,61 +277,16 @@ impl PoolEventLoop {
         }
     }
 
-    /// Returns the UDP port for reaching a host; `None`: directly over IP.
-    fn udp_port_for(&self, addresses: &[SocketAddr]) -> Option<u16> {
-        let (is_raw, own_port) = (
-            self.own_endpoint.is_raw(),
-            self.own_endpoint.encapsulation_port(),
-        );
-        if addresses.iter().any(|at| self.is_own_service(at)) {
-            return own_port.filter(|_| !is_raw);
-        }
-        if let Some(port) = self.config.remote_encapsulation {
-            return Some(port);
-        }
-        if !is_raw {
-            return Some(ENCAPSULATION_PORT);
-        }
-        let inside_udp = self
-            .next_inside_udp
-            .get(addresses.first()?)
-            .copied()
-            .unwrap_or(false);
-        (inside_udp && own_port.is_some()).then_some(ENCAPSULATION_PORT)
-    }
-
-    fn is_own_service(&self, address: &SocketAddr) -> bool {
-        self.services.contains(address)
-    }
-
-    /// Remembers that a host did not answer: the next attempt uses the other way, directly over IP or inside UDP.
-    pub(super) fn toggle_encapsulation(&mut self, assoc_key: AssociationKey) {
-        if self.links.is_up(assoc_key) || assoc_key.endpoint != 0 || assoc_key.assoc.is_stream() {
-            return;
-        }
-        if let Some(first) = self.links.addresses(assoc_key).first().copied() {
-            if self.next_inside_udp.len() >= INSIDE_UDP_HOSTS_MAX {
-                self.next_inside_udp.clear();
-            }
-            let inside_udp = self.next_inside_udp.entry(first).or_insert(false);
-            *inside_udp = !*inside_udp;
-        }
-    }
-
     fn close_link(&mut self, owner: LinkOwner, link: LinkId) {
         if owner == LinkOwner::User {
             self.users.remove_link(link);
         }
         match self.links.detach(owner, link) {
-            Some(DetachedLink::Stream(number)) => drop(self.streams.remove(&number)),
-            Some(DetachedLink::LastOwner(assoc_key, true)) => {
-                if let Some(endpoint) = self.endpoint(assoc_key.endpoint) {
-                    let _ = endpoint.shutdown(assoc_key.assoc);
-                }
-            }
+            Some(DetachedLink::Stream(number)) => self.streams.close(number),
+            Some(DetachedLink::LastOwner(assoc_key, true)) => self.endpoints.shutdown(assoc_key),
             Some(DetachedLink::LastOwner(assoc_key, false)) => {
-                self.toggle_encapsulation(assoc_key);
-                self.abort(assoc_key);
+                self.endpoints.toggle_encapsulation(&self.links, assoc_key);
+                self.endpoints.abort(assoc_key);
                 // Not every stack reports an event for this.
                 self.links.remove(assoc_key);
             }
@@ -343,22 +296,18 @@ impl PoolEventLoop {
 
     fn send_control(&mut self, owner: LinkOwner, link: LinkId, message: &Message) {
         match (self.links.target(owner, link), message) {
-            (Some(LinkTarget::Sctp(assoc_key)), _) => self.send_asap(assoc_key, message),
+            (Some(LinkTarget::Sctp(assoc_key)), _) => {
+                self.endpoints
+                    .send_asap(&mut self.links, assoc_key, message);
+            }
             (Some(LinkTarget::Local), Message::Probe { handle, id }) => {
-                let answer = self.answer_to_probe(handle, *id);
+                let answer = self
+                    .probes
+                    .answer(self.started, &self.elements, handle, *id);
                 let input = answer.map(|answer| MachineInput::Message(owner, link, answer));
                 self.inputs.extend(input);
             }
             _ => {}
-        }
-    }
-
-    /// Sends an ASAP message.
-    pub(super) fn send_asap(&mut self, assoc_key: AssociationKey, message: &Message) {
-        let mut bytes = BytesMut::new();
-        match message.encode(&mut bytes) {
-            Ok(()) => self.send(assoc_key, Packet::new(asap::PPID, bytes.freeze()), None),
-            Err(error) => tracing::error!(%error, name = message.name(), "cannot encode a message"),
         }
     }
 
@@ -369,7 +318,7 @@ impl PoolEventLoop {
             Err(error) => {
                 tracing::debug!(?error, "received a malformed ASAP message");
                 if self.probes.is_guest(assoc_key) {
-                    self.abort(assoc_key);
+                    self.endpoints.abort(assoc_key);
                 }
                 return;
             }
@@ -382,7 +331,7 @@ impl PoolEventLoop {
         match &message {
             Message::Probe { handle, id } => self.on_probe(assoc_key, handle, *id),
             other if is_guest && !matches!(other, Message::ProbeAnswer { .. }) => {
-                self.abort(assoc_key)
+                self.endpoints.abort(assoc_key)
             }
             Message::RegistrationResponse { handle, id, .. }
             | Message::DeregistrationResponse { handle, id, .. } => {
@@ -407,7 +356,7 @@ impl PoolEventLoop {
         id: Option<ElementId>,
         message: &Message,
     ) {
-        let numbers = self.element_index.find(handle, id);
+        let numbers = self.elements.find(handle, id);
         for number in numbers {
             self.deliver_to_owner(LinkOwner::Element(number), assoc_key, message.clone());
         }

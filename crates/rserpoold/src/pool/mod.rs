@@ -5,17 +5,21 @@
 //! sockets, and sends requests and events to the first.
 
 mod api_server;
+mod caller_admission;
 mod control;
 mod element_index;
 mod elements;
+mod endpoints;
 mod event_loop;
 mod links;
 mod machine_io;
+mod machine_timers;
 mod operator_view;
 mod policy_conversion;
 mod probes;
 mod program_channels;
 mod program_roles;
+mod request_handling;
 mod requests;
 mod session_data;
 mod session_streams;

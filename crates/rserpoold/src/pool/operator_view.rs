@@ -15,12 +15,12 @@ impl PoolEventLoop {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs(),
             sctp: sctp_provider(),
-            raw: self.own_endpoint.is_raw(),
-            encapsulation_port: self.own_endpoint.encapsulation_port(),
-            asap: self.own_endpoint.local_addresses().unwrap_or_default(),
+            raw: self.endpoints.own().is_raw(),
+            encapsulation_port: self.endpoints.own().encapsulation_port(),
+            asap: self.endpoints.own().local_addresses().unwrap_or_default(),
             registrars: registrars.iter().map(ToString::to_string).collect(),
             announces: self.config.announces.trusted,
-            home: self.user.home().map(|id| id.to_string()),
+            home: self.users.machine().home().map(|id| id.to_string()),
             associations: self.links.len() as u64,
             elements: self.elements.len() as u64,
             sessions: self.users.len() as u64,
@@ -29,7 +29,7 @@ impl PoolEventLoop {
 
     /// Returns the elements of this host's programs.
     pub(super) fn own_elements(&self) -> OwnElementList {
-        let elements = self.elements.values().map(|element| {
+        let elements = self.elements.iter().map(|element| {
             let (transport, addresses): (&str, Vec<SocketAddr>) =
                 transport_entry(&element.transport);
             let service = element.service.as_ref();
@@ -40,7 +40,7 @@ impl PoolEventLoop {
                 home: element.machine.home().map(|id| id.to_string()),
                 transport: transport.to_owned(),
                 addresses,
-                sessions: service.map_or(0, |service| service.users.len() as u64),
+                sessions: service.map_or(0, |service| service.user_count() as u64),
             }
         });
         OwnElementList {

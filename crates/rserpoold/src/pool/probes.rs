@@ -10,15 +10,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_proto::element_choice::{ProbeAllowance, ProbeVerdict};
 use holdfast_sys::sock_diag;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, Transport};
 
-use super::event_loop::PoolEventLoop;
-use super::links::AssociationKey;
+use super::elements::HostedElements;
+use super::links::{AssociationKey, LinkTable};
+use crate::config::pool::PoolConfig;
 
 /// Maximum number of guests, in total and from one address.
 const GUESTS_MAX: usize = 1024;
@@ -76,100 +77,82 @@ impl Probes {
             allowance: ProbeAllowance::default(),
         })
     }
-}
 
-impl PoolEventLoop {
     /// Admits a guest. Returns false if a limit is reached or its address may not probe.
-    pub(super) fn admit_guest(&mut self, assoc_key: AssociationKey) -> bool {
-        let addresses = self.links.addresses(assoc_key);
+    pub(super) fn admit_guest(
+        &mut self,
+        now: Duration,
+        assoc_key: AssociationKey,
+        links: &LinkTable,
+        config: &PoolConfig,
+    ) -> bool {
+        let addresses = links.addresses(assoc_key);
         let Some(first) = addresses.first().map(SocketAddr::ip) else {
             return false;
         };
-        let guests = || self.probes.probers.iter().filter(|(_, one)| one.is_guest);
+        let guests = || self.probers.iter().filter(|(_, one)| one.is_guest);
         let is_same_address = |(assoc_key, _): &(&AssociationKey, &Prober)| {
-            let addresses = self.links.addresses(**assoc_key);
+            let addresses = links.addresses(**assoc_key);
             addresses.iter().any(|address| address.ip() == first)
         };
-        let admitted = self.config.admits_prober(addresses)
+        let admitted = config.admits_prober(addresses)
             && guests().count() < GUESTS_MAX
             && guests().filter(is_same_address).count() < GUESTS_PER_ADDRESS_MAX;
         if admitted {
             // The number may have belonged to an earlier association.
-            self.probes.forget(assoc_key);
-            self.probes.add(self.now(), assoc_key, true);
+            self.forget(assoc_key);
+            self.add(now, assoc_key, true);
         }
         admitted
     }
 
-    /// Disconnects idle guests, except those that this host's own users probe.
-    pub(super) fn expire_guests(&mut self) {
-        let now = self.now();
-        if self.probes.next_idle_check.is_none_or(|due| due > now) {
-            return;
+    /// Returns the idle guests, which must be disconnected, except those that this host's own users probe.
+    pub(super) fn idle_guests(&mut self, now: Duration, links: &LinkTable) -> Vec<AssociationKey> {
+        if self.next_idle_check.is_none_or(|due| due > now) {
+            return Vec::new();
         }
-        let probers = self.probes.probers.iter();
+        let probers = self.probers.iter();
         let idle = probers.filter(|(_, prober)| prober.last_probe + GUEST_IDLE_MAX <= now);
-        let idle: Vec<AssociationKey> = idle.map(|(assoc_key, _)| *assoc_key).collect();
-        for assoc_key in idle {
-            match self.probes.is_guest(assoc_key) {
-                // A guest remains a guest until its association has ended.
-                true if self.links.owners(assoc_key).is_empty() => self.abort(assoc_key),
-                true => {}
-                false => self.probes.forget(assoc_key),
+        let mut idle: Vec<AssociationKey> = idle.map(|(assoc_key, _)| *assoc_key).collect();
+        idle.retain(|assoc_key| match self.is_guest(*assoc_key) {
+            // A guest remains a guest until its association has ended.
+            true => links.owners(*assoc_key).is_empty(),
+            false => {
+                self.forget(*assoc_key);
+                false
             }
-        }
-        let has_probers = !self.probes.probers.is_empty();
-        self.probes.next_idle_check = has_probers.then_some(now + GUEST_IDLE_MAX);
+        });
+        let has_probers = !self.probers.is_empty();
+        self.next_idle_check = has_probers.then_some(now + GUEST_IDLE_MAX);
+        idle
     }
 
-    /// Handles a probe for an element.
-    pub(super) fn on_probe(
-        &mut self,
-        assoc_key: AssociationKey,
-        handle: &PoolHandle,
-        id: ElementId,
-    ) {
-        if !self.config.admits_prober(self.links.addresses(assoc_key)) {
-            return;
-        }
-        let now = self.now();
-        let prober = self.probes.add(now, assoc_key, false);
+    /// Counts a probe. Returns the verdict about it.
+    pub(super) fn count_probe(&mut self, now: Duration, assoc_key: AssociationKey) -> ProbeVerdict {
+        let prober = self.add(now, assoc_key, false);
         prober.last_probe = now;
-        match prober.allowance.count_probe(now) {
-            ProbeVerdict::Answered => {
-                if let Some(answer) = self.answer_to_probe(handle, id) {
-                    self.send_asap(assoc_key, &answer);
-                }
-            }
-            ProbeVerdict::Blocked if prober.is_guest => {
-                tracing::warn!(addresses = ?self.links.addresses(assoc_key), "a caller probes too often");
-                self.abort(assoc_key);
-            }
-            ProbeVerdict::Blocked | ProbeVerdict::Dropped => {}
-        }
+        prober.allowance.count_probe(now)
     }
 
-    /// Returns true if one of these addresses is the daemon's own endpoint.
-    pub(super) fn is_own_endpoint(&self, addresses: &[SocketAddr]) -> bool {
-        let own_addresses = self.own_endpoint.local_addresses().unwrap_or_default();
-        addresses
-            .iter()
-            .any(|address| own_addresses.contains(address))
-    }
-
-    /// Returns the answer to a probe; `None` if the element is not on this host or its load is unknown.
-    pub(super) fn answer_to_probe(
+    /// Returns the answer to a probe; `None` if the element is not on this host or its load is unknown. `started` is
+    /// the daemon's start, from which times are counted.
+    pub(super) fn answer(
         &mut self,
+        started: Instant,
+        elements: &HostedElements,
         handle: &PoolHandle,
         id: ElementId,
     ) -> Option<Message> {
-        let number = *self.element_index.find(handle, Some(id)).first()?;
-        let element = self.elements.get(&number)?;
+        let number = *elements.find(handle, Some(id)).first()?;
+        let element = elements.get(number)?;
         let (in_flight, latency) = match (&element.service, &element.transport) {
             (Some(service), _) => service.sessions.probe_report(),
             (None, Transport::Tcp { port, address, .. }) => {
                 let address = SocketAddr::new(*address, *port);
-                (self.connections_of(number, address)?, None)
+                (
+                    self.connections_of(started, elements, number, address)?,
+                    None,
+                )
             }
             _ => return None,
         };
@@ -183,9 +166,15 @@ impl PoolEventLoop {
     }
 
     /// Returns the recent number of connections of the server at this address; `None` if it cannot be seen from here.
-    fn connections_of(&mut self, number: u64, address: SocketAddr) -> Option<u32> {
-        let start = self.now();
-        if let Some(last_count) = self.probes.connection_counts.get(&number)
+    fn connections_of(
+        &mut self,
+        started: Instant,
+        elements: &HostedElements,
+        number: u64,
+        address: SocketAddr,
+    ) -> Option<u32> {
+        let start = started.elapsed();
+        if let Some(last_count) = self.connection_counts.get(&number)
             && start < last_count.valid_until
         {
             return last_count.count;
@@ -194,11 +183,10 @@ impl PoolEventLoop {
             tracing::debug!(%address, %error, "cannot count a server's connections");
             None
         });
-        let end = self.now();
+        let end = started.elapsed();
         let until = end + COUNT_REUSE_MIN.max((end - start) * COUNT_REUSE_FACTOR);
-        let elements = &self.elements;
-        let counts = &mut self.probes.connection_counts;
-        counts.retain(|number, _| elements.contains_key(number));
+        let counts = &mut self.connection_counts;
+        counts.retain(|number, _| elements.get(*number).is_some());
         counts.insert(
             number,
             ConnectionCount {

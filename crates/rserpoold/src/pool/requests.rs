@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use holdfast_api::app::encode;
 use holdfast_api::control::{
-    OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
+    ErrorBody, OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery,
+    UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
 use holdfast_sctp::TlsSecurity;
@@ -147,4 +148,10 @@ impl ProgramQueue {
         self.queued.subtract(bytes.len());
         Some(bytes)
     }
+}
+
+/// Sends an answer.
+pub(super) fn send_reply<T>(reply: ReplySender<T>, answer: Result<T, ErrorBody>) {
+    // A failure means that the caller has gone.
+    let _ = reply.send(answer);
 }

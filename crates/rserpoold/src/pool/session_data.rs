@@ -7,14 +7,13 @@ use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
 use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::SessionId;
 use holdfast_sctp::MessageToSend as Packet;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::elements::session_number;
 use super::event_loop::PoolEventLoop;
-use super::links::{AssociationKey, LinkOwner, LinkTarget};
-use super::machine_io::MachineInput;
+use super::links::{AssociationKey, LinkOwner, LinkTarget, MachineInput};
 use super::requests::StreamEvent;
-use super::session_streams::{self, StreamKind, StreamOutput, StreamOwner};
+use super::session_streams::{StreamKind, StreamOutput};
 
 /// Payload protocol identifier of programs' messages: unspecified.
 const DATA_PPID: u32 = 0;
@@ -23,61 +22,6 @@ const DATA_PPID: u32 = 0;
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
 impl PoolEventLoop {
-    /// Sends a message, or queues it until the association's buffer has room.
-    pub(super) fn send(
-        &mut self,
-        assoc_key: AssociationKey,
-        message: Packet,
-        permit: Option<OwnedSemaphorePermit>,
-    ) {
-        let is_first = self
-            .links
-            .queued(assoc_key)
-            .is_some_and(|waiting| waiting.is_empty());
-        if is_first && self.try_send(assoc_key, &message) {
-            return;
-        }
-        if let Some(waiting) = self.links.queued(assoc_key) {
-            waiting.push_back((message, permit));
-            self.stalled.insert(assoc_key);
-        }
-    }
-
-    /// Returns true if the message is finished: sent, or its association is gone.
-    fn try_send(&mut self, assoc_key: AssociationKey, message: &Packet) -> bool {
-        let Some(endpoint) = self.endpoint(assoc_key.endpoint) else {
-            return true;
-        };
-        match endpoint.send(assoc_key.assoc, message) {
-            Ok(()) => true,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
-            Err(error) => {
-                tracing::debug!(%error, ?assoc_key, "cannot send");
-                true
-            }
-        }
-    }
-
-    /// Retries messages for which the buffer had no room.
-    pub(super) fn retry_stalled(&mut self) {
-        for assoc_key in std::mem::take(&mut self.stalled) {
-            while let Some((message, permit)) = self
-                .links
-                .queued(assoc_key)
-                .and_then(std::collections::VecDeque::pop_front)
-            {
-                if self.try_send(assoc_key, &message) {
-                    continue;
-                }
-                if let Some(waiting) = self.links.queued(assoc_key) {
-                    waiting.push_front((message, permit));
-                }
-                self.stalled.insert(assoc_key);
-                break;
-            }
-        }
-    }
-
     /// Sends a program's message to the element of its session. The message is dropped if that connection has ended.
     pub(super) fn send_to_element(
         &mut self,
@@ -89,16 +33,17 @@ impl PoolEventLoop {
         let Some(link) = self.users.link(session, connection) else {
             return;
         };
-        self.user.handle_sent(self.now(), session);
+        let now = self.now();
+        self.users.machine_mut().handle_sent(now, session);
         match self.links.target(LinkOwner::User, link) {
             Some(LinkTarget::Sctp(assoc_key)) if !bytes.is_empty() => {
-                self.send(assoc_key, Packet::new(DATA_PPID, bytes.into()), permit);
+                let packet = Packet::new(DATA_PPID, bytes.into());
+                self.endpoints
+                    .send(&mut self.links, assoc_key, packet, permit);
             }
             Some(LinkTarget::Stream(number)) => {
-                if let Some(stream) = self.streams.get(&number) {
-                    // If the stream has ended, an event reports it.
-                    let _ = stream.send(StreamOutput::Data(bytes.into(), permit));
-                }
+                let output = StreamOutput::Data(bytes.into(), permit);
+                self.streams.send(number, output);
             }
             Some(LinkTarget::Sctp(_) | LinkTarget::Local) | None => {}
         }
@@ -109,8 +54,7 @@ impl PoolEventLoop {
         let Some(LinkTarget::Stream(number)) = self.links.target(LinkOwner::User, link) else {
             return false;
         };
-        let stream = self.streams.get(&number);
-        stream.is_some_and(|stream| stream.send(StreamOutput::Finish).is_ok())
+        self.streams.send(number, StreamOutput::Finish)
     }
 
     /// Sends a program's message to a user.
@@ -125,16 +69,18 @@ impl PoolEventLoop {
         let target = self.links.target(LinkOwner::Service(number), link);
         if let Some(LinkTarget::Sctp(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
             let now = self.now();
-            if let Some(service) = self.service_of(number) {
+            if let Some(service) = self.elements.service_mut(number) {
                 service.sessions.handle_sent(now, link);
             }
-            self.send(assoc_key, Packet::new(DATA_PPID, bytes.into()), permit);
+            let packet = Packet::new(DATA_PPID, bytes.into());
+            self.endpoints
+                .send(&mut self.links, assoc_key, packet, permit);
         }
     }
 
     /// Sends the session state of a user to that user, to keep (ASAP cookie).
     pub(super) fn send_state(&mut self, number: u64, session: u64, state: &[u8]) {
-        if let Some(service) = self.service_of(number) {
+        if let Some(service) = self.elements.service_mut(number) {
             service
                 .sessions
                 .handle_state(LinkId::Accepted(session), state);
@@ -150,10 +96,8 @@ impl PoolEventLoop {
     /// Ends a user's session after the data sent so far.
     pub(super) fn end_user(&mut self, number: u64, link: LinkId) {
         let target = self.links.target(LinkOwner::Service(number), link);
-        if let Some(LinkTarget::Sctp(assoc_key)) = target
-            && let Some(endpoint) = self.endpoint(assoc_key.endpoint)
-        {
-            let _ = endpoint.shutdown(assoc_key.assoc);
+        if let Some(LinkTarget::Sctp(assoc_key)) = target {
+            self.endpoints.shutdown(assoc_key);
         }
     }
 
@@ -162,7 +106,7 @@ impl PoolEventLoop {
         let number = assoc_key.endpoint;
         if number != 0 && self.programs.queued(number) > WAITING_BYTES_MAX {
             tracing::warn!(element = number, "a user sends more than the program reads");
-            return self.abort(assoc_key);
+            return self.endpoints.abort(assoc_key);
         }
         let owners = self.links.owners(assoc_key).to_vec();
         for (owner, link) in owners {
@@ -175,14 +119,18 @@ impl PoolEventLoop {
     fn deliver_data(&mut self, owner: LinkOwner, link: LinkId, bytes: Vec<u8>) {
         match owner {
             LinkOwner::User => {
-                if let Some(session) = self.user.session_of(link) {
-                    self.user.handle_received(self.now(), session);
-                    self.send_to_program(session, SessionEvent::Data { bytes });
+                let now = self.now();
+                let machine = self.users.machine_mut();
+                if let Some(session) = machine.session_of(link) {
+                    machine.handle_received(now, session);
+                    let data = SessionEvent::Data { bytes };
+                    self.users
+                        .send_to_program(session, data, &mut self.programs);
                 }
             }
             LinkOwner::Service(number) => {
                 let now = self.now();
-                if let Some(service) = self.service_of(number) {
+                if let Some(service) = self.elements.service_mut(number) {
                     service.sessions.handle_received(now, link);
                 }
                 let session = session_number(link);
@@ -201,26 +149,14 @@ impl PoolEventLoop {
         kind: StreamKind,
         address: SocketAddr,
     ) {
-        let program = self
-            .user
-            .session_of(link)
-            .and_then(|id| self.users.program(id));
+        let session = self.users.machine().session_of(link);
+        let program = session.and_then(|id| self.users.program(id));
         let Some(gauge) = program.and_then(|program| self.programs.gauge(program)) else {
             // The program has ended, and its session will end soon; the element is not at fault.
             return self.inputs.push_back(MachineInput::Ended(owner, link));
         };
-        self.streams_opened += 1;
-        let number = self.streams_opened;
-        let (sender, sent) = mpsc::unbounded_channel();
-        self.streams.insert(number, sender);
+        let number = self.streams.open(kind, address, gauge);
         self.links.attach_stream(owner, link, number);
-        let stream_owner = StreamOwner {
-            number,
-            mailbox: self.to_self.clone(),
-            unread: gauge,
-        };
-        self.runtime
-            .spawn(session_streams::run(stream_owner, kind, address, sent));
     }
 
     /// Handles an event of a stream.
@@ -237,7 +173,7 @@ impl PoolEventLoop {
                 }
             }
             StreamEvent::Down { in_order } => {
-                self.streams.remove(&number);
+                self.streams.close(number);
                 if let Some((owner, link)) = self.links.remove_stream(number) {
                     self.inputs.push_back(match in_order {
                         true => MachineInput::Ended(owner, link),

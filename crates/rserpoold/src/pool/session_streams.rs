@@ -1,5 +1,6 @@
 //! Sessions with elements over TCP and UDP: one task for each.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use bytes::Bytes;
 use holdfast_api::pool::DATA_BYTES_MAX;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::requests::{ByteGauge, PoolRequest, StreamEvent};
@@ -33,15 +35,69 @@ pub(super) enum StreamOutput {
 }
 
 /// Handle of a stream. Dropping it ends the stream.
-pub(super) type StreamHandle = mpsc::UnboundedSender<StreamOutput>;
+type StreamHandle = mpsc::UnboundedSender<StreamOutput>;
+
+/// All streams, by number.
+pub(super) struct SessionStreams {
+    handles: HashMap<u64, StreamHandle>,
+    opened: u64,
+    /// Mailbox of the event loop, for the streams' events.
+    mailbox: Mailbox<PoolRequest>,
+    /// The thread that runs the streams.
+    runtime: Handle,
+}
+
+impl SessionStreams {
+    /// Starts without streams.
+    pub(super) fn new(mailbox: Mailbox<PoolRequest>, runtime: Handle) -> SessionStreams {
+        SessionStreams {
+            handles: HashMap::new(),
+            opened: 0,
+            mailbox,
+            runtime,
+        }
+    }
+
+    /// Opens a TCP connection or UDP socket. `unread` counts the bytes queued for the session's program. Returns the
+    /// stream's number.
+    pub(super) fn open(
+        &mut self,
+        kind: StreamKind,
+        address: SocketAddr,
+        unread: Arc<ByteGauge>,
+    ) -> u64 {
+        self.opened += 1;
+        let number = self.opened;
+        let (sender, sent) = mpsc::unbounded_channel();
+        self.handles.insert(number, sender);
+        let owner = StreamOwner {
+            number,
+            mailbox: self.mailbox.clone(),
+            unread,
+        };
+        self.runtime.spawn(run(owner, kind, address, sent));
+        number
+    }
+
+    /// Sends data or an end. Returns false if the stream has ended, which an event reports.
+    pub(super) fn send(&self, number: u64, output: StreamOutput) -> bool {
+        let stream = self.handles.get(&number);
+        stream.is_some_and(|stream| stream.send(output).is_ok())
+    }
+
+    /// Ends a stream.
+    pub(super) fn close(&mut self, number: u64) {
+        self.handles.remove(&number);
+    }
+}
 
 /// Owner of a stream.
-pub(super) struct StreamOwner {
+struct StreamOwner {
     /// Number of the stream.
-    pub(super) number: u64,
-    pub(super) mailbox: Mailbox<PoolRequest>,
+    number: u64,
+    mailbox: Mailbox<PoolRequest>,
     /// Bytes queued for its program.
-    pub(super) unread: Arc<ByteGauge>,
+    unread: Arc<ByteGauge>,
 }
 
 impl StreamOwner {
@@ -59,7 +115,7 @@ impl StreamOwner {
 }
 
 /// Connects, and transfers data both ways until either side ends the stream.
-pub(super) async fn run(
+async fn run(
     owner: StreamOwner,
     kind: StreamKind,
     address: SocketAddr,

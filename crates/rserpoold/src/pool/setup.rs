@@ -1,10 +1,10 @@
 //! Start-up: from the configuration to a pool daemon with an open endpoint.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use holdfast_proto::pool_user::{PoolUser, PoolUserConfig as UserConfig};
+use holdfast_proto::pool_user::PoolUserConfig as UserConfig;
 use holdfast_sctp::{
     self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
     StreamTransport, TransportConfig as EndpointConfig, TransportEndpoint, provider,
@@ -15,16 +15,18 @@ use holdfast_wire::rserpool::LENGTH_MAX;
 use tokio::runtime::Handle;
 
 use super::api_server::PoolApiServer;
-use super::element_index::ElementIndex;
-use super::elements::hunt_config;
+use super::elements::{HostedElements, hunt_config};
+use super::endpoints::PoolEndpoints;
 use super::event_loop::PoolEventLoop;
 use super::links::LinkTable;
+use super::machine_timers::MachineTimers;
 use super::probes::Probes;
 use super::program_roles::PoolPrograms;
 use super::requests::PoolRequest;
+use super::session_streams::SessionStreams;
 use super::unconfirmed_callers::UnconfirmedCallers;
-use super::user_sessions::UserSessions;
-use crate::asap_over_tcp::{Refusals, framing_rules, tls_security};
+use super::user_sessions::PoolUsers;
+use crate::asap_over_tcp::{framing_rules, tls_security};
 use crate::config::pool::{PoolConfig, UdpEncapsulation};
 use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::MulticastGroups;
@@ -74,30 +76,20 @@ impl PoolEventLoop {
         PoolEventLoop {
             config: config.clone(),
             started: Instant::now(),
-            own_endpoint,
+            endpoints: PoolEndpoints::new(own_endpoint),
             groups,
             requests,
-            to_self,
-            runtime: tasks,
-            user: PoolUser::new(user),
-            users: UserSessions::default(),
-            elements: BTreeMap::new(),
-            element_index: ElementIndex::default(),
-            services: HashSet::new(),
+            users: PoolUsers::new(user),
+            elements: HostedElements::default(),
             programs: PoolPrograms::default(),
             links: LinkTable::default(),
             pending_callers: UnconfirmedCallers::default(),
             probes: Probes::default(),
-            streams: HashMap::new(),
-            streams_opened: 0,
-            next_inside_udp: HashMap::new(),
+            streams: SessionStreams::new(to_self, tasks),
             inputs: VecDeque::new(),
-            wakes: BTreeSet::new(),
-            wake_time_of: HashMap::new(),
-            stalled: BTreeSet::new(),
+            timers: MachineTimers::default(),
             stop_deadline: None,
             events: Vec::new(),
-            refusals: Refusals::default(),
         }
     }
 }

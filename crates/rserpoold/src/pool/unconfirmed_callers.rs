@@ -1,4 +1,4 @@
-//! Callers of the daemon's own endpoint: registrars, and pool users that probe ([`super::probes`]).
+//! Callers of the daemon's own endpoint that are not identified yet.
 //!
 //! Until a path was probed, any host may have claimed its address (RFC 9260 section 5.4). So only addresses that SCTP
 //! has confirmed identify a caller as a registrar. A caller that claims a registrar's address waits for the
@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::event_loop::PoolEventLoop;
 use super::links::AssociationKey;
 
 /// Time limit for the confirmation of an address; the same as at a registrar.
-const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of waiting callers, and of waiting messages of each.
 const CALLERS_MAX: usize = 64;
 const HELD_MESSAGES_MAX: usize = 16;
@@ -48,16 +47,14 @@ impl UnconfirmedCallers {
         }
         true
     }
-}
 
-impl PoolEventLoop {
-    /// Handles a new association with the daemon's own endpoint.
-    pub(super) fn on_incoming_association(&mut self, assoc_key: AssociationKey) {
-        let deadline = self.now() + CONFIRMATION_TIMEOUT;
-        self.pending_callers.0.remove(&assoc_key);
-        if self.pending_callers.0.len() < CALLERS_MAX {
+    /// Adds a new caller, unless too many wait already.
+    pub(super) fn add(&mut self, now: Duration, assoc_key: AssociationKey) {
+        let deadline = now + CONFIRMATION_TIMEOUT;
+        self.0.remove(&assoc_key);
+        if self.0.len() < CALLERS_MAX {
             let held_messages = Vec::new();
-            self.pending_callers.0.insert(
+            self.0.insert(
                 assoc_key,
                 Caller {
                     deadline,
@@ -65,79 +62,28 @@ impl PoolEventLoop {
                 },
             );
         }
-        self.classify_caller(assoc_key);
     }
 
-    /// Admits a registrar or a guest, keeps a caller waiting that may become a registrar, and refuses any other.
-    fn classify_caller(&mut self, assoc_key: AssociationKey) {
-        if self
-            .config
-            .admits_registrar(self.links.addresses(assoc_key))
-        {
-            let caller = self.pending_callers.0.remove(&assoc_key);
-            for bytes in caller.into_iter().flat_map(|caller| caller.held_messages) {
-                self.on_asap_message(assoc_key, &bytes);
-            }
-            return;
-        }
-        let now = self.now();
-        let is_waiting = self.pending_callers.0.get(&assoc_key);
-        let waits = is_waiting.is_some_and(|caller| now < caller.deadline);
-        let claimed_addresses = self
-            .own_endpoint
-            .remote_addresses(assoc_key.assoc)
-            .unwrap_or_default();
-        if waits && self.config.admits_registrar(&claimed_addresses) {
-            return;
-        }
-        let caller = self.pending_callers.0.remove(&assoc_key);
-        if !self.admit_guest(assoc_key) {
-            tracing::debug!(
-                ?claimed_addresses,
-                "refused a caller that may neither be a registrar nor probe"
-            );
-            self.abort(assoc_key);
-            // Further messages of the caller, which may be the next event, must not reach any machine.
-            self.links.remove(assoc_key);
-            return;
-        }
-        for bytes in caller.into_iter().flat_map(|caller| caller.held_messages) {
-            self.on_asap_message(assoc_key, &bytes);
-        }
+    /// Returns true if the association is known as a caller's.
+    pub(super) fn contains(&self, assoc_key: AssociationKey) -> bool {
+        self.0.contains_key(&assoc_key)
     }
 
-    /// Handles a change in an association's addresses.
-    pub(super) fn on_addresses_changed(&mut self, assoc_key: AssociationKey) {
-        // An association that is not up yet reports its addresses when it is.
-        if !self.links.is_up(assoc_key) {
-            return;
-        }
-        let Some(endpoint) = self.endpoint(assoc_key.endpoint) else {
-            return;
-        };
-        if let Ok(confirmed) = endpoint.confirmed_addresses(assoc_key.assoc) {
-            self.links.set_addresses(assoc_key, confirmed);
-            if self.pending_callers.0.contains_key(&assoc_key) {
-                self.classify_caller(assoc_key);
-            }
-        }
+    /// Returns true if the caller may wait longer.
+    pub(super) fn may_wait(&self, now: Duration, assoc_key: AssociationKey) -> bool {
+        let is_waiting = self.0.get(&assoc_key);
+        is_waiting.is_some_and(|caller| now < caller.deadline)
     }
 
-    /// Judges the callers whose deadline has passed.
-    pub(super) fn expire_callers(&mut self) {
-        let now = self.now();
-        let due = self
-            .pending_callers
-            .0
-            .iter()
-            .filter(|(_, who)| who.deadline <= now);
-        let due: Vec<AssociationKey> = due.map(|(assoc_key, _)| *assoc_key).collect();
-        for assoc_key in due {
-            self.classify_caller(assoc_key);
-        }
+    /// Removes a caller that is identified. Returns its messages.
+    pub(super) fn take_messages(&mut self, assoc_key: AssociationKey) -> Vec<Bytes> {
+        let caller = self.0.remove(&assoc_key);
+        caller.map_or_else(Vec::new, |caller| caller.held_messages)
+    }
+
+    /// Returns the callers whose deadline has passed.
+    pub(super) fn expired(&self, now: Duration) -> Vec<AssociationKey> {
+        let due = self.0.iter().filter(|(_, who)| who.deadline <= now);
+        due.map(|(assoc_key, _)| *assoc_key).collect()
     }
 }
-
-#[cfg(test)]
-#[path = "tests/callers.rs"]
-mod tests;

@@ -1,6 +1,7 @@
 //! Resolutions and sessions of this host's pool users.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use holdfast_api::control::{
     ErrorBody, ReportAccepted, Resolution, ResolveQuery, UnreachableReport,
@@ -8,13 +9,12 @@ use holdfast_api::control::{
 use holdfast_api::pool::{FromPool, SelectionRule, SessionEvent, SessionOptions};
 use holdfast_proto::pool_element::LinkId;
 use holdfast_proto::pool_user::{
-    ChoiceMethod as ChosenBy, Event, RequestId, ResolveError, SessionId,
+    ChoiceMethod as ChosenBy, Event, PoolUser, PoolUserConfig, RequestId, ResolveError, SessionId,
 };
 use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, PoolHandle, Transport};
 
-use super::event_loop::PoolEventLoop;
-use super::links::LinkOwner;
-use super::program_roles::send_reply;
+use super::program_roles::PoolPrograms;
+use super::requests::send_reply;
 use crate::api_conversion::{self, element_entry, parse_handle};
 use crate::mailbox::ReplySender;
 
@@ -40,16 +40,36 @@ struct UserSession {
     ended_in_order: bool,
 }
 
-/// Requests and sessions of the users.
-#[derive(Default)]
-pub(super) struct UserSessions {
+/// The users of this host's programs and of the control API: one machine for all, their requests and sessions.
+pub(super) struct PoolUsers {
+    machine: PoolUser,
     pending: HashMap<RequestId, PendingResolution>,
     sessions: HashMap<SessionId, UserSession>,
     /// Transport addresses of sessions' links.
     transports: HashMap<LinkId, Transport>,
 }
 
-impl UserSessions {
+impl PoolUsers {
+    /// Starts without requests and sessions.
+    pub(super) fn new(config: PoolUserConfig) -> PoolUsers {
+        PoolUsers {
+            machine: PoolUser::new(config),
+            pending: HashMap::new(),
+            sessions: HashMap::new(),
+            transports: HashMap::new(),
+        }
+    }
+
+    /// Returns the users' machine.
+    pub(super) fn machine(&self) -> &PoolUser {
+        &self.machine
+    }
+
+    /// Returns the users' machine, for inputs and outputs.
+    pub(super) fn machine_mut(&mut self) -> &mut PoolUser {
+        &mut self.machine
+    }
+
     /// Returns the number of sessions.
     pub(super) fn len(&self) -> usize {
         self.sessions.len()
@@ -75,12 +95,11 @@ impl UserSessions {
     pub(super) fn program(&self, session: SessionId) -> Option<u64> {
         Some(self.sessions.get(&session)?.program)
     }
-}
 
-impl PoolEventLoop {
     /// Resolves a handle.
     pub(super) fn resolve(
         &mut self,
+        now: Duration,
         text: &str,
         query: &ResolveQuery,
         reply: ReplySender<Resolution>,
@@ -89,12 +108,11 @@ impl PoolEventLoop {
             Ok(handle) => handle,
             Err(error) => return send_reply(reply, Err(error)),
         };
-        let now = self.now();
         let items = query.items.map(|items| items.clamp(1, ITEMS_MAX));
         let request = match query.cached {
-            Some(true) => self.user.handle_resolve(now, handle.clone()),
+            Some(true) => self.machine.handle_resolve(now, handle.clone()),
             _ => self
-                .user
+                .machine
                 .handle_resolve_uncached(now, handle.clone(), items),
         };
         let items = items.map_or(usize::MAX, |items| items as usize);
@@ -102,12 +120,12 @@ impl PoolEventLoop {
     }
 
     /// Selects an element.
-    pub(super) fn select(&mut self, text: &str, reply: ReplySender<Resolution>) {
+    pub(super) fn select(&mut self, now: Duration, text: &str, reply: ReplySender<Resolution>) {
         let handle = match parse_handle(text) {
             Ok(handle) => handle,
             Err(error) => return send_reply(reply, Err(error)),
         };
-        let request = self.user.handle_select(self.now(), handle.clone());
+        let request = self.machine.handle_select(now, handle.clone());
         self.await_answer(request, handle, 1, reply);
     }
 
@@ -123,13 +141,13 @@ impl PoolEventLoop {
             handle,
             items,
         };
-        self.users.pending.insert(request, pending);
-        self.execute_outputs(LinkOwner::User);
+        self.pending.insert(request, pending);
     }
 
     /// Handles a report of an unreachable element.
     pub(super) fn report_unreachable(
         &mut self,
+        now: Duration,
         report: &UnreachableReport,
     ) -> Result<ReportAccepted, ErrorBody> {
         let handle = parse_handle(&report.handle)?;
@@ -139,29 +157,29 @@ impl PoolEventLoop {
                 .to_owned(),
         })?;
         let id = ElementId(id);
-        let now = self.now();
-        self.user.handle_unreachable(now, &handle, id);
-        self.execute_outputs(LinkOwner::User);
+        self.machine.handle_unreachable(now, &handle, id);
         Ok(ReportAccepted { id: id.to_string() })
     }
 
     /// Opens a session for a program.
-    pub(super) fn open_session(
+    pub(super) fn open(
         &mut self,
+        now: Duration,
         program: u64,
         handle: PoolHandle,
         options: SessionOptions,
     ) -> SessionId {
-        let now = self.now();
         if options.ask_registrar {
-            self.user.handle_purge(&handle);
+            self.machine.handle_purge(&handle);
         }
         let choose = match options.rule {
             SelectionRule::Registrar => ChosenBy::Registrar,
             SelectionRule::PowerOfTwoChoices => ChosenBy::Latency,
             SelectionRule::Prequal => ChosenBy::Probes,
         };
-        let id = self.user.handle_open_with_method(now, handle, None, choose);
+        let id = self
+            .machine
+            .handle_open_with_method(now, handle, None, choose);
         let session = UserSession {
             program,
             link: None,
@@ -169,71 +187,64 @@ impl PoolEventLoop {
             is_finishing: false,
             ended_in_order: false,
         };
-        self.users.sessions.insert(id, session);
-        self.execute_outputs(LinkOwner::User);
+        self.sessions.insert(id, session);
         id
     }
 
     /// Ends the session of a program that is gone.
-    pub(super) fn close_session_of(&mut self, program: u64) {
+    pub(super) fn close_session_of(&mut self, now: Duration, program: u64) {
         let is_of_program = |(_, session): &(&SessionId, &UserSession)| session.program == program;
-        let session = self
-            .users
-            .sessions
-            .iter()
-            .find(is_of_program)
-            .map(|(id, _)| *id);
+        let session = self.sessions.iter().find(is_of_program).map(|(id, _)| *id);
         if let Some(id) = session {
-            self.end_session(id);
+            self.end_session(now, id);
         }
     }
 
-    fn end_session(&mut self, id: SessionId) {
-        self.users.sessions.remove(&id);
-        let now = self.now();
-        self.user.handle_close(now, id);
-        self.execute_outputs(LinkOwner::User);
+    fn end_session(&mut self, now: Duration, id: SessionId) {
+        self.sessions.remove(&id);
+        self.machine.handle_close(now, id);
     }
 
-    /// Handles a program's end of data.
-    pub(super) fn finish_session(&mut self, id: SessionId, connection: u64) {
-        let link = self.users.link(id, connection);
-        let finishing = link.is_some_and(|link| self.finish_stream(link));
-        if let Some(session) = self.users.sessions.get_mut(&id) {
-            session.is_finishing |= finishing;
+    /// Records that a session's program has ended its data.
+    pub(super) fn mark_finishing(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.is_finishing = true;
         }
     }
 
     /// Handles a program's complaint about its element, which makes the session fail over.
-    pub(super) fn fail_session(&mut self, id: SessionId, connection: u64) {
-        if self.users.link(id, connection).is_none() {
+    pub(super) fn fail(&mut self, now: Duration, id: SessionId, connection: u64) {
+        if self.link(id, connection).is_none() {
             return;
         }
-        let now = self.now();
-        self.user.handle_malfunction(now, id);
-        self.execute_outputs(LinkOwner::User);
+        self.machine.handle_malfunction(now, id);
     }
 
-    /// Handles the end of a link of the user's machine. An orderly end of a finished session ends the session too.
-    pub(super) fn on_user_link_ended(&mut self, link: LinkId, in_order: bool) {
-        self.users.remove_link(link);
-        let now = self.now();
-        let id = self.user.session_of(link);
-        let session = id.and_then(|id| Some((id, self.users.sessions.get_mut(&id)?)));
+    /// Handles the end of a link of the machine. An orderly end of a finished session ends the session too.
+    pub(super) fn on_link_ended(
+        &mut self,
+        now: Duration,
+        link: LinkId,
+        in_order: bool,
+        programs: &mut PoolPrograms,
+    ) {
+        self.remove_link(link);
+        let id = self.machine.session_of(link);
+        let session = id.and_then(|id| Some((id, self.sessions.get_mut(&id)?)));
         let Some((id, session)) = session.filter(|_| in_order) else {
-            return self.user.handle_lost(now, link);
+            return self.machine.handle_lost(now, link);
         };
         if !session.is_finishing || session.link != Some(link) {
             session.ended_in_order = session.link == Some(link);
-            return self.user.handle_closed(now, link);
+            return self.machine.handle_closed(now, link);
         }
         let last = FromPool::Session(SessionEvent::Finished);
-        self.programs.send_and_close(session.program, &last);
-        self.end_session(id);
+        programs.send_and_close(session.program, &last);
+        self.end_session(now, id);
     }
 
-    /// Handles an event of the user's machine.
-    pub(super) fn on_user_event(&mut self, event: Event) {
+    /// Handles an event of the machine.
+    pub(super) fn on_event(&mut self, event: Event, programs: &mut PoolPrograms) {
         match event {
             Event::Selected { request, element } => {
                 let policy = element.policy.kind();
@@ -245,7 +256,7 @@ impl PoolEventLoop {
                 elements,
             } => self.on_resolved(request, policy, elements),
             Event::RequestFailed { request, error } => {
-                if let Some(pending) = self.users.pending.remove(&request) {
+                if let Some(pending) = self.pending.remove(&request) {
                     send_reply(
                         pending.reply,
                         Err(resolve_error_body(&pending.handle, &error)),
@@ -257,11 +268,16 @@ impl PoolEventLoop {
                 link,
                 element,
                 resumed,
-            } => self.on_session_up(session, link, element, resumed),
+            } => {
+                let connected = self.on_session_up(session, link, element, resumed);
+                if let Some(connected) = connected {
+                    self.send_to_program(session, connected, programs);
+                }
+            }
             Event::SessionBroken {
                 session, element, ..
             } => {
-                let Some(session_entry) = self.users.sessions.get_mut(&session) else {
+                let Some(session_entry) = self.sessions.get_mut(&session) else {
                     return;
                 };
                 session_entry.link = None;
@@ -270,13 +286,13 @@ impl PoolEventLoop {
                     element: element.to_string(),
                     closed_in_order: std::mem::take(&mut session_entry.ended_in_order),
                 };
-                self.send_to_program(session, broken);
+                self.send_to_program(session, broken, programs);
             }
             Event::SessionFailed { session, error } => {
-                if let Some(session_entry) = self.users.sessions.remove(&session) {
+                if let Some(session_entry) = self.sessions.remove(&session) {
                     let reason = error.to_string();
                     let last = FromPool::Session(SessionEvent::Failed { reason });
-                    self.programs.send_and_close(session_entry.program, &last);
+                    programs.send_and_close(session_entry.program, &last);
                 }
             }
             Event::NewHome { registrar } => {
@@ -290,44 +306,46 @@ impl PoolEventLoop {
         }
     }
 
+    /// Records a session's new connection. Returns the event for its program.
     fn on_session_up(
         &mut self,
         session: SessionId,
         link: LinkId,
         element: ElementId,
         resumed: bool,
-    ) {
-        let Some(session_entry) = self.users.sessions.get_mut(&session) else {
-            return;
-        };
+    ) -> Option<SessionEvent> {
+        let session_entry = self.sessions.get_mut(&session)?;
         session_entry.link = Some(link);
         session_entry.connection += 1;
         let connection = session_entry.connection;
         let transport = self
-            .users
             .transports
             .get(&link)
             .map(api_conversion::transport_entry);
         let (transport, addresses) = transport.unwrap_or_default();
-        let event = SessionEvent::Up {
+        Some(SessionEvent::Up {
             connection,
             element: element.to_string(),
             transport: transport.to_owned(),
             addresses,
             resumed,
-        };
-        self.send_to_program(session, event);
+        })
     }
 
     /// Sends an event to a session's program.
-    pub(super) fn send_to_program(&mut self, session: SessionId, event: SessionEvent) {
-        if let Some(program) = self.users.program(session) {
-            self.programs.send(program, &FromPool::Session(event));
+    pub(super) fn send_to_program(
+        &self,
+        session: SessionId,
+        event: SessionEvent,
+        programs: &mut PoolPrograms,
+    ) {
+        if let Some(program) = self.program(session) {
+            programs.send(program, &FromPool::Session(event));
         }
     }
 
     fn on_resolved(&mut self, request: RequestId, policy: PolicyKind, elements: Vec<PoolElement>) {
-        let Some(asked) = self.users.pending.remove(&request) else {
+        let Some(asked) = self.pending.remove(&request) else {
             return;
         };
         let entries = elements.iter().take(asked.items).map(element_entry);

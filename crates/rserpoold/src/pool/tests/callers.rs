@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use holdfast_api::pool::{ElementService, RegistrationRequest};
@@ -15,6 +16,8 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport, Tra
 use nix::sys::eventfd::EventFd;
 use tokio::runtime::{Builder, Runtime};
 
+use super::super::elements::HostedElement;
+use super::super::unconfirmed_callers::CONFIRMATION_TIMEOUT;
 use super::*;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::mailbox;
@@ -197,7 +200,7 @@ impl TestDaemon {
 
     /// Delivers `times` probes for the element, or for one that does not exist.
     fn send_probes(&mut self, assoc: AssocId, times: usize, exists: bool) {
-        let element_id = self.daemon.elements[&ELEMENT].machine.id();
+        let element_id = self.element().machine.id();
         let probe = Asap::Probe {
             handle: PoolHandle::from("web"),
             id: ElementId(element_id.0 ^ u32::from(!exists)),
@@ -222,8 +225,12 @@ impl TestDaemon {
         sent.map(|(_, bytes)| answer(bytes)).collect()
     }
 
+    fn element(&self) -> &HostedElement {
+        self.daemon.elements.get(ELEMENT).expect("it is there")
+    }
+
     fn home(&self) -> Option<RegistrarId> {
-        self.daemon.elements[&ELEMENT].machine.home()
+        self.element().machine.home()
     }
 
     fn aborted(&self) -> Vec<AssocId> {
@@ -309,11 +316,7 @@ fn bench_with_guest() -> (TestDaemon, TcpListener) {
     let mut bench = TestDaemon::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let listener_address = listener.local_addr().expect("an address");
-    let element = bench
-        .daemon
-        .elements
-        .get_mut(&ELEMENT)
-        .expect("it is there");
+    let element = bench.daemon.elements.get_mut(ELEMENT).expect("it is there");
     element.transport = Transport::Tcp {
         port: listener_address.port(),
         usage: TransportUse::DataOnly,
