@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_api::control::HandoffCounts;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -27,7 +28,7 @@ type FloatGauge = Gauge<f64, AtomicU64>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
-    outcome: String,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -48,6 +49,28 @@ struct VersionLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerLabel {
     peer: String,
+}
+
+/// The end of one flow's handoff, as this node counts the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedHandoff {
+    /// The flow was given to another node.
+    Moved,
+    /// The flow stayed because the handoff failed.
+    Kept,
+    /// The flow was taken from another node.
+    Accepted,
+}
+
+impl CountedHandoff {
+    fn label(self) -> OutcomeLabel {
+        let outcome = match self {
+            CountedHandoff::Moved => "moved",
+            CountedHandoff::Kept => "kept",
+            CountedHandoff::Accepted => "accepted",
+        };
+        OutcomeLabel { outcome }
+    }
 }
 
 /// The daemon's metrics. Clones share their values.
@@ -113,7 +136,6 @@ impl Metrics {
             (&self.migrations, ["moved", "kept", "cloned"]),
         ] {
             for outcome in outcomes {
-                let outcome = outcome.to_owned();
                 drop(family.get_or_create(&OutcomeLabel { outcome }));
             }
         }
@@ -199,10 +221,22 @@ impl Metrics {
         registry
     }
 
-    /// Counts the end of one flow's handoff, for instance as `moved`, `kept` or `accepted`.
-    pub fn count_handoff(&self, outcome: &str) {
-        let outcome = outcome.to_owned();
-        self.handoffs.get_or_create(&OutcomeLabel { outcome }).inc();
+    /// Counts the end of one flow's handoff.
+    pub fn count_handoff(&self, outcome: CountedHandoff) {
+        self.handoffs.get_or_create(&outcome.label()).inc();
+    }
+
+    /// Returns the numbers of flows whose handoff has ended.
+    pub fn handoff_counts(&self) -> HandoffCounts {
+        let count = |outcome: CountedHandoff| {
+            let counter = self.handoffs.get(&outcome.label());
+            counter.map_or(0, |counter| counter.get())
+        };
+        HandoffCounts {
+            donated: count(CountedHandoff::Moved),
+            accepted: count(CountedHandoff::Accepted),
+            kept: count(CountedHandoff::Kept),
+        }
     }
 
     /// Records the freeze of one batch of flows.
@@ -211,8 +245,7 @@ impl Metrics {
     }
 
     /// Counts the end of a migration from this node, as `moved`, `cloned` or `kept`.
-    pub fn count_migration(&self, outcome: &str) {
-        let outcome = outcome.to_owned();
+    pub fn count_migration(&self, outcome: &'static str) {
         self.migrations
             .get_or_create(&OutcomeLabel { outcome })
             .inc();
@@ -306,8 +339,8 @@ mod tests {
     #[test]
     fn every_metric_is_in_the_text() {
         let metrics = Metrics::new();
-        metrics.count_handoff("moved");
-        metrics.count_handoff("moved");
+        metrics.count_handoff(CountedHandoff::Moved);
+        metrics.count_handoff(CountedHandoff::Moved);
         metrics.record_freeze(Duration::from_micros(350));
         metrics.set_drops("not_owner", 7);
         metrics.set_drops("not_owner", 9);
@@ -344,6 +377,11 @@ mod tests {
             );
         }
         assert_eq!(metrics.rejections("malformed"), 1);
+        let counts = HandoffCounts {
+            donated: 2,
+            ..HandoffCounts::default()
+        };
+        assert_eq!(metrics.handoff_counts(), counts);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! second.
 //!
 //! - [`zone_network`]: links with delay, rate, loss, reordering and duplication, between zones that partitions can separate;
+//! - [`associations`]: associations like SCTP's between the nodes of a world;
 //! - [`server_capacity`]: a server that shares its capacity among concurrent requests;
 //! - [`pools`]: registrars, pool elements and pool users, with the daemons' own state machines, under the load of paper
 //!   004;
@@ -15,10 +16,12 @@
 //! - [`seeds`]: one simulation with many seeds in parallel, summarised by an [`Estimate`].
 #![forbid(unsafe_code)]
 
+pub mod associations;
 pub mod bug_names;
 mod estimate;
 mod event_queue;
 pub mod handoff;
+mod machine_timer;
 pub mod migration;
 pub mod node_group;
 pub mod pool_faults;
@@ -34,6 +37,7 @@ pub mod zone_network;
 
 pub use estimate::Estimate;
 pub use event_queue::FutureEvents;
+pub use machine_timer::MachineTimer;
 pub use random::Random;
 pub use time::Time;
 pub use violation::Violation;

@@ -3,6 +3,23 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Returns the seeds that the environment selects: only `HOLDFAST_SEED`, or the number `HOLDFAST_SEEDS` of seeds from
+/// `first` on; by default `default_count` seeds.
+#[must_use]
+pub fn from_environment(first: u64, default_count: u64) -> Vec<u64> {
+    let number = |name| {
+        let text = std::env::var(name).ok()?;
+        text.parse::<u64>().ok()
+    };
+    match number("HOLDFAST_SEED") {
+        Some(seed) => vec![seed],
+        None => {
+            let count = number("HOLDFAST_SEEDS").unwrap_or(default_count);
+            (first..first + count).collect()
+        }
+    }
+}
+
 /// Runs every job, on as many threads as there are processors, and returns the results in the order of the jobs,
 /// independent of the number of threads. Calls `done` after each job with the number of completed ones.
 ///

@@ -229,16 +229,7 @@ fn former_failing_seeds_succeed() {
 
 #[test]
 fn random_faults_are_survived() {
-    let count = std::env::var("HOLDFAST_SEEDS")
-        .ok()
-        .and_then(|count| count.parse().ok());
-    let all_seeds: Vec<u64> = match std::env::var("HOLDFAST_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-    {
-        Some(seed) => vec![seed],
-        None => (1..=count.unwrap_or(500)).collect(),
-    };
+    let all_seeds = seeds::from_environment(1, 500);
     let verdicts = seeds::run_all(&all_seeds, |seed| try_seed(*seed), |_| ());
     let failed = all_seeds.iter().zip(verdicts);
     let failed = failed.filter_map(|(seed, verdict)| Some((seed, verdict.err()?)));

@@ -3,39 +3,30 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::session::{Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpServiceState};
-use crate::{Destination, Kept, Moved, Protocol, Session};
+use crate::session::{Association, ManagedUdpSocket, Socket, UdpEvent};
+use crate::{Destination, Kept, Moved, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
-    /// Reports readiness to read and write; the same socket as the table's.
+    managed: ManagedUdpSocket,
+    /// Reports readiness to read and write; the same socket as the managed one.
     socket: UdpSocket,
-    table: Arc<UdpServiceState>,
-    handle: Arc<SessionHandle>,
 }
 
 impl Socket for UdpSocket {
     type Service = UdpService;
 
     fn serve(self, session: &Session, pool: &str) -> io::Result<UdpService> {
-        let local = self.local_addr()?;
         let socket = self.into_std()?;
-        let table = UdpServiceState::new(socket.try_clone()?)?;
-        let handle = Arc::clone(&session.handle);
-        let slot = ServiceSlot::Udp(Arc::downgrade(&table));
-        table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
-        Ok(UdpService {
-            socket: UdpSocket::from_std(socket)?,
-            table,
-            handle,
-        })
+        let managed = ManagedUdpSocket::new(socket.try_clone()?, session, pool)?;
+        let socket = UdpSocket::from_std(socket)?;
+        Ok(UdpService { managed, socket })
     }
 }
 
@@ -58,13 +49,12 @@ impl UdpService {
 
     fn poll_receive(&self, context: &mut Context<'_>) -> Poll<io::Result<UdpEvent>> {
         loop {
-            if let Poll::Ready(event) = self.table.ready_events().poll_pop(context) {
+            if let Poll::Ready(event) = self.managed.ready_events().poll_pop(context) {
                 return Poll::Ready(Ok(event));
             }
             ready!(self.socket.poll_recv_ready(context))?;
-            match self.socket.try_io(Interest::READABLE, || {
-                self.table.receive(&self.handle.shared)
-            }) {
+            let receive = || self.managed.receive();
+            match self.socket.try_io(Interest::READABLE, receive) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return Poll::Ready(other),
             }
@@ -76,9 +66,7 @@ impl UdpService {
     /// # Errors
     /// `NotConnected` for an association in transit or on another node; otherwise as sendto(2).
     pub async fn send(&self, association: &Association, data: &[u8]) -> io::Result<usize> {
-        if !self.table.may_send(association) {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
+        self.managed.check_may_send(association)?;
         self.socket.send_to(data, association.remote()).await
     }
 
@@ -93,35 +81,13 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.notifications().clear_request();
-        let outcome = match self.table.start_handoff(
-            &self.handle.shared,
-            association,
-            &destination.into(),
-            state,
-        ) {
-            Ok(()) => poll_fn(|context| association.notifications().poll_outcome(context)).await,
-            Err(reason) => Err(reason),
-        };
-        match outcome {
-            Ok(to) => Ok(Moved { to }),
-            Err(reason) => Err(Kept {
-                connection: association.clone(),
-                reason,
-            }),
-        }
+        self.managed
+            .hand_off(association, destination.into(), state)
+            .await
     }
 
     /// Forgets the associations that have been silent for at least `idle_min`; returns their number.
     pub fn forget_idle(&self, idle_min: Duration) -> usize {
-        self.table
-            .forget(&self.handle.shared, |_, idle| idle >= idle_min)
-    }
-}
-
-impl Drop for UdpService {
-    fn drop(&mut self) {
-        self.handle.shared.withdraw(self.table.service());
-        self.table.forget(&self.handle.shared, |_, _| true);
+        self.managed.forget_idle(idle_min)
     }
 }

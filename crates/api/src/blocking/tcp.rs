@@ -4,17 +4,16 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wait_readable;
-use crate::session::{FlowRegistration, SharedDescriptor, Socket, block_on, tcp::TcpService};
+use crate::session::tcp::{ManagedConnection, ManagedListener};
+use crate::session::{Socket, block_on};
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
 
 /// A TCP listener managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct Service {
-    listener: TcpListener,
-    tcp: TcpService,
+    managed: ManagedListener<TcpListener>,
 }
 
 impl Socket for TcpListener {
@@ -22,19 +21,15 @@ impl Socket for TcpListener {
 
     fn serve(self, session: &Session, pool: &str) -> io::Result<Service> {
         self.set_nonblocking(true)?;
-        let tcp = TcpService::new(session, pool, self.local_addr()?)?;
-        Ok(Service {
-            listener: self,
-            tcp,
-        })
+        let local = self.local_addr()?;
+        let managed = ManagedListener::new(self, local, session, pool)?;
+        Ok(Service { managed })
     }
 }
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service")
-            .field("listener", &self.listener)
-            .finish_non_exhaustive()
+        fmt::Debug::fmt(&self.managed, f)
     }
 }
 
@@ -45,22 +40,19 @@ impl Service {
     /// Same as accept(2). The service remains usable.
     pub fn accept(&self) -> io::Result<Arrival<Connection>> {
         loop {
-            if let Some(handed_off) = self.tcp.queue().pop() {
-                let (stream, registration, state) = self.tcp.activate(handed_off)?;
-                return Ok(Arrival::HandedOff {
-                    connection: Connection::new(stream, registration)?,
-                    state,
-                });
+            if let Some(handed_off) = self.managed.queue().pop() {
+                return self.managed.activate(handed_off, into_blocking);
             }
-            match self.listener.accept() {
+            match self.listener().accept() {
                 Ok((stream, remote)) => {
-                    let registration = self.tcp.register(stream.local_addr()?, remote)?;
-                    return Ok(Arrival::New(Connection::new(stream, registration)?));
+                    let local = stream.local_addr()?;
+                    let stream = into_blocking(stream)?;
+                    return self.managed.register(stream, local, remote);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     wait_readable(
-                        self.listener.as_fd(),
-                        self.tcp.queue().notifier().as_fd(),
+                        self.listener().as_fd(),
+                        self.managed.queue().notifier().as_fd(),
                         None,
                     )?;
                 }
@@ -71,7 +63,7 @@ impl Service {
 
     /// Returns the listener.
     pub fn listener(&self) -> &TcpListener {
-        &self.listener
+        self.managed.listener()
     }
 
     /// Hands off many connections as one batch. The results are in the order of the connections.
@@ -80,18 +72,16 @@ impl Service {
         connections: Vec<(Connection, Vec<u8>)>,
         destination: impl Into<Destination>,
     ) -> Vec<Result<Moved, Kept<Connection>>> {
-        let (connections, states): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
-        let handoffs = connections
-            .iter()
-            .zip(states)
-            .map(|(connection, state)| connection.handoff_parts(state));
-        let started = FlowRegistration::hand_off_batch(&destination.into(), handoffs);
-        connections
-            .into_iter()
-            .zip(started)
-            .map(|(connection, begun)| connection.finish(begun))
-            .collect()
+        block_on(ManagedConnection::<TcpStream>::hand_off_many(
+            connections,
+            destination.into(),
+        ))
     }
+}
+
+fn into_blocking(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Result of waiting on a connection.
@@ -107,34 +97,37 @@ pub enum WaitResult {
 
 /// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
 pub struct Connection {
-    stream: Arc<TcpStream>,
-    registration: FlowRegistration,
+    managed: ManagedConnection<TcpStream>,
+}
+
+impl From<ManagedConnection<TcpStream>> for Connection {
+    fn from(managed: ManagedConnection<TcpStream>) -> Self {
+        Self { managed }
+    }
+}
+
+impl From<Connection> for ManagedConnection<TcpStream> {
+    fn from(connection: Connection) -> Self {
+        connection.managed
+    }
 }
 
 impl Connection {
-    fn new(stream: TcpStream, registration: FlowRegistration) -> io::Result<Self> {
-        stream.set_nonblocking(false)?;
-        Ok(Self {
-            stream: Arc::new(stream),
-            registration,
-        })
-    }
-
     /// Returns the connection's flow.
     pub fn flow(&self) -> FlowText {
-        self.registration.flow
+        self.managed.flow()
     }
 
     /// Returns the connection's socket, for example to set options.
     pub fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.managed.stream()
     }
 
     /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
     /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
     /// stands until a handoff or [`Connection::decline`].
     pub fn handoff_request(&self) -> Option<Destination> {
-        self.registration.signals.handoff_request()
+        self.managed.notifications().handoff_request()
     }
 
     /// Waits until data can be read, the operator requests a handoff, or `wait_max` has passed.
@@ -143,12 +136,12 @@ impl Connection {
     /// Same as poll(2).
     pub fn wait(&self, wait_max: Option<Duration>) -> io::Result<WaitResult> {
         let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
-        let notifier = self.registration.signals.notifier()?;
+        let notifier = self.managed.notifications().notifier()?;
         loop {
             if let Some(destination) = self.handoff_request() {
                 return Ok(WaitResult::HandoffRequested(destination));
             }
-            match wait_readable(self.stream.as_fd(), notifier.as_fd(), deadline)? {
+            match wait_readable(self.stream().as_fd(), notifier.as_fd(), deadline)? {
                 (true, _) => return Ok(WaitResult::Readable),
                 (false, true) => {}
                 (false, false) => return Ok(WaitResult::TimedOut),
@@ -158,7 +151,7 @@ impl Connection {
 
     /// Tells the operator that this connection stays.
     pub fn decline(&self, reason: &str) {
-        self.registration.decline(reason);
+        self.managed.decline(reason);
     }
 
     /// Hands the connection to another node, where the service's `accept` returns it with `state` (48 KiB at most).
@@ -172,49 +165,25 @@ impl Connection {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Self>> {
-        let mut started =
-            FlowRegistration::hand_off_batch(&destination.into(), [self.handoff_parts(state)]);
-        self.finish(
-            started
-                .pop()
-                .unwrap_or_else(|| Err("nothing to hand off".into())),
-        )
-    }
-
-    fn handoff_parts(&self, state: Vec<u8>) -> (&FlowRegistration, Vec<u8>, SharedDescriptor) {
-        (
-            &self.registration,
-            state,
-            Arc::clone(&self.stream) as SharedDescriptor,
-        )
-    }
-
-    fn finish(self, started: Result<(), String>) -> Result<Moved, Kept<Self>> {
-        let outcome = started.and_then(|()| {
-            block_on(self.registration.outcome(), None).unwrap_or_else(|| Err("no outcome".into()))
-        });
-        outcome.map_err(|reason| Kept {
-            connection: self,
-            reason,
-        })
+        block_on(self.managed.hand_off(destination.into(), state))
     }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.flow()).finish()
+        fmt::Debug::fmt(&self.managed, f)
     }
 }
 
 impl Read for &Connection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&*self.stream).read(buffer)
+        self.stream().read(buffer)
     }
 }
 
 impl Write for &Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (&*self.stream).write(bytes)
+        self.stream().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,42 +1,33 @@
 //! UDP for multithreaded programs.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wait_readable;
-use crate::session::{
-    Association, ServiceSlot, SessionHandle, Socket, UdpEvent, UdpServiceState, block_on,
-};
-use crate::{Destination, Kept, Moved, Protocol, Session};
+use crate::session::{Association, ManagedUdpSocket, Socket, UdpEvent, block_on};
+use crate::{Destination, Kept, Moved, Session};
 
 /// A bound UDP socket managed by Holdfast. Created by [`Session::serve`]; withdrawn when dropped.
 pub struct UdpService {
-    table: Arc<UdpServiceState>,
-    handle: Arc<SessionHandle>,
+    managed: ManagedUdpSocket,
 }
 
 impl Socket for UdpSocket {
     type Service = UdpService;
 
     fn serve(self, session: &Session, pool: &str) -> io::Result<UdpService> {
-        let local = self.local_addr()?;
-        let table = UdpServiceState::new(self)?;
-        let handle = Arc::clone(&session.handle);
-        let slot = ServiceSlot::Udp(Arc::downgrade(&table));
-        table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
-        Ok(UdpService { table, handle })
+        let managed = ManagedUdpSocket::new(self, session, pool)?;
+        Ok(UdpService { managed })
     }
 }
 
 impl fmt::Debug for UdpService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UdpService")
-            .field("socket", self.table.socket())
+            .field("socket", self.managed.socket())
             .finish_non_exhaustive()
     }
 }
@@ -49,13 +40,13 @@ impl UdpService {
     pub fn receive(&self, wait_max: Option<Duration>) -> io::Result<Option<UdpEvent>> {
         let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
         loop {
-            match self.table.receive(&self.handle.shared) {
+            match self.managed.receive() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return other.map(Some),
             }
-            let notifier = self.table.ready_events().notifier().as_fd();
-            if let (false, false) = wait_readable(self.table.socket().as_fd(), notifier, deadline)?
-            {
+            let socket = self.managed.socket().as_fd();
+            let notifier = self.managed.ready_events().notifier().as_fd();
+            if let (false, false) = wait_readable(socket, notifier, deadline)? {
                 return Ok(None);
             }
         }
@@ -67,10 +58,8 @@ impl UdpService {
     /// `NotConnected` for an association in transit or on another node; otherwise as sendto(2), `WouldBlock` when the
     /// socket's buffer is full.
     pub fn send(&self, association: &Association, data: &[u8]) -> io::Result<usize> {
-        if !self.table.may_send(association) {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        self.table.socket().send_to(data, association.remote())
+        self.managed.check_may_send(association)?;
+        self.managed.socket().send_to(data, association.remote())
     }
 
     /// Hands one association to another node, where the service's socket receives it with `state` (48 KiB at most) and
@@ -84,33 +73,14 @@ impl UdpService {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Association>> {
-        association.notifications().clear_request();
-        let started =
-            self.table
-                .start_handoff(&self.handle.shared, association, &destination.into(), state);
-        let outcome = started.and_then(|()| {
-            let outcome = poll_fn(|context| association.notifications().poll_outcome(context));
-            block_on(outcome, None).unwrap_or_else(|| Err("no outcome".into()))
-        });
-        match outcome {
-            Ok(to) => Ok(Moved { to }),
-            Err(reason) => Err(Kept {
-                connection: association.clone(),
-                reason,
-            }),
-        }
+        block_on(
+            self.managed
+                .hand_off(association, destination.into(), state),
+        )
     }
 
     /// Forgets the associations that have been silent for at least `idle_min`; returns their number.
     pub fn forget_idle(&self, idle_min: Duration) -> usize {
-        self.table
-            .forget(&self.handle.shared, |_, idle| idle >= idle_min)
-    }
-}
-
-impl Drop for UdpService {
-    fn drop(&mut self) {
-        self.handle.shared.withdraw(self.table.service());
-        self.table.forget(&self.handle.shared, |_, _| true);
+        self.managed.forget_idle(idle_min)
     }
 }

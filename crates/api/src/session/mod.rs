@@ -10,6 +10,8 @@ mod session_core;
 mod session_thread;
 mod shared;
 pub(crate) mod tcp;
+#[cfg(test)]
+mod tests;
 mod udp;
 
 use std::io;
@@ -21,9 +23,9 @@ use std::time::{Duration, Instant};
 pub(crate) use notifications::{
     DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, block_on, lock,
 };
-pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle};
-pub(crate) use udp::UdpServiceState;
+pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle, SharedSessionCore};
 pub use udp::{Association, UdpEvent};
+pub(crate) use udp::{ManagedUdpSocket, UdpServiceState};
 
 use crate::app::Channel;
 

@@ -1,18 +1,17 @@
 //! Notification of waiting programs by the session's thread: one cell for each flow, one mailbox for each service.
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{Destination, FlowText};
+use crate::{Destination, FlowText, Moved};
 
 /// Locks a mutex, even after a panic: a panic with the lock held leaves no inconsistent state here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,7 +124,14 @@ impl FlowNotifications {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    pub(crate) fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<HandoffResult> {
+    /// Waits for the result of a handoff; returns at once the reason of one that could not start.
+    pub(crate) async fn outcome(&self, started: Result<(), String>) -> Result<Moved, String> {
+        started?;
+        let to = poll_fn(|context| self.poll_outcome(context)).await?;
+        Ok(Moved { to })
+    }
+
+    fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<HandoffResult> {
         let mut inner = lock(&self.inner);
         match inner.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
@@ -225,20 +231,14 @@ impl Wake for UnparkWaker {
     }
 }
 
-/// Blocks this thread until another thread of the library completes `future`; `None` when `deadline` came first.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
+/// Blocks this thread until another thread of the library completes `future`.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(UnparkWaker(thread::current())));
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return Some(value);
+            return value;
         }
-        match deadline {
-            None => thread::park(),
-            Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
-                Some(left) => thread::park_timeout(left),
-                None => return None,
-            },
-        }
+        thread::park();
     }
 }

@@ -1,6 +1,6 @@
 //! The session as a state machine without sockets, threads and clock. Inputs are calls of the program and messages of
-//! the daemon; outputs are messages ([`SessionCore::poll_transmit`]) and events ([`SessionCore::poll_event`]). Both interfaces of the
-//! library and both kinds of socket share it.
+//! the daemon; outputs are messages ([`SessionCore::poll_transmit`]) and events ([`SessionCore::poll_event`]). Both
+//! interfaces of the library and both kinds of socket share it.
 
 mod messages;
 

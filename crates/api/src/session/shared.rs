@@ -33,8 +33,11 @@ struct OpenState {
     first_failure: Option<String>,
 }
 
+/// The state machine, which stores each flow's notifications.
+pub(crate) type SharedSessionCore = SessionCore<Arc<FlowNotifications>>;
+
 pub(crate) struct SessionShared {
-    core: Mutex<SessionCore<Arc<FlowNotifications>>>,
+    core: Mutex<SharedSessionCore>,
     slots: Mutex<HashMap<u32, ServiceSlot>>,
     open_state: Mutex<OpenState>,
     open_state_changed: Condvar,
@@ -85,10 +88,7 @@ impl fmt::Debug for SessionHandle {
 
 impl SessionShared {
     /// Runs `action` on the state machine, then wakes the session's thread to send resulting messages.
-    pub(crate) fn with_core<R>(
-        &self,
-        action: impl FnOnce(&mut SessionCore<Arc<FlowNotifications>>) -> R,
-    ) -> R {
+    pub(crate) fn with_core<R>(&self, action: impl FnOnce(&mut SharedSessionCore) -> R) -> R {
         let (result, transmit) = {
             let mut core = lock(&self.core);
             let result = action(&mut core);
@@ -111,7 +111,7 @@ impl SessionShared {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, SessionCore<Arc<FlowNotifications>>> {
+    pub(super) fn core(&self) -> std::sync::MutexGuard<'_, SharedSessionCore> {
         lock(&self.core)
     }
 

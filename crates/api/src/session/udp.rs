@@ -2,8 +2,9 @@
 //! unread datagrams.
 //!
 //! From the start of a handoff, datagrams of its association wait here until its result is known. If the association
-//! moves, the datagrams received before the diversion travel with it ([`UdpServiceState::collect_datagrams`]); if it stays, the program
-//! reads them. At the acceptor, datagrams that overtake the daemon's message wait until the association has arrived.
+//! moves, the datagrams received before the diversion travel with it ([`UdpServiceState::collect_datagrams`]); if it
+//! stays, the program reads them. At the acceptor, datagrams that overtake the daemon's message wait until the
+//! association has arrived.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::shared::SessionShared;
-use super::{DeliveryQueue, FlowNotifications, lock};
-use crate::{Destination, FlowText, Protocol};
+use super::{DeliveryQueue, FlowNotifications, ServiceSlot, Session, SessionHandle, lock};
+use crate::{Destination, FlowText, Kept, Moved, Protocol};
 
 /// One client of a UDP service: a cheap handle, with clones for the same association.
 #[derive(Clone, Debug)]
@@ -55,10 +56,6 @@ impl Association {
     pub fn handoff_request(&self) -> Option<Destination> {
         self.inner.signals.handoff_request()
     }
-
-    pub(crate) fn notifications(&self) -> &Arc<FlowNotifications> {
-        &self.inner.signals
-    }
 }
 
 /// An event of a UDP service.
@@ -85,6 +82,80 @@ pub enum UdpEvent {
         /// The requested destination.
         destination: Destination,
     },
+}
+
+/// A bound UDP socket that is a service of the session; withdrawn when dropped. An interface adds its way of waiting.
+pub(crate) struct ManagedUdpSocket {
+    state: Arc<UdpServiceState>,
+    handle: Arc<SessionHandle>,
+}
+
+impl ManagedUdpSocket {
+    pub(crate) fn new(socket: UdpSocket, session: &Session, pool: &str) -> io::Result<Self> {
+        let state = UdpServiceState::new(socket)?;
+        let handle = Arc::clone(&session.handle);
+        let slot = ServiceSlot::Udp(Arc::downgrade(&state));
+        let service = handle
+            .shared
+            .serve(pool, Protocol::Udp, vec![state.local], slot);
+        state.set_service(service);
+        Ok(Self { state, handle })
+    }
+
+    pub(crate) fn socket(&self) -> &UdpSocket {
+        &self.state.socket
+    }
+
+    /// Returns the queue of events that did not come from the socket.
+    pub(crate) fn ready_events(&self) -> &DeliveryQueue<UdpEvent> {
+        &self.state.ready_events
+    }
+
+    /// Returns the next event for the program, without waiting.
+    pub(crate) fn receive(&self) -> io::Result<UdpEvent> {
+        self.state.receive(&self.handle.shared)
+    }
+
+    /// Returns an error unless the program may send: the association is here and not in transit.
+    pub(crate) fn check_may_send(&self, association: &Association) -> io::Result<()> {
+        match self.state.may_send(association) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Hands one association to another node, and waits for the result.
+    pub(crate) async fn hand_off(
+        &self,
+        association: &Association,
+        destination: Destination,
+        state: Vec<u8>,
+    ) -> Result<Moved, Kept<Association>> {
+        let notifications = &association.inner.signals;
+        notifications.clear_request();
+        let shared = &self.handle.shared;
+        let started = self
+            .state
+            .start_handoff(shared, association, &destination, state);
+        let outcome = notifications.outcome(started).await;
+        outcome.map_err(|reason| Kept {
+            connection: association.clone(),
+            reason,
+        })
+    }
+
+    /// Forgets the associations that have been silent for at least `idle_min`; returns their number.
+    pub(crate) fn forget_idle(&self, idle_min: Duration) -> usize {
+        self.state
+            .forget(&self.handle.shared, |idle| idle >= idle_min)
+    }
+}
+
+impl Drop for ManagedUdpSocket {
+    fn drop(&mut self) {
+        self.handle.shared.withdraw(self.state.service());
+        self.state.forget(&self.handle.shared, |_| true);
+    }
 }
 
 struct AssociationEntry {
@@ -118,7 +189,7 @@ const DATAGRAM_BYTES_MAX: usize = 65_535;
 const COLLECT_TIMEOUT: usize = 4096;
 
 impl UdpServiceState {
-    pub(crate) fn new(socket: UdpSocket) -> io::Result<Arc<Self>> {
+    fn new(socket: UdpSocket) -> io::Result<Arc<Self>> {
         let local = socket.local_addr()?;
         if local.ip().is_unspecified() {
             let text = "a UDP service behind Holdfast must be bound to its service address; use \
@@ -137,27 +208,17 @@ impl UdpServiceState {
     }
 
     /// Sets the session's number for this service, once.
-    pub(crate) fn set_service(&self, service: u32) {
+    fn set_service(&self, service: u32) {
         let _ = self.service.set(service);
     }
 
-    pub(crate) fn service(&self) -> u32 {
+    fn service(&self) -> u32 {
         self.service.get().copied().unwrap_or_default()
     }
 
-    pub(crate) fn socket(&self) -> &UdpSocket {
-        &self.socket
-    }
-
-    /// Returns the queue of events that did not come from the socket.
-    pub(crate) fn ready_events(&self) -> &DeliveryQueue<UdpEvent> {
-        &self.ready_events
-    }
-
-    /// Returns the next event for the program, without waiting.
-    pub(crate) fn receive(&self, shared: &SessionShared) -> io::Result<UdpEvent> {
-        // Hold the lock from reading to sorting: `collect_datagrams` must not overtake a datagram between the two. Events in
-        // `ready_events` are older than datagrams in the socket.
+    fn receive(&self, shared: &SessionShared) -> io::Result<UdpEvent> {
+        // Hold the lock from reading to sorting: `collect_datagrams` must not overtake a datagram between the two.
+        // Events in `ready_events` are older than datagrams in the socket.
         let mut tables = lock(&self.tables);
         if let Some(event) = self.ready_events.pop() {
             return Ok(event);
@@ -200,13 +261,8 @@ impl UdpServiceState {
             return None;
         }
         let association = Association::new(flow, remote, Arc::default());
-        shared.with_core(|core| {
-            core.register_flow(
-                self.service(),
-                flow,
-                Arc::clone(association.notifications()),
-            )
-        });
+        let signals = Arc::clone(&association.inner.signals);
+        shared.with_core(|core| core.register_flow(self.service(), flow, signals));
         tables
             .entries
             .insert(flow, AssociationEntry::new(association.clone()));
@@ -214,7 +270,7 @@ impl UdpServiceState {
     }
 
     /// Starts a handoff, or returns the reason that it cannot start.
-    pub(crate) fn start_handoff(
+    fn start_handoff(
         &self,
         shared: &SessionShared,
         association: &Association,
@@ -239,8 +295,7 @@ impl UdpServiceState {
         Ok(())
     }
 
-    /// Returns true if the program may send: the association is here and not in transit.
-    pub(crate) fn may_send(&self, association: &Association) -> bool {
+    fn may_send(&self, association: &Association) -> bool {
         lock(&self.tables)
             .entries
             .get(&association.flow())
@@ -325,21 +380,17 @@ impl UdpServiceState {
         }));
     }
 
-    /// Forgets the associations that `is_selected` selects, and tells the daemon.
-    pub(crate) fn forget(
-        &self,
-        shared: &SessionShared,
-        mut is_selected: impl FnMut(&Association, Duration) -> bool,
-    ) -> usize {
+    /// Forgets the associations whose time of silence `is_selected` selects, and tells the daemon.
+    fn forget(&self, shared: &SessionShared, is_selected: impl Fn(Duration) -> bool) -> usize {
         let now = Instant::now();
         let mut tables = lock(&self.tables);
         let count_before = tables.entries.len();
         tables.entries.retain(|flow, entry| {
             let idle = now.saturating_duration_since(entry.last_heard);
-            let is_kept = entry.is_leaving || !is_selected(&entry.association, idle);
+            let is_kept = entry.is_leaving || !is_selected(idle);
             if !is_kept {
-                shared
-                    .with_core(|core| core.handle_closed(*flow, entry.association.notifications()));
+                let signals = &entry.association.inner.signals;
+                shared.with_core(|core| core.handle_closed(*flow, signals));
             }
             is_kept
         });

@@ -127,15 +127,7 @@ impl LockChange {
         lock: &FileLock,
         readable: bool,
     ) -> Option<Self> {
-        let mode = match step {
-            LockHandoverStep::ShareRemainder | LockHandoverStep::ShareFirstByte
-                if is_shareable(lock, readable) =>
-            {
-                LockMode::Shared
-            }
-            _ => LockMode::Free,
-        };
-        step_range(step, lock).map(|(start, end)| Self { mode, start, end })
+        Self::in_step(step, lock, readable, LockMode::Free)
     }
 
     /// Returns the acceptor's change in a step, which follows the donor's.
@@ -144,13 +136,24 @@ impl LockChange {
         lock: &FileLock,
         readable: bool,
     ) -> Option<Self> {
+        Self::in_step(step, lock, readable, LockMode::Exclusive)
+    }
+
+    /// Returns one node's change in a step: to a shared lock where the two nodes can share the range, else to
+    /// `unshared_mode`.
+    fn in_step(
+        step: LockHandoverStep,
+        lock: &FileLock,
+        readable: bool,
+        unshared_mode: LockMode,
+    ) -> Option<Self> {
         let mode = match step {
             LockHandoverStep::ShareRemainder | LockHandoverStep::ShareFirstByte
                 if is_shareable(lock, readable) =>
             {
                 LockMode::Shared
             }
-            _ => LockMode::Exclusive,
+            _ => unshared_mode,
         };
         step_range(step, lock).map(|(start, end)| Self { mode, start, end })
     }

@@ -280,7 +280,9 @@ async fn description_and_metrics_are_served() {
     let (_, description) = daemon.raw("GET", "/openapi.json", "").await;
     let description: Value = serde_json::from_str(&description).unwrap();
     assert_eq!(description, holdfast_api::control::openapi(ROUTES));
-    daemon.metrics.count_handoff("moved");
+    daemon
+        .metrics
+        .count_handoff(crate::metrics::CountedHandoff::Moved);
     let text = ControlClient::new(&daemon.socket).metrics().await.unwrap();
     assert!(
         text.contains("holdfast_handoffs_total{outcome=\"moved\"} 1"),

@@ -62,7 +62,7 @@ impl Engine {
             services: services.collect(),
             programs: programs.collect(),
             flows,
-            handoffs: self.statistics.handoffs(),
+            handoffs: self.statistics.metrics().handoff_counts(),
             residents: self.migrations.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
             peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),

@@ -1,15 +1,13 @@
-//! Statistics of this node: metrics, counts of handoffs, and the events that the kernel programs' counters reveal.
+//! Statistics of this node: metrics, and the events that the kernel programs' counters reveal.
 
-use holdfast_api::control::HandoffCounts;
 use holdfast_proto::handoff::FlowHandoffOutcome;
 
 use super::table_overflow::TableOverflow;
-use crate::metrics::Metrics;
+use crate::metrics::{CountedHandoff, Metrics};
 
 /// Counters and gauges that the operator sees.
 pub struct Statistics {
     metrics: Metrics,
-    handoffs: HandoffCounts,
     table_overflow: TableOverflow,
     /// Number of lost kernel-program events at the last reading of the counter.
     events_lost: u64,
@@ -20,7 +18,6 @@ impl Statistics {
     pub fn new(metrics: Metrics) -> Self {
         Self {
             metrics,
-            handoffs: HandoffCounts::default(),
             table_overflow: TableOverflow::default(),
             events_lost: 0,
         }
@@ -31,27 +28,19 @@ impl Statistics {
         &self.metrics
     }
 
-    /// Returns the handoffs since the daemon started, in flows.
-    pub fn handoffs(&self) -> HandoffCounts {
-        self.handoffs
-    }
-
     /// Counts a flow that this node has taken from another node.
     pub fn count_accepted(&mut self) {
-        self.metrics.count_handoff("accepted");
-        self.handoffs.accepted += 1;
+        self.metrics.count_handoff(CountedHandoff::Accepted);
     }
 
     /// Counts a flow that this node has given to another node, or has kept. A closed flow counts as neither.
     pub fn count_outcome(&mut self, outcome: &FlowHandoffOutcome) {
         match outcome {
             FlowHandoffOutcome::Moved { .. } => {
-                self.metrics.count_handoff("moved");
-                self.handoffs.donated += 1;
+                self.metrics.count_handoff(CountedHandoff::Moved);
             }
             FlowHandoffOutcome::Kept { .. } => {
-                self.metrics.count_handoff("kept");
-                self.handoffs.kept += 1;
+                self.metrics.count_handoff(CountedHandoff::Kept);
             }
             FlowHandoffOutcome::Closed => {}
         }

@@ -164,7 +164,7 @@ impl Registrar {
     ) {
         let association = self.associations.get(from);
         let Some(association) = association.filter(|a| a.may_resolve) else {
-            self.counters.denied += 1;
+            self.counters.access_denied += 1;
             self.counters.resolutions_refused += 1;
             return self
                 .outbox

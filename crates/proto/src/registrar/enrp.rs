@@ -18,7 +18,7 @@ impl Registrar {
             return;
         };
         if !association.may_be_registrar {
-            self.counters.denied += 1;
+            self.counters.access_denied += 1;
             self.outbox
                 .report_ignored(Some(from), PoolProtocol::Enrp, "not an allowed registrar");
             return self.abort(from, "not an allowed registrar");

@@ -109,15 +109,15 @@ pub struct Counters {
     /// Messages dropped because their host sent too many.
     pub rate_limited: u64,
     /// Requests and reports without permission, and ENRP messages from hosts that may not be registrars.
-    pub denied: u64,
+    pub access_denied: u64,
     /// Registrations refused because of a limit.
-    pub over_limit: u64,
+    pub limit_refusals: u64,
     /// Reports that caused no keep-alive: their host had reported the element before, or the element had just answered.
     pub reports_ignored: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
     /// Associations aborted because of their messages or their silence.
-    pub aborted: u64,
+    pub associations_aborted: u64,
     /// Multicast datagrams that were not accepted.
     pub multicast_ignored: u64,
 }

@@ -194,7 +194,7 @@ impl Registrar {
         id: ElementId,
     ) {
         let Some(association) = self.associations.get(from).filter(|a| a.may_resolve) else {
-            self.counters.denied += 1;
+            self.counters.access_denied += 1;
             return self.outbox.report_ignored(
                 Some(from),
                 PoolProtocol::Asap,

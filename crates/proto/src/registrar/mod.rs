@@ -394,7 +394,7 @@ impl Registrar {
     }
 
     fn abort(&mut self, association: AssociationId, reason: &'static str) {
-        self.counters.aborted += 1;
+        self.counters.associations_aborted += 1;
         self.outbox.push(Output::Abort(association));
         self.outbox.push_event(Event::Aborted {
             association,

@@ -36,8 +36,8 @@ impl Registrar {
         if let Some(cause) = &refusal {
             self.counters.refusals += 1;
             let code = cause.code;
-            self.counters.denied += u64::from(code == CauseCode::REJECTED_FOR_SECURITY);
-            self.counters.over_limit += u64::from(code == CauseCode::LACK_OF_RESOURCES);
+            self.counters.access_denied += u64::from(code == CauseCode::REJECTED_FOR_SECURITY);
+            self.counters.limit_refusals += u64::from(code == CauseCode::LACK_OF_RESOURCES);
             self.outbox.push_event(Event::Refused {
                 handle: PoolHandle(handle.0.slice(..handle.0.len().min(64))),
                 id,
@@ -298,7 +298,7 @@ impl Registrar {
         let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
         if refused {
             self.counters.refusals += 1;
-            self.counters.denied += 1;
+            self.counters.access_denied += 1;
         } else if let Some(key) = key {
             self.counters.deregistrations += 1;
             self.remove_and_announce(key, RemovalReason::Deregistered);

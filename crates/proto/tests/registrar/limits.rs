@@ -330,5 +330,5 @@ fn stray_messages_abort_association() {
             .contains(&TestOutput::Abort(stray_association))
     );
     let counters = bench.machine.counters();
-    assert_eq!((counters.malformed, counters.aborted), (16, 1));
+    assert_eq!((counters.malformed, counters.associations_aborted), (16, 1));
 }

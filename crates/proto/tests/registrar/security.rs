@@ -134,7 +134,7 @@ fn unpermitted_registrar_is_ignored_and_aborted() {
     };
     let outputs = bench.send_enrp(RegistrarId(66), add);
     assert!(outputs.contains(&TestOutput::Abort(1066)));
-    assert_eq!(bench.machine.counters().denied, 1);
+    assert_eq!(bench.machine.counters().access_denied, 1);
     assert_eq!(
         (bench.machine.elements(), bench.machine.peers().count()),
         (0, 0)
@@ -259,7 +259,7 @@ fn flood_from_one_host_does_not_block_others() {
     assert_eq!(bench.machine.elements(), 5);
     let counters = bench.machine.counters();
     assert_eq!(
-        (refused, counters.over_limit, counters.rate_limited),
+        (refused, counters.limit_refusals, counters.rate_limited),
         (95, 95, 900)
     );
     let second = AssociationId(1);

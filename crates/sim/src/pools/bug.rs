@@ -48,8 +48,9 @@ impl PoolBug {
         PoolBug::NoUserTimers,
     ];
 
-    /// Returns the altered message; none if it is not sent.
-    pub(super) fn apply(self, protocol: PoolProtocol, bytes: Bytes) -> Option<Bytes> {
+    /// Returns a message as a node with the bug sends the message; none if the node does not send it.
+    #[must_use]
+    pub fn apply(self, protocol: PoolProtocol, bytes: Bytes) -> Option<Bytes> {
         match protocol {
             PoolProtocol::Asap => self.apply_to_asap(bytes),
             PoolProtocol::Enrp => self.apply_to_enrp(bytes),

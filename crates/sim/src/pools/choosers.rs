@@ -1,9 +1,10 @@
 //! Users that choose elements by their own observations instead of the registrars' selection.
 
 use super::config::{ElementChoice, ObservationSharing};
-use super::node_numbers::{self, NodeNumber};
+use super::node_numbers;
 use super::users::UserMessage;
 use super::world::PoolWorld;
+use crate::associations::NodeNumber;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::element_choice::{LatencyChooser, ProbeChooser, ProbeSettings};

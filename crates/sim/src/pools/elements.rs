@@ -2,9 +2,11 @@
 
 use super::associations::{InitiatorName, encode};
 use super::config::ElementChoice;
-use super::node_numbers::{self, NodeNumber};
+use super::node_numbers::{self, NodeRole};
 use super::users::UserMessage;
 use super::world::{PoolWorld, PoolWorldEvent};
+use crate::associations::{AssociationNumber, AssociationSide, AssociationWorld, NodeNumber};
+use crate::machine_timer::MachineTimer;
 use crate::server_capacity::SharedCapacityServer;
 use crate::time::Time;
 use holdfast_proto::element_choice::ServerLoad;
@@ -32,11 +34,11 @@ pub(super) struct ElementNode {
     /// End of its next request, as queued.
     next_end: Option<Time>,
     pub(super) links: CreatedLinks,
-    pub(super) wake: Option<Time>,
+    pub(super) timer: MachineTimer,
 }
 
 /// The links that a state machine created.
-pub(super) type CreatedLinks = SmallVec<[(LinkId, u32); 2]>;
+pub(super) type CreatedLinks = SmallVec<[(LinkId, AssociationNumber); 2]>;
 
 impl ElementNode {
     pub(super) fn new(capacity: f64) -> ElementNode {
@@ -47,7 +49,7 @@ impl ElementNode {
             arrivals: BTreeMap::new(),
             next_end: None,
             links: CreatedLinks::new(),
-            wake: None,
+            timer: MachineTimer::default(),
         }
     }
 }
@@ -69,7 +71,7 @@ impl PoolWorld<'_> {
         config.life_margin = self.config.registration_life / 2;
         config.update_interval = self.config.update_interval;
         self.elements[index].machine = Some(PoolElement::new(config));
-        self.elements[index].wake = None;
+        self.elements[index].timer = MachineTimer::default();
         self.drive_element(index, |machine, now| machine.handle_register(now));
     }
 
@@ -94,14 +96,14 @@ impl PoolWorld<'_> {
         if element.machine.take().is_none() {
             return;
         }
-        element.wake = None;
+        element.timer = MachineTimer::default();
         element.next_end = None;
         element.links.clear();
         (element.served, element.arrivals) = Default::default();
         for (user, request) in element.server.clear(self.now) {
             self.send_message(node, user, UserMessage::Lost { request });
         }
-        self.close_all(node);
+        self.close_all(node, |_| Time::ZERO);
     }
 
     /// Gives an element's state machine an input, and executes its outputs.
@@ -148,9 +150,7 @@ impl PoolWorld<'_> {
                 Output::Event(event) => has_left |= matches!(event, ElementEvent::Deregistered(_)),
             }
         }
-        let element = &mut self.elements[index];
-        let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
-        super::timers::rearm(&mut self.queue, node, &mut element.wake, due);
+        self.arm_timer(NodeRole::Element(index));
         if has_left {
             self.kill_element(index);
         }
@@ -220,9 +220,9 @@ impl PoolWorld<'_> {
 }
 
 impl ElementNode {
-    fn association(&self, link: LinkId) -> Option<(u32, u8)> {
+    fn association(&self, link: LinkId) -> Option<(AssociationNumber, AssociationSide)> {
         match link {
-            LinkId::Accepted(number) => Some((number as u32, 1)),
+            LinkId::Accepted(number) => Some((number as AssociationNumber, 1)),
             LinkId::Initiated(_) => {
                 let link_entry = self.links.iter().find(|(other, _)| *other == link)?;
                 Some((link_entry.1, 0))

@@ -9,7 +9,7 @@ mod choosers;
 mod config;
 mod elements;
 mod measurements;
-mod node_numbers;
+pub mod node_numbers;
 mod oracle;
 mod plan;
 mod registrars;

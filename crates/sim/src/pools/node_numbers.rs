@@ -1,36 +1,41 @@
-//! Node numbers and addresses: registrars come first, then elements, then users, and each has one address.
+//! The nodes of a world of pools: registrars have the first numbers, then elements, then users. Each node has one
+//! address.
 
+use super::ZoneConfig;
+use crate::associations::NodeNumber;
 use crate::zone_network::Zone;
 use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, Transport, TransportUse};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The number of a node.
-pub(super) type NodeNumber = u32;
-
 /// The kind of a node, with its index within the kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NodeRole {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeRole {
+    /// A registrar.
     Registrar(usize),
+    /// A pool element.
     Element(usize),
+    /// A pool user.
     User(usize),
 }
 
-/// The nodes of a world.
+/// The numbers, roles and zones of a world's nodes.
 #[derive(Debug)]
-pub(super) struct NodeNumbers {
+pub struct NodeNumbers {
     registrars: u32,
     elements: u32,
     zones: Vec<Zone>,
 }
 
 impl NodeNumbers {
-    pub(super) fn new(zones: &[super::ZoneConfig]) -> NodeNumbers {
+    /// Returns the nodes of these zones, with one registrar in each.
+    #[must_use]
+    pub fn new(zones: &[ZoneConfig]) -> NodeNumbers {
         let count = zones.len();
         let mut zone_of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
         for counted in [
-            |zone: &super::ZoneConfig| zone.elements,
-            |zone: &super::ZoneConfig| zone.users,
+            |zone: &ZoneConfig| zone.elements,
+            |zone: &ZoneConfig| zone.users,
         ] {
             for (index, zone) in zones.iter().enumerate() {
                 zone_of.extend((0..counted(zone)).map(|_| index as Zone));
@@ -43,7 +48,19 @@ impl NodeNumbers {
         }
     }
 
-    pub(super) fn role(&self, node: NodeNumber) -> NodeRole {
+    /// Returns the nodes of a world with a single zone.
+    #[must_use]
+    pub fn in_one_zone(registrars: usize, elements: usize, users: usize) -> NodeNumbers {
+        NodeNumbers {
+            registrars: registrars as u32,
+            elements: elements as u32,
+            zones: vec![0; registrars + elements + users],
+        }
+    }
+
+    /// Returns the role of a node.
+    #[must_use]
+    pub fn role(&self, node: NodeNumber) -> NodeRole {
         if node < self.registrars {
             NodeRole::Registrar(node as usize)
         } else if node - self.registrars < self.elements {
@@ -53,20 +70,39 @@ impl NodeNumbers {
         }
     }
 
-    pub(super) fn element(&self, index: usize) -> NodeNumber {
+    /// Returns the number of the node with a role.
+    #[inline]
+    #[must_use]
+    pub fn number(&self, role: NodeRole) -> NodeNumber {
+        match role {
+            NodeRole::Registrar(index) => index as NodeNumber,
+            NodeRole::Element(index) => self.element(index),
+            NodeRole::User(index) => self.user(index),
+        }
+    }
+
+    /// Returns the number of an element.
+    #[must_use]
+    pub fn element(&self, index: usize) -> NodeNumber {
         self.registrars + index as u32
     }
 
-    pub(super) fn user(&self, index: usize) -> NodeNumber {
+    /// Returns the number of a user.
+    #[must_use]
+    pub fn user(&self, index: usize) -> NodeNumber {
         self.registrars + self.elements + index as u32
     }
 
+    /// Returns the zone of a node.
     #[inline]
-    pub(super) fn zone(&self, node: NodeNumber) -> Zone {
+    #[must_use]
+    pub fn zone(&self, node: NodeNumber) -> Zone {
         self.zones[node as usize]
     }
 
-    pub(super) fn registrars(&self) -> usize {
+    /// Returns the number of registrars.
+    #[must_use]
+    pub fn registrars(&self) -> usize {
         self.registrars as usize
     }
 }
@@ -79,7 +115,8 @@ fn address(node: NodeNumber) -> IpAddr {
 }
 
 /// Returns a node's address and port for a protocol.
-pub(super) fn endpoint(node: NodeNumber, protocol: PoolProtocol) -> SocketAddr {
+#[must_use]
+pub fn endpoint(node: NodeNumber, protocol: PoolProtocol) -> SocketAddr {
     let port = match protocol {
         PoolProtocol::Asap => 3_863,
         PoolProtocol::Enrp => 9_901,
@@ -87,7 +124,9 @@ pub(super) fn endpoint(node: NodeNumber, protocol: PoolProtocol) -> SocketAddr {
     SocketAddr::new(address(node), port)
 }
 
-pub(super) fn sctp_transport(node: NodeNumber, protocol: PoolProtocol) -> SctpTransport {
+/// Returns a node's transport address for a protocol between nodes.
+#[must_use]
+pub fn sctp_transport(node: NodeNumber, protocol: PoolProtocol) -> SctpTransport {
     SctpTransport {
         port: endpoint(node, protocol).port(),
         usage: TransportUse::DataOnly,
@@ -96,7 +135,8 @@ pub(super) fn sctp_transport(node: NodeNumber, protocol: PoolProtocol) -> SctpTr
 }
 
 /// Returns the address of an element for users.
-pub(super) fn service_transport(node: NodeNumber) -> Transport {
+#[must_use]
+pub fn service_transport(node: NodeNumber) -> Transport {
     Transport::Tcp {
         port: 80,
         usage: TransportUse::DataOnly,
@@ -105,7 +145,8 @@ pub(super) fn service_transport(node: NodeNumber) -> Transport {
 }
 
 /// Returns the node with an address.
-pub(super) fn node_at(address: IpAddr) -> Option<NodeNumber> {
+#[must_use]
+pub fn node_at(address: IpAddr) -> Option<NodeNumber> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS),
         IpAddr::V6(_) => None,
@@ -113,7 +154,8 @@ pub(super) fn node_at(address: IpAddr) -> Option<NodeNumber> {
 }
 
 /// Returns the node of a transport.
-pub(super) fn node_of(transport: &Transport) -> Option<NodeNumber> {
+#[must_use]
+pub fn node_of(transport: &Transport) -> Option<NodeNumber> {
     match transport {
         Transport::Tcp { address, .. } => node_at(*address),
         Transport::Sctp(transport) => node_at(*transport.addresses.first()?),
@@ -121,7 +163,8 @@ pub(super) fn node_of(transport: &Transport) -> Option<NodeNumber> {
     }
 }
 
-/// Returns the number of a registrar in one of its incarnations: the first registrar has the lowest.
-pub(super) fn registrar_id(index: usize, life: u32) -> RegistrarId {
+/// Returns the ID of a registrar in one of its incarnations: the first registrar has the lowest.
+#[must_use]
+pub fn registrar_id(index: usize, life: u32) -> RegistrarId {
     RegistrarId(((index as u32 + 1) << 16) + life)
 }

@@ -2,6 +2,7 @@
 
 use super::config::PoolAction;
 use super::world::PoolWorld;
+use crate::associations::AssociationWorld;
 
 impl PoolWorld<'_> {
     pub(super) fn execute_planned_action(&mut self, action: PoolAction) {

@@ -3,6 +3,8 @@
 use super::associations::{InitiatorName, association_id, from_association_id};
 use super::node_numbers::{self, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
+use crate::associations::{AssociationNumber, AssociationSide, AssociationWorld};
+use crate::machine_timer::MachineTimer;
 use crate::time::Time;
 use holdfast_proto::registrar::{
     LifeUnit, Output, PermittedHosts, PoolProtocol, Registrar, RegistrarMachineConfig,
@@ -18,7 +20,7 @@ pub(super) struct RegistrarNode {
     /// The state machine; none if the registrar is dead.
     pub(super) machine: Option<Registrar>,
     pub(super) incarnations: u32,
-    pub(super) wake: Option<Time>,
+    pub(super) timer: MachineTimer,
 }
 
 impl PoolWorld<'_> {
@@ -30,7 +32,7 @@ impl PoolWorld<'_> {
         }
         let registrar = &mut self.registrars[index];
         registrar.incarnations += 1;
-        registrar.wake = None;
+        registrar.timer = MachineTimer::default();
         let (node, again) = (index as u32, registrar.incarnations > 1);
         let id = node_numbers::registrar_id(index, registrar.incarnations);
         let transport = node_numbers::sctp_transport(node, PoolProtocol::Enrp);
@@ -60,10 +62,10 @@ impl PoolWorld<'_> {
 
     pub(super) fn kill_registrar(&mut self, index: usize) {
         if self.registrars[index].machine.take().is_some() {
-            self.registrars[index].wake = None;
+            self.registrars[index].timer = MachineTimer::default();
             let node = index as u32;
             self.open_associations.retain(|(end, ..), _| *end != node);
-            self.close_all(node);
+            self.close_all(node, |_| Time::ZERO);
         }
     }
 
@@ -86,10 +88,7 @@ impl PoolWorld<'_> {
         {
             self.execute(index, output);
         }
-        let registrar = &mut self.registrars[index];
-        let due = registrar.machine.as_ref().and_then(Registrar::poll_timeout);
-        let wake = &mut registrar.wake;
-        super::timers::rearm(&mut self.queue, index as u32, wake, due);
+        self.arm_timer(NodeRole::Registrar(index));
     }
 
     #[inline]
@@ -153,19 +152,19 @@ impl PoolWorld<'_> {
     }
 
     /// Tells a registrar the distance to the other end; repeatedly, if delays vary.
-    pub(super) fn report_round_trip(&mut self, association: u32, side: u8) {
-        let association_state = &self.associations[association as usize];
-        let NodeRole::Registrar(index) = self.nodes.role(association_state.ends[usize::from(side)])
-        else {
+    pub(super) fn report_round_trip(
+        &mut self,
+        association: AssociationNumber,
+        side: AssociationSide,
+    ) {
+        let state = &self.associations[association as usize];
+        let NodeRole::Registrar(index) = self.nodes.role(state.end(side)) else {
             return;
         };
-        if !association_state.is_up[usize::from(side)] {
+        if !state.is_up(side) {
             return;
         }
-        let (id, round_trip) = (
-            association_id(association, side),
-            association_state.round_trip(),
-        );
+        let (id, round_trip) = (association_id(association, side), state.data.round_trip());
         let mut is_repeated = self.has_variable_delays;
         self.drive_registrar(index, |machine, now| {
             is_repeated &= machine.needs_measurement(id);
@@ -179,13 +178,10 @@ impl PoolWorld<'_> {
     }
 
     /// Handles the end of an association that its registrar aborted.
-    pub(super) fn on_abort(&mut self, association: u32, side: u8) {
-        let association_state = &self.associations[association as usize];
-        let (node, other) = (
-            association_state.ends[usize::from(side)],
-            association_state.ends[usize::from(1 - side)],
-        );
-        let protocol = association_state.protocol;
+    pub(super) fn on_abort(&mut self, association: AssociationNumber, side: AssociationSide) {
+        let state = &self.associations[association as usize];
+        let (node, other) = (state.end(side), state.end(1 - side));
+        let protocol = state.data.protocol;
         if let NodeRole::Registrar(index) = self.nodes.role(node) {
             let key = (node, other, protocol);
             if self.open_associations.get(&key) == Some(&(association, side)) {

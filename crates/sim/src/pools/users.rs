@@ -3,8 +3,10 @@
 use super::associations::{InitiatorName, encode};
 use super::elements::CreatedLinks;
 use super::measurements::FinishedRequest;
-use super::node_numbers::{self, NodeNumber, NodeRole};
+use super::node_numbers::{self, NodeRole};
 use super::world::{PoolWorld, PoolWorldEvent};
+use crate::associations::{AssociationWorld, NodeNumber};
+use crate::machine_timer::MachineTimer;
 use crate::time::Time;
 use holdfast_proto::pool_user::{Event as UserEvent, Output, PoolUser, PoolUserConfig};
 use holdfast_proto::registrar::PoolProtocol;
@@ -62,7 +64,7 @@ struct CurrentRequest {
 pub(super) struct UserNode {
     pub(super) machine: PoolUser,
     links: CreatedLinks,
-    pub(super) wake: Option<Time>,
+    pub(super) timer: MachineTimer,
     /// "The requests are queued and sequentially assigned to PEs" (paper 004 section 4).
     queue: VecDeque<(Time, f64)>,
     current: Option<CurrentRequest>,
@@ -86,7 +88,7 @@ impl PoolWorld<'_> {
         UserNode {
             machine: PoolUser::new(PoolUserConfig::new(hunt, seed)),
             links: CreatedLinks::new(),
-            wake: None,
+            timer: MachineTimer::default(),
             queue: VecDeque::new(),
             current: None,
             requests: 0,
@@ -197,9 +199,7 @@ impl PoolWorld<'_> {
                 Output::Event(_) => {}
             }
         }
-        let user = &mut self.users[index];
-        let due = user.machine.poll_timeout();
-        super::timers::rearm(&mut self.queue, node, &mut user.wake, due);
+        self.arm_timer(NodeRole::User(index));
     }
 
     pub(super) fn retry_later(&mut self, index: usize) {

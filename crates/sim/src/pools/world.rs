@@ -1,15 +1,18 @@
 //! The world: nodes, the network between them, and the queue of events.
 
-use super::associations::{AssociationSide, SimulatedAssociation};
+use super::associations::PoolAssociation;
 use super::choosers::{UserChooser, choosers};
 use super::config::{PoolAction, PoolRunConfig, RequestGenerator};
 use super::elements::ElementNode;
 use super::measurements::{FinishedRequest, MeasurementWindow, PoolRunOutcome};
-use super::node_numbers::{NodeNumber, NodeNumbers, NodeRole};
+use super::node_numbers::NodeNumbers;
 use super::oracle::{CHECK_INTERVAL, Oracle};
 use super::registrars::RegistrarNode;
 use super::users::{UserMessage, UserNode};
 use crate::Violation;
+use crate::associations::{
+    Association, AssociationEvent, AssociationNumber, AssociationSide, AssociationWorld, NodeNumber,
+};
 use crate::event_queue::FutureEvents;
 use crate::random::Random;
 use crate::time::Time;
@@ -21,12 +24,7 @@ use std::collections::HashMap;
 
 #[derive(Debug)]
 pub(super) enum PoolWorldEvent {
-    /// A message arrives at an end of an association.
-    Deliver {
-        association: u32,
-        side: AssociationSide,
-        message: Bytes,
-    },
+    Association(AssociationEvent<Bytes>),
     UserMessage {
         from: NodeNumber,
         to: NodeNumber,
@@ -49,25 +47,14 @@ pub(super) enum PoolWorldEvent {
     RetrySelection {
         index: u32,
     },
-    Up {
-        association: u32,
-        side: AssociationSide,
-    },
-    Lost {
-        association: u32,
-        side: AssociationSide,
-    },
     Aborted {
-        association: u32,
+        association: AssociationNumber,
         side: AssociationSide,
     },
     /// A registrar measures the distance to the other end.
     Measure {
-        association: u32,
+        association: AssociationNumber,
         side: AssociationSide,
-    },
-    Break {
-        association: u32,
     },
     DialFailed {
         index: usize,
@@ -106,10 +93,10 @@ pub(super) struct PoolWorld<'a> {
     pub(super) users: Vec<UserNode>,
     /// Each user's requests, with the size of the next one, if the requests are given.
     pub(super) requests: Vec<(RequestGenerator, f64)>,
-    pub(super) associations: Vec<SimulatedAssociation>,
+    pub(super) associations: Vec<Association<PoolAssociation, Bytes>>,
     /// The registrars' associations that are up, by both ends. Never iterated, because its order is random.
     pub(super) open_associations:
-        HashMap<(NodeNumber, NodeNumber, PoolProtocol), (u32, AssociationSide)>,
+        HashMap<(NodeNumber, NodeNumber, PoolProtocol), (AssociationNumber, AssociationSide)>,
     /// The choosers of users that choose for themselves.
     pub(super) choosers: Vec<UserChooser>,
     pub(super) handle: PoolHandle,
@@ -271,13 +258,10 @@ impl<'a> PoolWorld<'a> {
     #[inline]
     fn handle_event(&mut self, event: PoolWorldEvent) {
         let counts = match event {
-            PoolWorldEvent::Deliver {
-                association,
-                side,
-                message,
-            } => {
-                self.on_message(association, side, &message);
-                true
+            PoolWorldEvent::Association(event) => {
+                let counts = matches!(event, AssociationEvent::Deliver { .. });
+                self.handle_association_event(event);
+                counts
             }
             PoolWorldEvent::UserMessage { from, to, letter } => {
                 self.on_user_message(from, to, letter);
@@ -307,13 +291,10 @@ impl<'a> PoolWorld<'a> {
 
     fn handle_rare(&mut self, event: PoolWorldEvent) {
         match event {
-            PoolWorldEvent::Up { association, side } => self.on_up(association, side),
-            PoolWorldEvent::Lost { association, side } => self.on_lost(association, side),
             PoolWorldEvent::Aborted { association, side } => self.on_abort(association, side),
             PoolWorldEvent::Measure { association, side } => {
                 self.report_round_trip(association, side)
             }
-            PoolWorldEvent::Break { association } => self.time_out(association),
             PoolWorldEvent::DialFailed { index, dial } => {
                 self.drive_registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
             }
@@ -339,15 +320,6 @@ impl<'a> PoolWorld<'a> {
                 }
             }
             _ => {}
-        }
-    }
-
-    /// Returns true if a node is alive.
-    pub(super) fn is_alive(&self, node: NodeNumber) -> bool {
-        match self.nodes.role(node) {
-            NodeRole::Registrar(index) => self.registrars[index].machine.is_some(),
-            NodeRole::Element(index) => self.elements[index].machine.is_some(),
-            NodeRole::User(_) => true,
         }
     }
 

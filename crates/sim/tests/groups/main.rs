@@ -12,25 +12,13 @@ use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// Returns only `HOLDFAST_SEED`, the first `HOLDFAST_SEEDS`, or by default the first `default_count` seeds.
-fn all_seeds(default_count: u64) -> Vec<u64> {
-    let number = |name| {
-        let text = std::env::var(name).ok();
-        text.and_then(|text| text.parse::<u64>().ok())
-    };
-    match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
-        (Some(seed), _) => vec![seed],
-        (None, count) => (0..count.unwrap_or(default_count)).collect(),
-    }
-}
-
 /// Checks that all seeds succeed, and that they cover each of these events five times, if there are enough seeds.
 fn assert_all<K: Debug>(
     run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
     shrink: impl Fn(u64) -> Option<ShrunkSeedFailure<K>>,
     expected_counts: &[&str],
 ) {
-    let seeds = all_seeds(3_000);
+    let seeds = seeds::from_environment(0, 3_000);
     let outcomes = seeds::run_all(&seeds, |seed| run(*seed), |_| ());
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (seed, outcome) in seeds.iter().zip(outcomes) {

@@ -190,8 +190,8 @@ fn capture_check_reports_malformed_and_missing() {
     let enrp = packets_of(|message| matches!(message, Message::Enrp(_)));
     // One capture for each test program that the script lists, and one for a host of a lab.
     let mut valid_captures: Vec<(&str, Vec<_>)> = [
-        "node-registrar.pcap",
-        "node-pool.pcap",
+        "rserpoold-registrar.pcap",
+        "rserpoold-pool.pcap",
         "bench-registrar.pcap",
         "bench-sessions.pcap",
         "bench-pool_commands.pcap",
@@ -205,7 +205,7 @@ fn capture_check_reports_malformed_and_missing() {
     assert!(content, "{report}");
     let summary = "35 packets, 30 ASAP and 5 ENRP messages, 0 packets malformed";
     assert!(report.contains(summary), "{report}");
-    for (index, name) in ["node-registrar", "node-pool", "bench-registrar"]
+    for (index, name) in ["rserpoold-registrar", "rserpoold-pool", "bench-registrar"]
         .iter()
         .enumerate()
     {
@@ -226,11 +226,11 @@ fn capture_check_reports_malformed_and_missing() {
     let short = packet(&Message::Asap(asap::Message::Error(vec![short])), 9);
     for bad in [damaged, short] {
         let mut all = valid_captures.clone();
-        all.push(("node-pool@c.pcap", vec![bad]));
+        all.push(("rserpoold-pool@c.pcap", vec![bad]));
         let (content, output_text) = run_capture_check(&all);
         assert!(!content, "{output_text}");
         assert!(
-            output_text.contains("node-pool@c, packet 1"),
+            output_text.contains("rserpoold-pool@c, packet 1"),
             "{output_text}"
         );
     }

@@ -2,40 +2,39 @@
 
 use crate::fault::Fault;
 use crate::machines::read_state;
-use crate::net::{Node, Packet};
-use crate::world::{World, WorldEvent};
+use crate::world::{Packet, World, WorldEvent};
 use holdfast_proto::pool_element::{self, LinkOutput as Output, UserSessionEvent};
 use holdfast_proto::pool_user;
+use holdfast_sim::Time;
+use holdfast_sim::associations::AssociationWorld;
+use holdfast_sim::pools::node_numbers::NodeRole;
 use holdfast_wire::rserpool::asap::Message;
-use std::time::Duration;
 
 impl World {
     /// Carries out a machine's outputs, and sets its next wake-up.
-    pub fn carry_out_outputs(&mut self, node: Node) {
+    pub fn carry_out_outputs(&mut self, node: NodeRole) {
         let before = self.number_of_outputs();
         match node {
-            Node::Element(index) => {
+            NodeRole::Element(index) => {
                 while let Some(output) = self.elements[index].machine.poll_output() {
                     self.carry_out(node, output, World::on_element_event);
                 }
                 while let Some(output) = self.elements[index].sessions.poll_output() {
                     self.carry_out(node, output, World::on_session_event);
                 }
-                let due = self.elements[index].machine.poll_timeout();
-                if std::mem::replace(&mut self.elements[index].next_wake, due) != due {
-                    self.schedule_wake(node, due);
-                }
+                let element = &mut self.elements[index];
+                let wake = element.timer.arm(element.machine.poll_timeout());
+                self.schedule_wake(node, wake);
             }
-            Node::User(index) => {
+            NodeRole::User(index) => {
                 while let Some(output) = self.users[index].machine.poll_output() {
                     self.carry_out(node, output, World::on_user_event);
                 }
-                let due = self.users[index].machine.poll_timeout();
-                if std::mem::replace(&mut self.users[index].next_wake, due) != due {
-                    self.schedule_wake(node, due);
-                }
+                let user = &mut self.users[index];
+                let wake = user.timer.arm(user.machine.poll_timeout());
+                self.schedule_wake(node, wake);
             }
-            Node::Registrar(_) => {}
+            NodeRole::Registrar(_) => {}
         }
         let outputs = self.number_of_outputs() - before;
         assert!(
@@ -48,23 +47,28 @@ impl World {
         self.tally.get("output").copied().unwrap_or(0)
     }
 
-    fn schedule_wake(&mut self, node: Node, due: Option<Duration>) {
+    fn schedule_wake(&mut self, node: NodeRole, wake: Option<Time>) {
         let is_stuck = match node {
-            Node::User(_) => self.fault == Fault::UserTimersStuck,
+            NodeRole::User(_) => self.fault == Fault::UserTimersStuck,
             _ => self.fault == Fault::ElementTimersStuck,
         };
-        if let Some(due) = due.filter(|_| !is_stuck) {
-            self.schedule(due.saturating_sub(self.now), WorldEvent::Wake { node });
+        if let Some(at) = wake.filter(|_| !is_stuck) {
+            self.queue().push(at, WorldEvent::Wake { node, at });
         }
     }
 
-    fn carry_out<E>(&mut self, node: Node, output: Output<E>, on_event: fn(&mut World, Node, E)) {
+    fn carry_out<E>(
+        &mut self,
+        node: NodeRole,
+        output: Output<E>,
+        on_event: fn(&mut World, NodeRole, E),
+    ) {
         self.count("output");
         match output {
             Output::Connect { link, to } => {
                 self.connect(node, link, &to);
             }
-            Output::Close { link } => self.close(node, link),
+            Output::Close { link } => self.close_link(node, link),
             Output::Send {
                 message: Message::CookieEcho(_),
                 ..
@@ -74,7 +78,7 @@ impl World {
         }
     }
 
-    fn on_element_event(&mut self, _: Node, event: pool_element::Event) {
+    fn on_element_event(&mut self, _: NodeRole, event: pool_element::Event) {
         use pool_element::Event;
         self.count(match event {
             Event::Registered { .. } => "registered",
@@ -89,8 +93,10 @@ impl World {
         });
     }
 
-    fn on_session_event(&mut self, node: Node, event: UserSessionEvent) {
-        let Node::Element(index) = node else { return };
+    fn on_session_event(&mut self, node: NodeRole, event: UserSessionEvent) {
+        let NodeRole::Element(index) = node else {
+            return;
+        };
         match event {
             UserSessionEvent::Resumed { link, state } => {
                 let (key, count) = read_state(&state);
@@ -107,9 +113,9 @@ impl World {
         }
     }
 
-    fn on_user_event(&mut self, node: Node, event: pool_user::Event) {
+    fn on_user_event(&mut self, node: NodeRole, event: pool_user::Event) {
         use pool_user::Event;
-        let Node::User(index) = node else { return };
+        let NodeRole::User(index) = node else { return };
         match event {
             Event::SessionUp {
                 session,

@@ -1,15 +1,16 @@
 //! Elements and users: their machines, and the programs above.
 
 use crate::fault::Fault;
-use crate::net::{Node, Packet};
 use crate::registrar_model;
-use crate::rng::Rng;
-use crate::world::{World, WorldEvent, parse};
+use crate::world::{Packet, World, WorldEvent, parse};
 use holdfast_proto::pool_element::{
     self, CookieKey, PoolElement, UserSessions, UserSessionsConfig,
 };
 use holdfast_proto::pool_element::{LinkId, ServerHuntConfig};
 use holdfast_proto::pool_user::{self, PoolUser, SessionId};
+use holdfast_sim::associations::{AssociationNumber, AssociationSide};
+use holdfast_sim::pools::node_numbers::NodeRole;
+use holdfast_sim::{MachineTimer, Random, Time};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Policy, PoolHandle, Transport};
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ pub struct Element {
     pub counts: BTreeMap<LinkId, u64>,
     known_registrars: Vec<Transport>,
     pub policy: Policy,
-    pub next_wake: Option<Duration>,
+    pub timer: MachineTimer,
 }
 
 pub struct User {
@@ -31,42 +32,43 @@ pub struct User {
     pub sessions: BTreeMap<SessionId, Option<LinkId>>,
     /// Time of each session's last answer.
     pub last_answers: BTreeMap<SessionId, Duration>,
-    pub next_wake: Option<Duration>,
+    pub timer: MachineTimer,
 }
 
 /// Returns hunt settings: with registrars known beforehand, with trust in announces, or both.
-fn hunt_config(known: &[Transport], rng: &mut Rng) -> ServerHuntConfig {
-    let announces = rng.percent(40);
-    let configured = if announces && rng.percent(50) {
+fn hunt_config(known: &[Transport], random: &mut Random) -> ServerHuntConfig {
+    let announces = random.chance(0.4);
+    let configured = if announces && random.chance(0.5) {
         &[][..]
     } else {
         known
     };
     let mut config = ServerHuntConfig::new(configured.to_vec());
     config.trust_announces = announces;
-    config.parallel = rng.range(1, 4) as usize;
+    config.parallel = random.between(1, 4) as usize;
     config
 }
 
-fn seed(rng: &mut Rng) -> [u8; 32] {
-    std::array::from_fn(|_| rng.next() as u8)
-}
-
 impl Element {
-    pub fn new(index: usize, known: Vec<Transport>, rng: &mut Rng) -> Element {
+    /// Returns the element with this index, which users reach at `transport`.
+    pub fn new(
+        index: usize,
+        transport: Transport,
+        known: Vec<Transport>,
+        random: &mut Random,
+    ) -> Element {
         let policy = Policy::LeastUsed { load: 0 };
-        let at = Node::Element(index).transport();
         let handle = PoolHandle::from("pool");
         let mut config = pool_element::PoolElementConfig::new(
             handle.clone(),
-            at,
+            transport,
             policy,
-            hunt_config(&known, rng),
-            seed(rng),
+            hunt_config(&known, random),
+            random.seed(),
         );
-        config.life = Some(Duration::from_secs(rng.range(5, 30)));
+        config.life = Some(Duration::from_secs(random.between(5, 30)));
         // Some elements start with another's identifier, which registrars refuse.
-        if index > 0 && rng.percent(20) {
+        if index > 0 && random.chance(0.2) {
             config.seed = [9; 32];
         }
         let keys = vec![CookieKey([3; 32])];
@@ -80,84 +82,87 @@ impl Element {
             counts: BTreeMap::new(),
             known_registrars: known,
             policy,
-            next_wake: None,
+            timer: MachineTimer::default(),
         }
     }
 }
 
 impl User {
-    pub fn new(known: &[Transport], rng: &mut Rng) -> User {
-        let config = pool_user::PoolUserConfig::new(hunt_config(known, rng), seed(rng));
+    pub fn new(known: &[Transport], random: &mut Random) -> User {
+        let config = pool_user::PoolUserConfig::new(hunt_config(known, random), random.seed());
         User {
             machine: PoolUser::new(config),
             sessions: BTreeMap::new(),
             last_answers: BTreeMap::new(),
-            next_wake: None,
+            timer: MachineTimer::default(),
         }
     }
 }
 
 impl World {
-    pub fn restart_node(&mut self, node: Node) {
+    pub fn restart_node(&mut self, node: NodeRole) {
         let (life, alive) = self.boots[&node];
         if alive {
             return;
         }
         self.boots.insert(node, (life + 1, true));
-        if let Node::Element(index) = node {
+        if let NodeRole::Element(index) = node {
             let known = self.elements[index].known_registrars.clone();
-            self.elements[index] = Element::new(index, known, &mut self.rng);
+            let transport = self.transport(node);
+            self.elements[index] = Element::new(index, transport, known, &mut self.random);
             let now = self.now;
             self.elements[index].machine.handle_register(now);
             self.carry_out_outputs(node);
         }
     }
 
-    pub fn on_connected(&mut self, node: Node, link: LinkId) {
+    pub fn on_connected(&mut self, node: NodeRole, link: LinkId) {
         let now = self.now;
         match node {
-            Node::Element(index) => self.elements[index].machine.handle_connected(now, link),
-            Node::User(index) => self.users[index].machine.handle_connected(now, link),
-            Node::Registrar(_) => {}
+            NodeRole::Element(index) => self.elements[index].machine.handle_connected(now, link),
+            NodeRole::User(index) => self.users[index].machine.handle_connected(now, link),
+            NodeRole::Registrar(_) => {}
         }
         self.carry_out_outputs(node);
     }
 
-    pub fn on_accepted(&mut self, conn: usize) {
-        let [from, to] = self.conns[conn].ends;
-        if let (Node::User(_), Node::Element(index)) = (from.node, to.node) {
-            self.elements[index].counts.insert(to.link, 0);
-            self.elements[index].sessions.handle_connected(to.link);
-            self.carry_out_outputs(to.node);
+    /// Handles a new association at its accepting end.
+    pub fn on_accepted(&mut self, association: AssociationNumber) {
+        let [from, to] = [0, 1].map(|side| self.node_at_end(association, side));
+        let link = self.association(association).data[1].link;
+        if let (NodeRole::User(_), NodeRole::Element(index)) = (from, to) {
+            self.elements[index].counts.insert(link, 0);
+            self.elements[index].sessions.handle_connected(link);
+            self.carry_out_outputs(to);
         }
     }
 
-    pub fn on_link_lost(&mut self, node: Node, link: LinkId) {
+    pub fn on_link_lost(&mut self, node: NodeRole, link: LinkId) {
         let now = self.now;
         match node {
-            Node::Element(index) => {
+            NodeRole::Element(index) => {
                 let element = &mut self.elements[index];
                 element.machine.handle_lost(now, link);
                 element.sessions.handle_lost(link);
                 element.counts.remove(&link);
             }
-            Node::User(_) if self.fault == Fault::UserMissesLinkLoss => {}
-            Node::User(index) => self.users[index].machine.handle_lost(now, link),
-            Node::Registrar(_) => {}
+            NodeRole::User(_) if self.fault == Fault::UserMissesLinkLoss => {}
+            NodeRole::User(index) => self.users[index].machine.handle_lost(now, link),
+            NodeRole::Registrar(_) => {}
         }
         self.carry_out_outputs(node);
     }
 
-    pub fn on_announce(&mut self, registrar: usize, to: Node) {
+    pub fn on_announce(&mut self, registrar: usize, to: NodeRole) {
         let (now, id) = (self.now, registrar_model::id_of(registrar));
-        let transports = vec![Node::Registrar(registrar).transport()];
+        let transports = vec![self.transport(NodeRole::Registrar(registrar))];
         match to {
-            Node::Element(index) if self.is_alive(to) => {
+            NodeRole::Element(index) if self.lives(to) => {
                 self.elements[index]
                     .machine
                     .handle_announce(now, id, transports, None);
             }
-            Node::User(index) => self.users[index]
+            NodeRole::User(index) => self.users[index]
                 .machine
                 .handle_announce(now, id, transports, None),
             _ => return,
@@ -165,22 +170,27 @@ impl World {
         self.carry_out_outputs(to);
     }
 
-    pub fn wake(&mut self, node: Node) {
+    /// Handles a wake-up, unless an earlier one has replaced this wake-up.
+    pub fn wake(&mut self, node: NodeRole, at: Time) {
         let now = self.now;
         match node {
-            Node::Element(index) => self.elements[index].machine.handle_timeout(now),
-            Node::User(index) => self.users[index].machine.handle_timeout(now),
-            Node::Registrar(_) => return,
+            NodeRole::Element(index) if self.elements[index].timer.take(at) => {
+                self.elements[index].machine.handle_timeout(now);
+            }
+            NodeRole::User(index) if self.users[index].timer.take(at) => {
+                self.users[index].machine.handle_timeout(now);
+            }
+            _ => return,
         }
         self.carry_out_outputs(node);
     }
 
     pub fn change_policy(&mut self, index: usize) {
-        if !self.is_alive(Node::Element(index)) {
+        if !self.lives(NodeRole::Element(index)) {
             return;
         }
         let policy = Policy::LeastUsed {
-            load: self.rng.next() as u32,
+            load: self.random.number() as u32,
         };
         let (now, element) = (self.now, &mut self.elements[index]);
         element.policy = policy;
@@ -188,12 +198,19 @@ impl World {
             .machine
             .handle_policy(now, policy)
             .expect("the same policy type");
-        self.carry_out_outputs(Node::Element(index));
+        self.carry_out_outputs(NodeRole::Element(index));
     }
 
-    pub fn on_element_packet(&mut self, index: usize, conn: usize, link: LinkId, packet: Packet) {
+    pub fn on_element_packet(
+        &mut self,
+        index: usize,
+        association: AssociationNumber,
+        side: AssociationSide,
+        packet: Packet,
+    ) {
         let now = self.now;
-        let from_user = matches!(self.conns[conn].ends[0].node, Node::User(_));
+        let link = self.association(association).data[usize::from(side)].link;
+        let from_user = matches!(self.node_at_end(association, 0), NodeRole::User(_));
         match packet {
             Packet::Asap(_)
                 if !from_user
@@ -222,11 +239,11 @@ impl World {
                 self.elements[index]
                     .sessions
                     .handle_state(link, state.as_bytes());
-                self.send(Node::Element(index), link, Packet::Response { session });
+                self.send(NodeRole::Element(index), link, Packet::Response { session });
             }
             Packet::Response { .. } => panic!("an element received a response"),
         }
-        self.carry_out_outputs(Node::Element(index));
+        self.carry_out_outputs(NodeRole::Element(index));
     }
 
     pub fn on_user_packet(&mut self, index: usize, link: LinkId, packet: Packet) {
@@ -243,7 +260,7 @@ impl World {
                 }
                 let now = self.now;
                 self.users[index].machine.handle_message(now, link, message);
-                self.carry_out_outputs(Node::User(index));
+                self.carry_out_outputs(NodeRole::User(index));
             }
             Packet::Response { session } => {
                 let now = self.now;
@@ -259,18 +276,18 @@ impl World {
     pub fn run_users(&mut self) {
         let now = self.now;
         for index in 0..self.users.len() {
-            if self.users[index].sessions.len() < 3 && self.rng.percent(30) {
+            if self.users[index].sessions.len() < 3 && self.random.chance(0.3) {
                 let user = &mut self.users[index];
                 let id = user
                     .machine
                     .handle_open(now, self.handlespace.handle.clone(), None);
                 user.sessions.insert(id, None);
-                self.carry_out_outputs(Node::User(index));
+                self.carry_out_outputs(NodeRole::User(index));
             }
             for (id, link) in self.users[index].sessions.clone() {
                 if let Some(link) = link {
                     self.send(
-                        Node::User(index),
+                        NodeRole::User(index),
                         link,
                         Packet::Request {
                             session: (index, id.0),

@@ -1,11 +1,9 @@
 //! Model of a pool element: it seeks a registrar, re-registers regularly, answers keep-alives, and follows the H flag.
 
-use crate::net::address;
-use holdfast_proto::registrar::PoolProtocol;
+use holdfast_sim::associations::{AssociationNumber, NodeNumber};
+use holdfast_sim::pools::node_numbers;
 use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{
-    ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
-};
+use holdfast_wire::rserpool::{ElementId, Policy, PoolElement, PoolHandle, RegistrarId};
 use std::time::Duration;
 
 /// Time between registrations.
@@ -16,12 +14,12 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
 const LIFE: i32 = 9_000;
 
 pub struct Element {
-    pub end: usize,
+    pub node: NodeNumber,
     pub handle: PoolHandle,
     pub id: ElementId,
     pub alive: bool,
     /// The association with its home registrar.
-    pub home: Option<u64>,
+    pub home: Option<AssociationNumber>,
     /// Time of the open request, if any.
     pub request_time: Option<Duration>,
     /// Time of the next registration or hunt.
@@ -32,11 +30,12 @@ pub struct Element {
 }
 
 impl Element {
-    pub fn new(end: usize, number: usize) -> Element {
+    /// Returns the element with this index, whose node is `node`.
+    pub fn new(node: NodeNumber, index: usize) -> Element {
         Element {
-            end,
-            handle: PoolHandle::from(["one", "other", "third"][number % 3]),
-            id: ElementId(0x100 + number as u32),
+            node,
+            handle: PoolHandle::from(["one", "other", "third"][index % 3]),
+            id: ElementId(0x100 + index as u32),
             alive: true,
             home: None,
             request_time: None,
@@ -46,20 +45,15 @@ impl Element {
         }
     }
 
-    pub fn registration(&mut self, registrars: usize) -> Message {
+    pub fn registration(&mut self) -> Message {
         self.load = self.load.wrapping_mul(29).wrapping_add(12_345_678);
-        let at = address(self.end, registrars, PoolProtocol::Asap);
         Message::Registration {
             handle: self.handle.clone(),
             element: PoolElement {
                 id: self.id,
                 home: RegistrarId(0),
                 registration_life: LIFE,
-                user_transport: Transport::Tcp {
-                    port: 80,
-                    usage: TransportUse::DataOnly,
-                    address: at.ip(),
-                },
+                user_transport: node_numbers::service_transport(self.node),
                 policy: Policy::LeastUsed { load: self.load },
                 asap_transport: None,
             },
@@ -70,19 +64,19 @@ impl Element {
     pub fn handle_message(
         &mut self,
         now: Duration,
-        link: u64,
+        association: AssociationNumber,
         message: Message,
     ) -> Option<Message> {
         match message {
-            Message::RegistrationResponse { rejected, .. } if self.home == Some(link) => {
+            Message::RegistrationResponse { rejected, .. } if self.home == Some(association) => {
                 assert!(!rejected, "a registration was refused");
                 self.request_time = None;
                 self.is_registered = true;
                 None
             }
             Message::EndpointKeepAlive { home, handle, .. } if handle == self.handle => {
-                if home && self.home != Some(link) {
-                    self.home = Some(link);
+                if home && self.home != Some(association) {
+                    self.home = Some(association);
                     self.request_time = None;
                     self.next_action = now + REREGISTRATION_INTERVAL;
                 }

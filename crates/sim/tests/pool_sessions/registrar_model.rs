@@ -1,8 +1,7 @@
 //! A model of registrars: they share one handlespace, as if always synchronised.
 
-use crate::net::{Node, Packet};
-use crate::world::{World, WorldEvent};
-use holdfast_proto::pool_element::LinkId;
+use crate::world::{Packet, World, WorldEvent};
+use holdfast_sim::pools::node_numbers::NodeRole;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
     CauseCode, ElementId, ErrorCause, PoolElement, PoolHandle, RegistrarId,
@@ -125,7 +124,7 @@ impl World {
         let now = self.now;
         self.handlespace.remove_expired(now);
         let alive: Vec<usize> = (0..self.registrars)
-            .filter(|index| self.is_alive(Node::Registrar(*index)))
+            .filter(|index| self.lives(NodeRole::Registrar(*index)))
             .collect();
         let Some(&new_home) = alive.first() else {
             return;
@@ -136,45 +135,41 @@ impl World {
             if is_taken_over {
                 *owner = new_home;
             }
-            keep_alives.push((
-                *id,
-                *owner,
-                is_taken_over,
-                Node::at_transport(&element.user_transport),
-            ));
+            keep_alives.push((*id, *owner, is_taken_over, element.user_transport.clone()));
         }
-        for (id, owner, is_taken_over, node) in keep_alives {
-            let Node::Element(element) = node else {
+        for (id, owner, is_taken_over, transport) in keep_alives {
+            let NodeRole::Element(element) = self.role_at(&transport) else {
                 continue;
             };
             if is_taken_over {
                 self.count("taken over");
             }
             let known = self.keep_alive_links.get(&(owner, element)).copied();
-            let usable = known.filter(|connection| {
-                self.conns[*connection].open
-                    && self.is_live_end(*connection, 0)
-                    && self.is_live_end(*connection, 1)
+            let usable = known.filter(|association| {
+                self.association(*association).is_open()
+                    && self.is_live_end(*association, 0)
+                    && self.is_live_end(*association, 1)
             });
-            let connection = usable.unwrap_or_else(|| {
-                let link = LinkId::Initiated(self.conns.len() as u64);
-                self.connect(Node::Registrar(owner), link, &node.transport())
+            let registrar = NodeRole::Registrar(owner);
+            let association = usable.unwrap_or_else(|| {
+                let link = self.new_registrar_link();
+                self.connect(registrar, link, &transport)
             });
-            self.keep_alive_links.insert((owner, element), connection);
+            self.keep_alive_links.insert((owner, element), association);
             let message = Message::EndpointKeepAlive {
                 home: is_taken_over,
                 registrar: id_of(owner),
                 handle: self.handlespace.handle.clone(),
-                id: self.rng.percent(50).then_some(id),
+                id: self.random.chance(0.5).then_some(id),
             };
-            let link = self.conns[connection].ends[0].link;
-            self.send(Node::Registrar(owner), link, Packet::asap(&message));
+            let link = self.association(association).data[0].link;
+            self.send(registrar, link, Packet::asap(&message));
         }
         for registrar in alive {
             for node in self.boots.keys().copied().collect::<Vec<_>>() {
                 // Datagrams may be lost, repeated or late.
-                for _ in 0..[0, 1, 1, 2][self.rng.index(4)] {
-                    let after = Duration::from_micros(self.rng.range(100, 400_000));
+                for _ in 0..[0, 1, 1, 2][self.random.below(4)] {
+                    let after = Duration::from_micros(self.random.between(100, 400_000));
                     self.schedule(
                         after,
                         WorldEvent::Announce {

@@ -1,6 +1,5 @@
-//! Any inputs in any order: no machine panics, no timer is stuck, and no input produces outputs without end.
+//! Pool elements and pool users under any inputs in any order: no machine panics, no timer is stuck, and no input produces outputs without end.
 
-use crate::net::Node;
 use bytes::Bytes;
 use holdfast_proto::pool_element::{
     self, CookieKey, LinkId, PoolElement, ServerHuntConfig, UserSessions, UserSessionsConfig,
@@ -10,9 +9,27 @@ use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{
     CauseCode, ElementId, ErrorCause, Policy, PolicyKind, PoolElement as Description,
 };
-use holdfast_wire::rserpool::{PoolHandle, RegistrarId};
+use holdfast_wire::rserpool::{PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse};
 use proptest::prelude::*;
+use std::net::IpAddr;
 use std::time::Duration;
+
+/// Returns the transport of 10.0.`network`.1 with a port.
+fn transport(network: u8, port: u16) -> Transport {
+    Transport::Sctp(SctpTransport {
+        port,
+        usage: TransportUse::DataAndControl,
+        addresses: [IpAddr::from([10, 0, network, 1])].into_iter().collect(),
+    })
+}
+
+fn registrar_transport(index: u16) -> Transport {
+    transport(1, index)
+}
+
+fn element_transport(index: u16) -> Transport {
+    transport(2, index)
+}
 
 fn handle() -> impl Strategy<Value = PoolHandle> {
     prop_oneof![9 => Just(PoolHandle::from("pool")), 1 => Just(PoolHandle::from("other"))]
@@ -36,7 +53,7 @@ fn elements() -> impl Strategy<Value = Vec<Description>> {
         id: ElementId(id),
         home: RegistrarId(1),
         registration_life: 1,
-        user_transport: Node::Element(id as usize).transport(),
+        user_transport: element_transport(id as u16),
         policy: Policy::LeastUsedDegradation {
             load: figure,
             degradation: figure,
@@ -102,7 +119,7 @@ enum Input {
     Connected(LinkId),
     Lost(LinkId),
     Message(LinkId, Message),
-    Announce(usize),
+    Announce(u16),
     AdvanceTime(Duration),
     /// A request of the program above, by number.
     Request(u8, PoolHandle, u32),
@@ -113,14 +130,14 @@ fn input() -> impl Strategy<Value = Input> {
         4 => link().prop_map(Input::Connected),
         2 => link().prop_map(Input::Lost),
         8 => (link(), message()).prop_map(|(link, message)| Input::Message(link, message)),
-        1 => (0usize..3).prop_map(Input::Announce),
+        1 => (0u16..3).prop_map(Input::Announce),
         3 => (0u64..40_000).prop_map(|time| Input::AdvanceTime(Duration::from_millis(time))),
         4 => (any::<u8>(), handle(), 1u32..6).prop_map(|(kind, handle, number)| Input::Request(kind, handle, number)),
     ]
 }
 
 fn hunt() -> ServerHuntConfig {
-    let known = (0..2).map(|index| Node::Registrar(index).transport());
+    let known = (0..2).map(registrar_transport);
     let mut config = ServerHuntConfig::new(known.collect());
     config.trust_announces = true;
     config
@@ -136,7 +153,7 @@ fn feed_user(user: &mut PoolUser, now: Duration, input: Input) {
                 now,
                 RegistrarId(1),
                 Vec::new(),
-                Some(Node::Registrar(index).transport()),
+                Some(registrar_transport(index)),
             );
         }
         Input::AdvanceTime(_) => user.handle_timeout(now),
@@ -168,7 +185,7 @@ fn feed_element(element: &mut PoolElement, now: Duration, input: Input) {
             element.handle_message(now, link, message);
         }
         Input::Announce(index) => {
-            let at = Node::Registrar(index).transport();
+            let at = registrar_transport(index);
             element.handle_announce(now, RegistrarId(1), vec![at], None);
         }
         Input::AdvanceTime(_) => element.handle_timeout(now),
@@ -216,7 +233,7 @@ proptest! {
     #[test]
     fn elements_survive_any_inputs(inputs in proptest::collection::vec(input(), 0..120)) {
         let policy = Policy::LeastUsed { load: 0 };
-        let at = Node::Element(0).transport();
+        let at = element_transport(0);
         let config = pool_element::PoolElementConfig::new(PoolHandle::from("pool"), at, policy, hunt(), [1; 32]);
         let mut element = PoolElement::new(config);
         let mut now = Duration::from_secs(1);

@@ -1,19 +1,17 @@
-//! Pool elements and pool users against failing registrars, elements and links, with oracles at every step.
+//! Pool elements, pool users and their sessions against failing registrars, elements and links, with oracles at every
+//! step. A model that all registrars share stands for them.
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs the first n seeds.
 
 mod fault;
-mod fuzz;
 mod machines;
-mod net;
 mod outputs;
 mod registrar_model;
-#[path = "../registrar/rng.rs"]
-mod rng;
 mod world;
 
 use fault::Fault;
-use net::Node;
+use holdfast_sim::pools::node_numbers::NodeRole;
+use holdfast_sim::seeds;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -27,19 +25,19 @@ fn seconds(seconds: u64) -> Duration {
 fn run_seed(seed: u64, fault: Fault) -> World {
     let mut world = World::new(seed, 3, 5, 3);
     world.fault = fault;
-    for _ in 0..world.rng.range(3, 15) {
-        let node = match world.rng.range(0, 3) {
-            0 => Node::Registrar(world.rng.index(3)),
-            _ => Node::Element(world.rng.index(5)),
+    for _ in 0..world.random.between(3, 15) {
+        let node = match world.random.between(0, 3) {
+            0 => NodeRole::Registrar(world.random.below(3)),
+            _ => NodeRole::Element(world.random.below(5)),
         };
-        let at = Duration::from_millis(world.rng.range(0, 20_000));
+        let at = Duration::from_millis(world.random.between(0, 20_000));
         world.schedule(at, WorldEvent::Crash { node });
-        let restart_at = at + Duration::from_millis(world.rng.range(10, 9_000));
+        let restart_at = at + Duration::from_millis(world.random.between(10, 9_000));
         world.schedule(restart_at, WorldEvent::Restart { node });
     }
-    for _ in 0..world.rng.range(0, 30) {
-        let at = Duration::from_millis(world.rng.range(0, 25_000));
-        let element = world.rng.index(5);
+    for _ in 0..world.random.between(0, 30) {
+        let at = Duration::from_millis(world.random.between(0, 25_000));
+        let element = world.random.below(5);
         world.schedule(at, WorldEvent::Policy { element });
     }
     world.run(seconds(30));
@@ -47,13 +45,13 @@ fn run_seed(seed: u64, fault: Fault) -> World {
     world.schedule(
         Duration::ZERO,
         WorldEvent::Crash {
-            node: Node::Registrar(2),
+            node: NodeRole::Registrar(2),
         },
     );
     world.schedule(
         Duration::ZERO,
         WorldEvent::Crash {
-            node: Node::Element(4),
+            node: NodeRole::Element(4),
         },
     );
     world.run(seconds(100));
@@ -81,10 +79,8 @@ fn check_final_state(world: &mut World) {
         let entry = world.handlespace.entries.get(&id);
         let entry =
             entry.unwrap_or_else(|| panic!("element {index} is in no registrar's handlespace"));
-        assert_eq!(
-            entry.element.user_transport,
-            Node::Element(index).transport()
-        );
+        let transport = world.transport(NodeRole::Element(index));
+        assert_eq!(entry.element.user_transport, transport);
         assert_eq!(entry.element.policy, element.policy, "element {index}");
         assert!(element.machine.is_registered());
         assert!(entry.owner < 2, "its owner is dead");
@@ -109,8 +105,8 @@ fn count(world: &World, event: &str) -> u64 {
 
 #[test]
 fn live_elements_stay_registered_and_sessions_resume_with_latest_cookie() {
-    let seeds = rng::seeds(200);
-    let all = seeds.end - seeds.start >= 200;
+    let seeds = seeds::from_environment(0, 200);
+    let all = seeds.len() >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();
     for seed in seeds {
         let world = catch_unwind(AssertUnwindSafe(|| run_seed(seed, Fault::None)));
@@ -158,7 +154,7 @@ fn session_resumes_within_two_round_trips() {
         world.trace.clear();
         let session = world.users[0].sessions.values().next().copied().flatten();
         let link = session.expect("a session is up");
-        let element = world.element_of(Node::User(0), link);
+        let element = world.element_of(NodeRole::User(0), link);
         world.schedule(Duration::ZERO, WorldEvent::Crash { node: element });
         world.run(seconds(5));
         let time_of = |prefix: &str| {
