@@ -8,6 +8,7 @@ pub mod flow;
 pub mod frame;
 pub mod handoff;
 pub mod image;
+pub mod membership;
 pub mod migration_messages;
 mod mutate;
 pub mod packet;

@@ -201,6 +201,7 @@ fn each_simulation_kind_reports_its_result() {
         "holdfast sim run handoff --seed 3 --trace",
         "holdfast sim seeds --count 50 handoff",
         "holdfast sim seeds --count 50 migration",
+        "holdfast sim run membership --seeds 5",
         "holdfast sim seeds --count 2",
     ] {
         assert!(matches!(ending(words), Ok(ExitResult::Success)), "{words}");
@@ -208,6 +209,7 @@ fn each_simulation_kind_reports_its_result() {
     for words in [
         "holdfast sim seeds --count 20 --bug freeze-keeps-sending handoff",
         "holdfast sim seeds --count 20 --bug freeze-keeps-running migration",
+        "holdfast sim seeds --count 5 --bug no-timers membership",
         "holdfast sim seeds --count 2 --bug no-user-timers",
     ] {
         assert!(matches!(ending(words), Ok(ExitResult::Failed)), "{words}");

@@ -9,6 +9,7 @@
 //! - [`flow_ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
 //! - [`machine_output`]: frames, commands and events of `handoff` and `migration` for the daemon;
+//! - [`membership`]: how a group runs itself: votes on views, leases, joins;
 //! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures;
@@ -21,6 +22,7 @@ pub mod flow_ownership;
 pub mod handoff;
 mod holder_client;
 pub mod machine_output;
+pub mod membership;
 pub mod migration;
 pub mod pool_element;
 pub mod pool_user;

@@ -9,10 +9,13 @@ use std::collections::BTreeSet;
 pub struct View {
     /// Number of the view. A later view has a larger one.
     pub epoch: u64,
+    /// Number of changes of the server nodes that this node learned within the epoch. Such changes need no vote, and so
+    /// no new epoch.
+    pub revision: u64,
     /// The contact node, which holds the steering table.
     pub contact_node: NodeId,
     /// Nodes that may become contact node, in the order in which they do.
-    pub backups: BTreeSet<NodeId>,
+    pub backups: Vec<NodeId>,
     /// Nodes that only serve.
     pub server_nodes: BTreeSet<NodeId>,
 }
@@ -23,10 +26,17 @@ impl View {
         let others = nodes.into_iter().filter(|node| *node != contact_node);
         View {
             epoch: 1,
+            revision: 0,
             contact_node,
-            backups: BTreeSet::new(),
+            backups: Vec::new(),
             server_nodes: others.collect(),
         }
+    }
+
+    /// Returns true if this view replaces `other` at the same node.
+    #[must_use]
+    pub fn is_newer_than(&self, other: &View) -> bool {
+        (self.epoch, self.revision) > (other.epoch, other.revision)
     }
 
     /// Returns true if a node is in the group.

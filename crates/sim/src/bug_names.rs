@@ -40,7 +40,7 @@ pub struct UnknownBug {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{handoff, migration, pools};
+    use crate::{handoff, membership, migration, pools};
 
     #[test]
     fn bug_names_round_trip() {
@@ -49,6 +49,12 @@ mod tests {
         }
         for bug in migration::MigrationBug::ALL {
             assert_eq!(by_name(&migration::MigrationBug::ALL, &name(bug)), Ok(bug));
+        }
+        for bug in membership::MembershipBug::ALL {
+            assert_eq!(
+                by_name(&membership::MembershipBug::ALL, &name(bug)),
+                Ok(bug)
+            );
         }
         assert_eq!(name(pools::PoolBug::NoTables), "no-tables");
         let error = by_name(&pools::PoolBug::ALL, "no-bug").expect_err("it is none");

@@ -12,6 +12,7 @@
 //! - [`pool_faults`]: random faults of pools, after which all invariants must hold again;
 //! - [`handoff`], [`migration`]: groups of nodes that move flows and processes while daemons die and channels break;
 //!   the common part is [`node_group`];
+//! - [`membership`]: groups that run themselves: votes on views, leases, joins;
 //! - [`scenario`]: simulations described in text;
 //! - [`seeds`]: one simulation with many seeds in parallel, summarised by an [`Estimate`].
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod estimate;
 mod event_queue;
 pub mod handoff;
 mod machine_timer;
+pub mod membership;
 pub mod migration;
 pub mod node_group;
 pub mod pool_faults;

@@ -9,8 +9,8 @@ use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfi
 use crate::time::Time;
 use std::time::Duration;
 use text::{
-    ElementText, EventText, GroupScenarioText, KindName, KindText, LinkText, PoolScenarioText,
-    WindowText, ZoneText,
+    ElementText, EventText, GroupScenarioText, KindName, KindText, LinkText,
+    MembershipScenarioText, PoolScenarioText, WindowText, ZoneText,
 };
 
 /// A parsed scenario.
@@ -27,7 +27,7 @@ pub struct Scenario {
 pub enum SimulationKind {
     /// Registrars, pool elements and pool users.
     Pools(Box<PoolScenario>),
-    /// Nodes of a group, with handoffs or migrations.
+    /// Nodes of a group, with handoffs or migrations, or the group's own membership.
     Group(GroupScenario),
 }
 
@@ -49,6 +49,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("rounds", include_str!("../scenarios/rounds.toml")),
     ("migration", include_str!("../scenarios/migration.toml")),
     ("storm", include_str!("../scenarios/storm.toml")),
+    ("membership", include_str!("../scenarios/membership.toml")),
 ];
 
 /// The reason that a text is not a scenario.
@@ -89,6 +90,10 @@ impl Scenario {
             KindName::Pools => return toml::from_str::<PoolScenarioText>(text)?.scenario(),
             KindName::Handoff => group().map(|text| (text.handoff(), text.about))?,
             KindName::Migration => group().map(|text| (text.migration(), text.about))?,
+            KindName::Membership => {
+                let text = toml::from_str::<MembershipScenarioText>(text)?;
+                (text.membership(), text.about)
+            }
         };
         let kind = SimulationKind::Group(group?);
         Ok(Scenario { about, kind })

@@ -3,6 +3,7 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
+use crate::membership_frames::GenericMembershipFrame;
 use crate::move_frames::{GenericMoveFrame, MoveId};
 use crate::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 use bytes::Bytes;
@@ -173,6 +174,8 @@ pub enum GenericFrame<B> {
         /// The migration's frame.
         frame: GenericMoveFrame<B>,
     },
+    /// A frame of the group's membership.
+    Membership(GenericMembershipFrame<B>),
 }
 
 impl<B> GenericFrame<B> {
@@ -192,6 +195,7 @@ impl<B> GenericFrame<B> {
             GenericFrame::Ping { .. } => "Ping",
             GenericFrame::Pong { .. } => "Pong",
             GenericFrame::Move { frame, .. } => frame.name(),
+            GenericFrame::Membership(frame) => frame.name(),
         }
     }
 
@@ -243,6 +247,7 @@ impl<B> GenericFrame<B> {
                 id,
                 frame: frame.map_blobs(convert),
             },
+            GenericFrame::Membership(frame) => GenericFrame::Membership(frame.map_blobs(convert)),
         }
     }
 }
@@ -271,20 +276,31 @@ impl<B> FrozenFlowState<B> {
 pub(crate) fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    struct List<T>(PhantomData<T>);
+    bounded_list_of::<D, T, ENTRIES_MAX>(deserializer)
+}
 
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+/// Reads a list of at most `MAX` entries.
+pub(crate) fn bounded_list_of<'de, D, T, const MAX: usize>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct List<T, const MAX: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {ENTRIES_MAX} entries")
+            write!(f, "a list of at most {MAX} entries")
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
             // The sender wrote the hint: allocate at most 1,024 entries for it, then only as entries arrive.
             let mut list = Vec::with_capacity(entries.size_hint().unwrap_or(0).min(1_024));
             while let Some(entry) = entries.next_element()? {
-                if list.len() == ENTRIES_MAX {
+                if list.len() == MAX {
                     return Err(serde::de::Error::invalid_length(list.len() + 1, &self));
                 }
                 list.push(entry);
@@ -293,5 +309,5 @@ pub(crate) fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
         }
     }
 
-    deserializer.deserialize_seq(List(PhantomData))
+    deserializer.deserialize_seq(List::<T, MAX>(PhantomData))
 }

@@ -6,6 +6,7 @@
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
 //! - [`frame`]: the messages between daemons, and their envelope; [`move_frames`]: the messages about moving a process;
+//!   [`membership_frames`]: the messages by which a group runs itself;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod flow;
 pub mod frame;
 mod frame_codec;
 mod inbound_packet;
+pub mod membership_frames;
 pub mod move_frames;
 mod node_id;
 mod ownership_record;

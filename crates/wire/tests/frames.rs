@@ -1,5 +1,6 @@
 //! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
+mod membership_frames;
 mod migration_frames;
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
     OwnershipChange, OwnershipRecord, Protocol, encode,
 };
+use membership_frames::membership_frame;
 use migration_frames::{migration_frame, move_id};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -112,6 +114,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         handoff_frame(),
         migration_frame(),
+        membership_frame(),
         (node(), any::<u64>(), ".*").prop_map(|(node, boot, group)| Frame::Hello {
             node,
             boot,
@@ -172,7 +175,7 @@ proptest! {
     /// Arbitrary bodies in a valid envelope reach deep into the reader: no panic, and a decoded frame encodes
     /// identically.
     #[test]
-    fn any_body_gives_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..14) {
+    fn any_body_gives_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..15) {
         let mut bytes = ((body.len() + 1) as u32).to_be_bytes().to_vec();
         bytes.push(holdfast_wire::VERSION);
         bytes.extend(&body);

@@ -1,6 +1,7 @@
 //! Writes the corpus: one frame of each kind, streams of several frames, flows and packets.
 #![forbid(unsafe_code)]
 
+mod membership_frames;
 mod pool_messages;
 mod process_images;
 
@@ -20,7 +21,7 @@ use std::path::Path;
 
 fn main() -> std::io::Result<()> {
     let frames = frames();
-    for frame in &frames {
+    for frame in frames.iter().chain(&membership_frames::frames()) {
         let name = frame.name().to_lowercase();
         write_input(
             "frame",
@@ -40,6 +41,7 @@ fn main() -> std::io::Result<()> {
             &stream(choice, &frames),
         )?;
     }
+    membership_frames::write_streams()?;
     write_input("handoff", "given", &stream(0, &donor_answers()))?;
     write_input("handoff", "taken", &stream(66, &acceptor_frames()))?;
     let texts = [

@@ -70,9 +70,8 @@ impl FaultSimulation {
             }
             FaultSimulation::Group(group) => {
                 let shrunk = group.shrink(seed)?;
-                let plan = shrunk.plan.into_iter();
                 Some(ShrunkCase {
-                    plan: plan.map(|(at, action)| (at, action.to_string())).collect(),
+                    plan: shrunk.plan,
                     violation: shrunk.violation,
                     trace: shrunk.trace,
                 })

@@ -18,7 +18,7 @@ use crate::ExitResult;
 use crate::output::{output, output_line, print_json};
 use crate::table::TextTable;
 
-/// Simulate pools, handoffs and migrations: runs the daemons' state machines in virtual time
+/// Simulate pools, handoffs, migrations and membership: runs the daemons' state machines in virtual time
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast sim list
@@ -27,7 +27,8 @@ use crate::table::TextTable;
   holdfast sim run handoff --seed 7 --trace
   holdfast sim seeds --count 200
   holdfast sim seeds --count 5000 migration
-  holdfast sim seeds --bug asks-once handoff")]
+  holdfast sim seeds --bug asks-once handoff
+  holdfast sim seeds --count 1000 membership")]
 pub struct SimArgs {
     #[command(subcommand)]
     command: SimCommand,
@@ -35,7 +36,7 @@ pub struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 enum SimCommand {
-    /// Simulate a scenario, and print the durations of requests, or the results of handoffs and migrations
+    /// Simulate a scenario, and print the durations of requests, or what happened in a group
     Run(RunArgs),
     /// List the built-in scenarios
     List(ScenarioListArgs),
@@ -53,7 +54,7 @@ struct RunArgs {
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print all events of the first seed (handoffs and migrations only)
+    /// Print all events of the first seed (not for pools)
     #[arg(long, conflicts_with = "json")]
     trace: bool,
     /// Print JSON
@@ -70,7 +71,7 @@ struct ScenarioListArgs {
 
 #[derive(Debug, Args)]
 struct SeedsArgs {
-    /// A file or name for handoffs or migrations; default: pools
+    /// A file or name for handoffs, migrations or membership; default: pools
     scenario: Option<String>,
     /// Number of seeds
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]

@@ -1,4 +1,4 @@
-//! Scenarios of handoffs and migrations.
+//! Scenarios of handoffs, of migrations, and of membership.
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@
 //! Safety: two nodes never speak for one flow, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
-//! `Hello`, `Ping` and `Pong` belong to the channel, `Move` to another machine; this one ignores them.
+//! `Hello`, `Ping` and `Pong` belong to the channel, `Move` and `Membership` to other machines; this one ignores them.
 
 mod acceptor;
 mod acceptor_commit;
@@ -172,7 +172,11 @@ impl Handoff {
                 self.on_holder_answer(now, from, request, results)
             }
             Frame::Query { request, flows } => self.on_query(from, request, flows),
-            Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } | Frame::Move { .. } => {}
+            Frame::Hello { .. }
+            | Frame::Ping { .. }
+            | Frame::Pong { .. }
+            | Frame::Move { .. }
+            | Frame::Membership(_) => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
                 self.core.outputs.report_ignored(
                     from,
@@ -238,7 +242,7 @@ impl Handoff {
     /// Handles a new view of the group; an older one is ignored. Requests that the holder has not answered go to the new
     /// holder at once.
     pub fn handle_view(&mut self, now: Duration, view: View) {
-        if view.epoch <= self.core.view.epoch {
+        if !view.is_newer_than(&self.core.view) {
             return;
         }
         let holder = view.contact_node;

@@ -258,7 +258,7 @@ impl Migration {
     /// Handles a new view of the group; an older one is ignored. Requests that the holder has not answered go to the new
     /// holder at once.
     pub fn handle_view(&mut self, now: Duration, view: View) {
-        if view.epoch <= self.core.view.epoch {
+        if !view.is_newer_than(&self.core.view) {
             return;
         }
         let holder = view.contact_node;

@@ -81,6 +81,6 @@ pub fn shrink(
     setting: &PlanDistribution,
     seed: u64,
     bug: Option<HandoffBug>,
-) -> Option<node_group::ShrunkSeedFailure<HandoffConfig>> {
+) -> Option<node_group::ShrunkSeedFailure<HandoffRunConfig>> {
     node_group::shrink::<HandoffWorld>(draw_run_config(setting, seed, bug), seed)
 }

@@ -120,6 +120,6 @@ pub fn shrink(
     setting: &MigrationPlanDistribution,
     seed: u64,
     bug: Option<MigrationBug>,
-) -> Option<node_group::ShrunkSeedFailure<MigrationConfig>> {
+) -> Option<node_group::ShrunkSeedFailure<MigrationRunConfig>> {
     node_group::shrink::<MigrationWorld>(draw_run_config(setting, seed, bug), seed)
 }

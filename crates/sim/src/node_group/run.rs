@@ -19,11 +19,11 @@ pub struct GroupRunOutcome {
     pub digest: u64,
 }
 
-/// A failing seed, shrunk.
+/// A failing seed, shrunk; `C` is the type of the config.
 #[derive(Debug, Clone)]
-pub struct ShrunkSeedFailure<K> {
+pub struct ShrunkSeedFailure<C> {
     /// The shortest plan and the fewest faults that still fail.
-    pub config: GroupRunConfig<K>,
+    pub config: C,
     /// The violated invariant.
     pub violation: Violation,
     /// All events up to the violation.
@@ -90,7 +90,7 @@ fn check_all_idle<W: GroupWorld>(world: &mut W) -> Result<(), String> {
 pub(crate) fn shrink<W: GroupWorld>(
     config: GroupRunConfig<W::Specific>,
     seed: u64,
-) -> Option<ShrunkSeedFailure<W::Specific>>
+) -> Option<ShrunkSeedFailure<GroupRunConfig<W::Specific>>>
 where
     W::Specific: Clone,
 {

@@ -1,13 +1,13 @@
-//! A scenario of handoffs or migrations.
+//! A scenario of handoffs, of migrations, or of membership.
 
 use super::ScenarioError;
-use super::text::{GroupScenarioText, WithRequestText};
+use super::text::{GroupScenarioText, MembershipScenarioText, WithRequestText};
 use crate::bug_names::{UnknownBug, by_name};
-use crate::node_group::{GroupAction, GroupRunOutcome, PlanDistribution};
+use crate::node_group::{GroupRunOutcome, PlanDistribution};
 use crate::time::Time;
-use crate::{Violation, handoff, migration};
+use crate::{Violation, handoff, membership, migration};
 
-/// Scenario of handoffs or migrations in a group of nodes: the possible actions and faults, and the deliberate bug.
+/// Scenario of a group of nodes, with handoffs, migrations, or its own membership: the possible actions and faults, and the deliberate bug.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GroupScenario {
     /// Handoffs of flows.
@@ -24,13 +24,20 @@ pub enum GroupScenario {
         /// The deliberate bug, if any.
         bug: Option<migration::MigrationBug>,
     },
+    /// Votes on views, leases and joins.
+    Membership {
+        /// The possible actions and faults.
+        setting: Box<membership::MembershipPlanDistribution>,
+        /// The deliberate bug, if any.
+        bug: Option<membership::MembershipBug>,
+    },
 }
 
 /// The smallest failing case of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShrunkFailure {
-    /// The planned actions with their times.
-    pub plan: Vec<(Time, GroupAction)>,
+    /// The planned actions with their times, as text.
+    pub plan: Vec<(Time, String)>,
     /// The violated invariant.
     pub violation: Violation,
     /// All events up to the violation.
@@ -38,12 +45,13 @@ pub struct ShrunkFailure {
 }
 
 impl GroupScenario {
-    /// Returns the kind: `handoff` or `migration`.
+    /// Returns the kind: `handoff`, `migration` or `membership`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             GroupScenario::Handoff { .. } => "handoff",
             GroupScenario::Migration { .. } => "migration",
+            GroupScenario::Membership { .. } => "membership",
         }
     }
 
@@ -60,6 +68,10 @@ impl GroupScenario {
             GroupScenario::Migration { setting, .. } => {
                 let bug = Some(by_name(&migration::MigrationBug::ALL, name)?);
                 GroupScenario::Migration { setting, bug }
+            }
+            GroupScenario::Membership { setting, .. } => {
+                let bug = Some(by_name(&membership::MembershipBug::ALL, name)?);
+                GroupScenario::Membership { setting, bug }
             }
         })
     }
@@ -82,6 +94,11 @@ impl GroupScenario {
                 seed,
                 trace,
             ),
+            GroupScenario::Membership { setting, bug } => membership::try_run(
+                &membership::draw_run_config(setting, seed, *bug),
+                seed,
+                trace,
+            ),
         }
     }
 
@@ -91,11 +108,27 @@ impl GroupScenario {
         let (plan, violation, trace) = match self {
             GroupScenario::Handoff { setting, bug } => {
                 let failure = handoff::shrink(setting, seed, *bug)?;
-                (failure.config.plan, failure.violation, failure.trace)
+                (
+                    plan_text(&failure.config.plan),
+                    failure.violation,
+                    failure.trace,
+                )
             }
             GroupScenario::Migration { setting, bug } => {
                 let failure = migration::shrink(setting, seed, *bug)?;
-                (failure.config.plan, failure.violation, failure.trace)
+                (
+                    plan_text(&failure.config.plan),
+                    failure.violation,
+                    failure.trace,
+                )
+            }
+            GroupScenario::Membership { setting, bug } => {
+                let failure = membership::shrink(setting, seed, *bug)?;
+                (
+                    plan_text(&failure.config.plan),
+                    failure.violation,
+                    failure.trace,
+                )
             }
         };
         Some(ShrunkFailure {
@@ -104,6 +137,11 @@ impl GroupScenario {
             trace,
         })
     }
+}
+
+fn plan_text<A: ToString>(plan: &[(Time, A)]) -> Vec<(Time, String)> {
+    let with_text = |(at, action): &(Time, A)| (*at, action.to_string());
+    plan.iter().map(with_text).collect()
 }
 
 fn invalid<T>(what: &'static str) -> Result<T, ScenarioError> {
@@ -183,9 +221,67 @@ impl GroupScenarioText {
     }
 }
 
+impl MembershipScenarioText {
+    pub(super) fn membership(&self) -> Result<GroupScenario, ScenarioError> {
+        let mut setting = membership::DEFAULT;
+        set_if_given(&mut setting.voters, self.voters);
+        set_if_given(&mut setting.server_nodes, self.server_nodes);
+        set_if_given(&mut setting.incidents, self.incidents);
+        let times = [
+            (&mut setting.runtime, self.runtime_s),
+            (&mut setting.lease_deadline, self.lease_within_s),
+            (&mut setting.agreement_deadline, self.agreement_within_s),
+            (
+                &mut setting.action_delay_max,
+                self.soon_ms.map(|ms| ms / 1e3),
+            ),
+        ];
+        for (time, seconds) in times {
+            set_if_given(time, seconds.map(Time::from_secs_f64));
+        }
+        set_if_given(&mut setting.clock_drift_ppm, self.clock_drift_ppm);
+        let incident = &self.incident;
+        let probabilities = [
+            (&mut setting.impatient, self.impatient),
+            (&mut setting.crash, incident.crash),
+            (&mut setting.cut, incident.cut),
+            (&mut setting.isolate, incident.isolate),
+            (&mut setting.partition, incident.partition),
+            (&mut setting.stop, incident.stop),
+            (&mut setting.leave, incident.leave),
+            (&mut setting.remove, incident.remove),
+            (&mut setting.promote, incident.promote),
+            (&mut setting.group_data, incident.group_data),
+            (&mut setting.server_node_failed, incident.server_node_failed),
+        ];
+        for (probability, given) in probabilities {
+            set_if_given(probability, given);
+        }
+        setting.faults = self.faults;
+        if !setting.voters.is_within(1, 9) || !setting.server_nodes.is_within(0, 20) {
+            return invalid("voters must be 1 to 9, server_nodes 0 to 20");
+        }
+        if !setting.incidents.is_within(0, 10_000) || setting.clock_drift_ppm > 500_000 {
+            return invalid("incidents must be 0 to 10000, clock_drift_ppm 0 to 500000");
+        }
+        let is_ordered = setting.lease_deadline <= setting.agreement_deadline;
+        if setting.runtime == Time::ZERO || !is_ordered {
+            return invalid(
+                "runtime_s must be above 0, and agreement_within_s not less than lease_within_s",
+            );
+        }
+        shares(&setting.shares())?;
+        shares(&setting.faults.shares())?;
+        let setting = Box::new(setting);
+        Ok(GroupScenario::Membership { setting, bug: None })
+    }
+}
+
 fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
     match shares.iter().all(|share| (0.0..=1.0).contains(share)) {
         true => Ok(()),
-        false => invalid("the values of [with_request] and [faults] must be 0 to 1"),
+        false => invalid(
+            "impatient and the values of [with_request], [incident] and [faults] must be 0 to 1",
+        ),
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of valid and invalid scenario texts.
 
 use super::*;
-use crate::{handoff, migration};
+use crate::{handoff, membership, migration};
 
 fn pools(scenario: Scenario) -> PoolScenario {
     match scenario.kind {
@@ -85,6 +85,10 @@ fn plain_group_scenarios_state_the_defaults() {
     let plain = GroupScenario::Migration { setting, bug };
     assert_eq!(group(text("migration")), plain);
     assert_eq!(group("kind = \"migration\""), plain);
+    let (setting, bug) = (Box::new(membership::DEFAULT), None);
+    let plain = GroupScenario::Membership { setting, bug };
+    assert_eq!(group(text("membership")), plain);
+    assert_eq!(group("kind = \"membership\""), plain);
 }
 
 #[test]
@@ -105,4 +109,8 @@ fn invalid_group_scenario_gives_a_specific_error() {
     assert!(error("migration", "[faults]\nlost = 1.5").contains("0 to 1"));
     assert!(error("migration", "[with_request]\ncopy = -1").contains("0 to 1"));
     assert!(error("pools", "nodes = 2").contains("nodes"));
+    assert!(error("membership", "voters = 10").contains("1 to 9"));
+    assert!(error("membership", "nodes = 3").contains("nodes"));
+    assert!(error("membership", "lease_within_s = 90").contains("lease_within_s"));
+    assert!(error("membership", "[incident]\ncrash = 2").contains("0 to 1"));
 }

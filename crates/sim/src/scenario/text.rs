@@ -19,6 +19,7 @@ pub(super) enum KindName {
     Pools,
     Handoff,
     Migration,
+    Membership,
 }
 
 /// Handoffs or migrations.
@@ -52,6 +53,44 @@ pub(super) struct WithRequestText {
     pub(super) cancel: Option<f64>,
     pub(super) kill: Option<f64>,
     pub(super) copy: Option<f64>,
+}
+
+/// The membership of a group.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MembershipScenarioText {
+    #[serde(rename = "kind")]
+    _kind: KindName,
+    #[serde(default)]
+    pub(super) about: String,
+    pub(super) voters: Option<CountRange>,
+    pub(super) server_nodes: Option<CountRange>,
+    pub(super) incidents: Option<CountRange>,
+    pub(super) runtime_s: Option<f64>,
+    pub(super) lease_within_s: Option<f64>,
+    pub(super) agreement_within_s: Option<f64>,
+    pub(super) soon_ms: Option<f64>,
+    pub(super) clock_drift_ppm: Option<u32>,
+    pub(super) impatient: Option<f64>,
+    #[serde(default)]
+    pub(super) incident: IncidentText,
+    #[serde(default)]
+    pub(super) faults: FaultFrequencies,
+}
+
+#[derive(Debug, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IncidentText {
+    pub(super) crash: Option<f64>,
+    pub(super) cut: Option<f64>,
+    pub(super) isolate: Option<f64>,
+    pub(super) partition: Option<f64>,
+    pub(super) stop: Option<f64>,
+    pub(super) leave: Option<f64>,
+    pub(super) remove: Option<f64>,
+    pub(super) promote: Option<f64>,
+    pub(super) group_data: Option<f64>,
+    pub(super) server_node_failed: Option<f64>,
 }
 
 /// Pools.

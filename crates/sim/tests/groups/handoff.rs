@@ -38,6 +38,7 @@ const EXPECTED_COUNTS: [&str; 22] = [
 #[test]
 fn every_flow_has_at_most_one_sender_and_finally_one_owner() {
     assert_all(
+        3_000,
         |seed| run(seed, None),
         |seed| shrink(&DEFAULT, seed, None),
         &EXPECTED_COUNTS,
@@ -56,6 +57,7 @@ fn deliberate_bugs_are_detected_and_shrink() {
         400,
         |seed, bug| run(seed, Some(bug)).is_err(),
         |seed, bug| shrink(&DEFAULT, seed, Some(bug)),
+        |config| config.plan,
     );
 }
 

@@ -1,9 +1,10 @@
-//! Simulates groups of nodes that hand flows off and move processes, with failing channels and daemons, and checks
+//! Simulates groups of nodes that run themselves, hand flows off and move processes, with failing channels and daemons, and checks
 //! oracles at every step.
 //!
 //! `HOLDFAST_SEED=n` runs only that seed; `HOLDFAST_SEEDS=n` runs the first `n` seeds.
 
 mod handoff;
+mod membership;
 mod migration;
 
 use holdfast_sim::node_group::{GroupRunOutcome, ShrunkSeedFailure};
@@ -12,13 +13,15 @@ use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// Checks that all seeds succeed, and that they cover each of these events five times, if there are enough seeds.
-fn assert_all<K: Debug>(
+/// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that they cover each
+/// of these events five times, if there are enough seeds.
+fn assert_all<C: Debug>(
+    default_count: u64,
     run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
-    shrink: impl Fn(u64) -> Option<ShrunkSeedFailure<K>>,
+    shrink: impl Fn(u64) -> Option<ShrunkSeedFailure<C>>,
     expected_counts: &[&str],
 ) {
-    let seeds = seeds::from_environment(0, 3_000);
+    let seeds = seeds::from_environment(0, default_count);
     let outcomes = seeds::run_all(&seeds, |seed| run(*seed), |_| ());
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (seed, outcome) in seeds.iter().zip(outcomes) {
@@ -49,17 +52,18 @@ fn assert_deterministic(run: impl Fn(u64) -> Result<GroupRunOutcome, Violation>)
 }
 
 /// Checks that one of `budget` seeds detects each bug, and that it shrinks to a few actions.
-fn assert_bugs_detected<B: Copy + Debug + Sync, K>(
+fn assert_bugs_detected<B: Copy + Debug + Sync, C, A: Debug + Send>(
     bugs: &[B],
     budget: u64,
     fails: impl Fn(u64, B) -> bool + Sync,
-    shrink: impl Fn(u64, B) -> Option<ShrunkSeedFailure<K>> + Sync,
+    shrink: impl Fn(u64, B) -> Option<ShrunkSeedFailure<C>> + Sync,
+    plan: impl Fn(C) -> Vec<A> + Sync,
 ) {
     let find = |bug: &B| {
         let seed = (0..budget).find(|seed| fails(*seed, *bug))?;
         let shrunk = shrink(seed, *bug)?;
         let violation = shrunk.violation.to_string();
-        Some((seed, shrunk.config.plan, shrunk.trace.len(), violation))
+        Some((seed, plan(shrunk.config), shrunk.trace.len(), violation))
     };
     let found = seeds::run_all(bugs, find, |_| ());
     for (bug, found) in bugs.iter().zip(&found) {
@@ -80,11 +84,12 @@ fn built_in_group_scenarios_succeed() {
             continue;
         };
         let outcomes = seeds::run_all(&seeds, |seed| group.try_seed(*seed, None), |_| ());
-        let mut moves = 0;
+        let mut results = 0;
         for (seed, outcome) in seeds.iter().zip(outcomes) {
             let outcome = outcome.unwrap_or_else(|violation| panic!("{name} {seed}: {violation}"));
-            moves += outcome.counts.get("moved").copied().unwrap_or(0);
+            let counts = ["moved", "view committed"].map(|what| outcome.counts.get(what));
+            results += counts.into_iter().flatten().sum::<u64>();
         }
-        assert!(moves > 0, "{name}");
+        assert!(results > 0, "{name}");
     }
 }

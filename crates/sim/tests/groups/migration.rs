@@ -46,6 +46,7 @@ const EXPECTED_COUNTS: [&str; 30] = [
 #[test]
 fn every_process_runs_at_most_once_and_finally_somewhere() {
     assert_all(
+        3_000,
         |seed| run(seed, None),
         |seed| shrink(&DEFAULT, seed, None),
         &EXPECTED_COUNTS,
@@ -64,6 +65,7 @@ fn deliberate_bugs_are_detected_and_shrink() {
         4_000,
         |seed, bug| run(seed, Some(bug)).is_err(),
         |seed, bug| shrink(&DEFAULT, seed, Some(bug)),
+        |config| config.plan,
     );
 }
 

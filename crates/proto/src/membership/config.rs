@@ -1,0 +1,78 @@
+//! Configuration of a membership machine.
+
+use core::time::Duration;
+use holdfast_wire::membership_frames::{JoinRole, NodeName};
+use std::net::SocketAddr;
+
+/// The settings of a [`super::Membership`]. [`MembershipConfig::new`] has the defaults; each is documented at its field.
+#[derive(Debug, Clone)]
+pub struct MembershipConfig {
+    /// The node's name, as in its certificate.
+    pub name: NodeName,
+    /// The address of the node's daemon, at which other nodes reach it.
+    pub address: SocketAddr,
+    /// The role in which the node joins, also after a wrong accusation.
+    pub role: JoinRole,
+    /// Names of nodes to ask for the contact node when the node knows of none. The service address is asked as well.
+    pub seeds: Vec<NodeName>,
+    /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
+    pub boot: u64,
+    /// Seed of random waits and join numbers, different for each daemon start. The node's name is mixed in.
+    pub random_seed: u64,
+    /// Time between two heartbeats of the contact node (50 ms).
+    pub heartbeat_interval: Duration,
+    /// Time, from the receipt of a heartbeat, in which a voter takes part in no view with another contact node (250 ms).
+    pub promise_duration: Duration,
+    /// Duration of the contact node's lease, from the sending of a heartbeat that a majority answered (240 ms). Shorter
+    /// than `promise_duration`, so that clocks may be 2 % fast or slow.
+    pub lease_duration: Duration,
+    /// Time without heartbeats or grants after which a node counts as failed (250 ms).
+    pub detection_timeout: Duration,
+    /// Time that each further backup in the order of succession waits longer for a silent contact node (150 ms).
+    pub succession_step: Duration,
+    /// Time until an unanswered frame of a vote is sent again (40 ms).
+    pub vote_resend_interval: Duration,
+    /// Longest duration of one attempt to decide on a view (1 s).
+    pub vote_timeout: Duration,
+    /// Longest random wait before a vote is tried again (80 ms); doubles with each attempt, up to 16 times.
+    pub vote_backoff: Duration,
+    /// Time until an unanswered `Join`, `Leave` or `Register` is sent again (500 ms); doubles up to
+    /// `registration_timeout`.
+    pub join_retry_interval: Duration,
+    /// Time without any frame of the contact node after which a server node registers again (5 s).
+    pub registration_timeout: Duration,
+    /// Longest random wait of a server node before it asks for a newer view (1 s), so that a new view causes no storm.
+    pub registration_spread: Duration,
+    /// Most server nodes that learn of a new view in one heartbeat interval (50).
+    pub notices_per_heartbeat: usize,
+    /// Time until a failed save is tried again (1 s).
+    pub save_retry_interval: Duration,
+}
+
+impl MembershipConfig {
+    /// Returns the defaults for the node `name` at `address`, for a daemon that started at `boot`. Without `seeds`, the
+    /// node finds the contact node by the service address.
+    pub fn new(name: NodeName, address: SocketAddr, role: JoinRole, boot: u64) -> MembershipConfig {
+        MembershipConfig {
+            name,
+            address,
+            role,
+            seeds: Vec::new(),
+            boot,
+            random_seed: boot,
+            heartbeat_interval: Duration::from_millis(50),
+            promise_duration: Duration::from_millis(250),
+            lease_duration: Duration::from_millis(240),
+            detection_timeout: Duration::from_millis(250),
+            succession_step: Duration::from_millis(150),
+            vote_resend_interval: Duration::from_millis(40),
+            vote_timeout: Duration::from_secs(1),
+            vote_backoff: Duration::from_millis(80),
+            join_retry_interval: Duration::from_millis(500),
+            registration_timeout: Duration::from_secs(5),
+            registration_spread: Duration::from_secs(1),
+            notices_per_heartbeat: 50,
+            save_retry_interval: Duration::from_secs(1),
+        }
+    }
+}
