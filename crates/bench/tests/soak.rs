@@ -243,7 +243,7 @@ fn hand_off_all(cluster: &Cluster, from: &str, to: &str) -> Result<Vec<String>> 
         let status = donor.run(async |client| client.handoff(accepted.id).await)?;
         if status.summary.state == HandoffState::Finished {
             let kept = status.results.iter().filter_map(|result| {
-                let FlowOutcome::Kept { reason } = &result.outcome else {
+                let FlowOutcome::Kept { reason, .. } = &result.outcome else {
                     return None;
                 };
                 Some(format!("{} stayed: {reason}", result.flow))

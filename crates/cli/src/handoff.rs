@@ -204,7 +204,7 @@ fn row_cells(result: &FlowResult) -> [String; 10] {
     let outcome = match &result.outcome {
         FlowOutcome::Moved => "moved".to_owned(),
         FlowOutcome::Pending => "not yet known".to_owned(),
-        FlowOutcome::Kept { reason } => format!("kept: {reason}"),
+        FlowOutcome::Kept { reason, .. } => format!("kept: {reason}"),
     };
     let moved = result.outcome == FlowOutcome::Moved;
     let phases = &result.phases_us;
@@ -267,7 +267,7 @@ impl ProgressLine {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_api::control::{HandoffSummary, PhasesUs};
+    use holdfast_api::control::{Blame, HandoffSummary, PhasesUs};
 
     use super::*;
 
@@ -310,6 +310,7 @@ mod tests {
     fn kept_outcome() -> FlowOutcome {
         FlowOutcome::Kept {
             reason: "n2 is not connected".into(),
+            blame: Blame::Peer,
         }
     }
 

@@ -191,10 +191,10 @@ pub(crate) fn migration_text(status: &MigrationStatus) -> String {
     };
     match &status.outcome {
         MigrationOutcome::Running => format!("{process_name} is moving to {to}\n"),
-        MigrationOutcome::Kept { reason } if status.clone => {
+        MigrationOutcome::Kept { reason, .. } if status.clone => {
             format!("{process_name} was not copied, and continues: {reason}\n")
         }
-        MigrationOutcome::Kept { reason } => format!("{process_name} stays here: {reason}\n"),
+        MigrationOutcome::Kept { reason, .. } => format!("{process_name} stays here: {reason}\n"),
         MigrationOutcome::Cloned => format!(
             "a copy of {process_name} runs on {to}; the original was frozen for {:.1} ms and continues here, {:.1} MiB \
              sent before the freeze and {:.2} MiB in it{}\n",
@@ -256,7 +256,7 @@ pub(crate) fn forwarded_text(connections: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
+    use holdfast_api::control::{Blame, MigrationPhasesUs, MigrationStepsUs};
 
     use super::*;
 
@@ -298,6 +298,11 @@ mod tests {
         );
     }
 
+    fn kept(reason: String) -> MigrationOutcome {
+        let blame = Blame::Program;
+        MigrationOutcome::Kept { reason, blame }
+    }
+
     #[test]
     fn clone_text_says_that_the_original_runs() {
         let mut status = status(MigrationOutcome::Cloned);
@@ -308,7 +313,7 @@ mod tests {
              before the freeze and 0.25 MiB in it\n"
         );
         let reason = "the process cannot move: it has io_uring".to_owned();
-        status.outcome = MigrationOutcome::Kept { reason };
+        status.outcome = kept(reason);
         assert!(
             migration_text(&status)
                 .starts_with("game (4242) was not copied, and continues: the process")
@@ -337,6 +342,7 @@ mod tests {
             page_faults: 12,
             duration_us: 250_000.0,
             problem: None,
+            blame: None,
         };
         status.post_copy = Some(memory.clone());
         let expected = "\nthen 64.0 MiB of its memory (16384 pages) arrived by post-copy in 250.0 ms; \
@@ -368,7 +374,7 @@ mod tests {
     #[test]
     fn nameless_process_is_shown_by_pid() {
         let reason = "process 4242 has ended".to_owned();
-        let mut status = status(MigrationOutcome::Kept { reason });
+        let mut status = status(kept(reason));
         status.name.clear();
         assert_eq!(
             migration_text(&status),
@@ -379,7 +385,7 @@ mod tests {
     #[test]
     fn kept_process_text_shows_the_reason() {
         let reason = "the process cannot move: it has io_uring".to_owned();
-        let text = migration_text(&status(MigrationOutcome::Kept { reason }));
+        let text = migration_text(&status(kept(reason)));
         assert_eq!(
             text,
             "game (4242) stays here: the process cannot move: it has io_uring\n"

@@ -155,13 +155,13 @@ fn result_text(status: &MigrationStatus) -> String {
         MigrationOutcome::Running => "moving".to_owned(),
         MigrationOutcome::Moved => "moved".to_owned(),
         MigrationOutcome::Cloned => "cloned".to_owned(),
-        MigrationOutcome::Kept { reason } => format!("kept: {reason}"),
+        MigrationOutcome::Kept { reason, .. } => format!("kept: {reason}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
+    use holdfast_api::control::{Blame, MigrationPhasesUs, MigrationStepsUs};
 
     use super::*;
 
@@ -189,7 +189,10 @@ mod tests {
         let kept = MigrationStatus {
             id: 2,
             to: "n3".into(),
-            outcome: MigrationOutcome::Kept { reason },
+            outcome: MigrationOutcome::Kept {
+                reason,
+                blame: Blame::Peer,
+            },
             freeze_us: None,
             ..moved.clone()
         };

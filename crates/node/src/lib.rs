@@ -7,6 +7,7 @@ pub mod control;
 pub mod dataplane;
 pub mod engine;
 pub mod engine_queue;
+mod failure_conversion;
 pub mod metrics;
 pub mod migration;
 pub mod peer_channel;

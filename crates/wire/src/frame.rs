@@ -3,6 +3,7 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
+use crate::failure::Failure;
 use crate::membership_frames::GenericMembershipFrame;
 use crate::move_frames::{GenericMoveFrame, MoveId};
 use crate::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
@@ -88,13 +89,13 @@ pub enum GenericFrame<B> {
         #[serde(deserialize_with = "bounded_list")]
         flows: Vec<FlowToPrepare<B>>,
     },
-    /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the reason.
+    /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the failure.
     PrepareResponse {
         /// The batch.
         batch: BatchId,
         /// One result per flow.
         #[serde(deserialize_with = "bounded_list")]
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     },
     /// Any node to the holder: change these records.
     ChangeRequest {
@@ -130,7 +131,7 @@ pub enum GenericFrame<B> {
         batch: BatchId,
         /// One result per flow.
         #[serde(deserialize_with = "bounded_list")]
-        results: Vec<Result<Epoch, String>>,
+        results: Vec<Result<Epoch, Failure>>,
         /// Durations of the acceptor's steps.
         times: AcceptorPhaseTimes,
     },
@@ -139,7 +140,7 @@ pub enum GenericFrame<B> {
         /// The batch.
         batch: BatchId,
         /// The reason.
-        reason: String,
+        reason: Failure,
     },
     /// Any node to the holder: request the records of these flows.
     Query {

@@ -5,11 +5,13 @@
 //!
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
+//! - [`failure`]: failed steps, with the party to blame and the words for people;
 //! - [`frame`]: the messages between daemons, and their envelope; [`move_frames`]: the messages about moving a process;
 //!   [`membership_frames`]: the messages by which a group runs itself;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
+pub mod failure;
 mod flow;
 pub mod frame;
 mod frame_codec;

@@ -1,5 +1,6 @@
 //! The messages between daemons while a process moves, and the key of the process's record.
 
+use crate::failure::Failure;
 use crate::flow::{Flow, FlowError, Protocol, excerpt};
 use crate::frame::{AcceptorPhaseTimes, bounded_list};
 use crate::{Epoch, NodeId};
@@ -199,10 +200,10 @@ pub enum GenericMoveFrame<B> {
     OfferResponse {
         /// Reasons for a refusal.
         #[serde(deserialize_with = "bounded_list")]
-        refusals: Vec<String>,
+        refusals: Vec<Failure>,
     },
     /// Acceptor to donor: the stub process that becomes the restored one exists, or the reason for its failure.
-    Ready(Result<(), String>),
+    Ready(Result<(), Failure>),
     /// Donor to acceptor: these flows are about to be diverted; hold their packets.
     Arm {
         /// Sequence number of the `Arm` within the move.
@@ -216,7 +217,7 @@ pub enum GenericMoveFrame<B> {
         /// Number of the `Arm`.
         part: u32,
         /// Result of arming the hold.
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     },
     /// Donor to acceptor: the process is frozen and completely sent; restore it and take it over.
     Final {
@@ -236,7 +237,7 @@ pub enum GenericMoveFrame<B> {
     /// reason of a final failure.
     Done {
         /// The final result.
-        result: Result<Epoch, String>,
+        result: Result<Epoch, Failure>,
         /// Durations until the process ran.
         times: AcceptorPhaseTimes,
         /// From the process's resume until this frame, in microseconds.
@@ -252,7 +253,7 @@ pub enum GenericMoveFrame<B> {
     /// `Done`.
     Abort {
         /// The reason.
-        reason: String,
+        reason: Failure,
     },
     /// Donor or acceptor to a peer: the other end of these connections moves. No step depends on an earlier one.
     Translate {
@@ -271,7 +272,7 @@ pub enum GenericMoveFrame<B> {
         /// Step of the `Translate`.
         step: TranslationStep,
         /// Result of the step.
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     },
     /// Donor to acceptor: a part of the process's state. Handled by the daemon, not by its state machine.
     Piece {
@@ -289,7 +290,7 @@ pub enum GenericMoveFrame<B> {
         /// Time spent processing them, in microseconds: the rest of the elapsed time is the network's.
         busy_us: u64,
         /// The reason if the acceptor cannot process any more.
-        problem: Option<String>,
+        problem: Option<Failure>,
     },
     /// Acceptor to donor, during the post-copy of a running process. Handled by the daemon too.
     PageRequest(PageRequest),
@@ -298,7 +299,7 @@ pub enum GenericMoveFrame<B> {
     CheckResult {
         /// Reasons for refusing the process; empty if the acceptor would take it.
         #[serde(deserialize_with = "bounded_list")]
-        refusals: Vec<String>,
+        refusals: Vec<Failure>,
     },
     /// Acceptor to donor: the next step of handing over locks on files that both nodes see. Handled by the daemon too.
     LockHandover {
@@ -317,7 +318,7 @@ pub struct PageRequest {
     #[serde(deserialize_with = "bounded_list")]
     pub ranges: Vec<PageRange>,
     /// The reason if no memory is requested although some is missing.
-    pub problem: Option<String>,
+    pub problem: Option<Failure>,
 }
 
 /// A range of a process's memory that the acceptor lacks.

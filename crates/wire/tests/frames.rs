@@ -1,9 +1,11 @@
 //! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
+mod failures;
 mod membership_frames;
 mod migration_frames;
 
 use bytes::Bytes;
+use failures::failure;
 use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
@@ -87,8 +89,8 @@ fn handoff_frame() -> impl Strategy<Value = Frame> {
         restore_us,
         commit_us,
     });
-    let results = vec(proptest::result::maybe_ok(Just(()), ".*"), 0..9);
-    let epochs = vec(proptest::result::maybe_ok(any::<u32>(), ".*"), 0..9);
+    let results = vec(failures::result(), 0..9);
+    let epochs = vec(proptest::result::maybe_ok(any::<u32>(), failure()), 0..9);
     prop_oneof![
         (batch(), vec(prepare, 0..9)).prop_map(|(batch, flows)| Frame::Prepare { batch, flows }),
         (batch(), results).prop_map(|(batch, results)| Frame::PrepareResponse { batch, results }),
@@ -102,7 +104,7 @@ fn handoff_frame() -> impl Strategy<Value = Frame> {
             results,
             times
         }),
-        (batch(), ".*").prop_map(|(batch, reason)| Frame::Abort { batch, reason }),
+        (batch(), failure()).prop_map(|(batch, reason)| Frame::Abort { batch, reason }),
     ]
 }
 

@@ -12,6 +12,7 @@ use holdfast_fuzz::socket_state::State;
 use holdfast_sys::tcp_info::TcpState;
 use holdfast_sys::tun::{DATA_VALID, VnetHeader};
 use holdfast_tcp_repair::{SocketOptions, TcpDynamicState, TcpStaticState};
+use holdfast_wire::failure::{Context, Failure, KernelFault, NodeFault, PeerFault, SystemError};
 use holdfast_wire::frame::{AcceptorPhaseTimes, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{
     BatchId, ChangeKind, ChangeRefusal, Frame, NodeId, OwnershipChange, OwnershipRecord,
@@ -162,7 +163,7 @@ fn frames() -> Vec<Frame> {
         prepare(2),
         Frame::PrepareResponse {
             batch: batch(1, 3),
-            results: vec![Ok(()), Err("full".to_owned()), Ok(())],
+            results: vec![Ok(()), Err(NodeFault::TooManyConnectionsInTransit.into()), Ok(())],
         },
         Frame::ChangeRequest {
             request: 1,
@@ -176,7 +177,7 @@ fn frames() -> Vec<Frame> {
         done(3),
         Frame::Abort {
             batch: batch(2, 5),
-            reason: "enough".to_owned(),
+            reason: Failure::from(PeerFault::HandoffAborted).within(Context::DonorAborted),
         },
         Frame::Query {
             request: 1,
@@ -191,12 +192,21 @@ fn frames() -> Vec<Frame> {
     ]
 }
 
+/// Returns a failure with text, a number and an address.
+fn system_call_failure() -> Failure {
+    let failure = Failure::from(KernelFault::SystemCall {
+        action: "TCP_REPAIR".into(),
+        error: SystemError::Code(1),
+    });
+    failure.within(Context::Flow(flow(1)))
+}
+
 fn done(seq: u64) -> Frame {
     let times = AcceptorPhaseTimes {
         restore_us: 300,
         commit_us: 200,
     };
-    let results = vec![Ok(3), Err("no".to_owned()), Ok(3)];
+    let results = vec![Ok(3), Err(system_call_failure()), Ok(3)];
     Frame::Done {
         batch: batch(1, seq),
         results,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::FlowFilter;
+use super::{Blame, FlowFilter};
 use crate::{Drain, FlowText};
 
 /// Body of `POST /v1/handoffs`: `{"flows": ["tcp:..."], "to": "n2", "drain": "none"}`, or with `all_of` for `flows`.
@@ -154,6 +154,8 @@ pub enum FlowOutcome {
     Kept {
         /// The reason.
         reason: String,
+        /// The party to blame.
+        blame: Blame,
     },
 }
 
@@ -220,6 +222,7 @@ mod tests {
             flow: "tcp:10.0.0.1:80-10.0.1.2:4242".parse().unwrap(),
             outcome: FlowOutcome::Kept {
                 reason: "busy".into(),
+                blame: Blame::Program,
             },
             freeze_us: None,
             phases_us: PhasesUs::default(),
@@ -231,8 +234,8 @@ mod tests {
         };
         let value = serde_json::to_value(&result).unwrap();
         assert_eq!(
-            (&value["result"], &value["reason"]),
-            (&json!("kept"), &json!("busy"))
+            (&value["result"], &value["reason"], &value["blame"]),
+            (&json!("kept"), &json!("busy"), &json!("program"))
         );
         assert_eq!(serde_json::from_value::<FlowResult>(value).unwrap(), result);
     }

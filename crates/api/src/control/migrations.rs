@@ -4,6 +4,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Blame;
+
 /// Answer of `GET /v1/processes/{pid}/check`: whether a process can move with all its children, and the size of its
 /// state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -210,6 +212,9 @@ pub struct PostCopyMemory {
     pub duration_us: f64,
     /// The reason that not all memory was sent: the process has ended at the acceptor.
     pub problem: Option<String>,
+    /// The party to blame for `problem`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blame: Option<Blame>,
 }
 
 /// Result of a migration.
@@ -226,6 +231,8 @@ pub enum MigrationOutcome {
     Kept {
         /// The reason.
         reason: String,
+        /// The party to blame.
+        blame: Blame,
     },
 }
 
@@ -328,6 +335,7 @@ mod tests {
             clone: false,
             outcome: MigrationOutcome::Kept {
                 reason: "busy".into(),
+                blame: Blame::Operator,
             },
             round: None,
             copied_bytes: 0,
@@ -342,8 +350,8 @@ mod tests {
         };
         let value = serde_json::to_value(&status).unwrap();
         assert_eq!(
-            (&value["state"], &value["reason"]),
-            (&json!("kept"), &json!("busy"))
+            (&value["state"], &value["reason"], &value["blame"]),
+            (&json!("kept"), &json!("busy"), &json!("operator"))
         );
         assert_eq!(
             serde_json::from_value::<MigrationStatus>(value).unwrap(),

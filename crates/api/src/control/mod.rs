@@ -4,6 +4,7 @@
 //! daemon's: the description ([`openapi`]), the client and the daemon's server follow it. Every answer with a status of
 //! 400 or above has an [`ErrorBody`].
 
+mod blame;
 #[cfg(feature = "client")]
 mod client;
 mod flows;
@@ -16,6 +17,7 @@ mod pools;
 mod routes;
 mod status;
 
+pub use blame::Blame;
 #[cfg(feature = "client")]
 pub use client::{BlockingControlClient, ClientError, ControlClient};
 pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowListQuery, FlowState, TcpDetail};

@@ -236,7 +236,7 @@ fn handoff_outcome(
             frozen_at_ns: result.frozen_at_ns,
         }),
         Some(FlowResult {
-            outcome: FlowOutcome::Kept { reason },
+            outcome: FlowOutcome::Kept { reason, .. },
             ..
         }) => Err(reason.clone()),
         other => Err(format!("a finished handoff has the result {other:?}")),

@@ -203,7 +203,7 @@ fn hand_off_pool(
         .map(|(frozen, active)| nanoseconds_to_us(active.saturating_sub(frozen)))
         .collect();
     for result in &status.results {
-        if let FlowOutcome::Kept { reason } = &result.outcome {
+        if let FlowOutcome::Kept { reason, .. } = &result.outcome {
             bail!("{} stayed at {from}: {reason}", result.flow);
         }
     }

@@ -46,7 +46,7 @@ fn donor_program_hangs(world: &LoadedGroup, (mut client, mut server, flow): Serv
     world.assert_moves("n2", world.flow(0), "n3");
     world.assert_moves("n3", world.flow(0), "n2");
     match world.wait_for_handoff("n2", id).results.remove(0).outcome {
-        FlowOutcome::Kept { reason } => {
+        FlowOutcome::Kept { reason, .. } => {
             assert_contains(reason, &["did not reach a safe point within 10 s"])
         }
         other => panic!("{other:?}"),
@@ -148,7 +148,7 @@ fn donor_program_dies_before_answer(
     ));
     drop(program);
     match world.wait_for_handoff("n2", id).results.remove(0).outcome {
-        FlowOutcome::Kept { reason } => {
+        FlowOutcome::Kept { reason, .. } => {
             assert_contains(reason, &["the flow's server program has ended"])
         }
         other => panic!("{other:?}"),
@@ -178,7 +178,7 @@ fn killed_echo_loses_no_connection(world: &LoadedGroup) {
     );
     for result in status.results {
         match result.outcome {
-            FlowOutcome::Kept { reason } => assert_contains(reason, &["node 3"]),
+            FlowOutcome::Kept { reason, .. } => assert_contains(reason, &["node 3"]),
             other => panic!("{other:?}"),
         }
     }

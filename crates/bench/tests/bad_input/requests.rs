@@ -51,7 +51,7 @@ fn unknown_names_are_refused(world: &LoadedGroup) {
     for result in world.wait_for_handoff("n2", id).results {
         match result.outcome {
             FlowOutcome::Moved => assert_eq!(result.flow, flow),
-            FlowOutcome::Kept { reason } => assert_contains(reason, &["has no such flow"]),
+            FlowOutcome::Kept { reason, .. } => assert_contains(reason, &["has no such flow"]),
             FlowOutcome::Pending => panic!("{result:?}"),
         }
     }
@@ -103,10 +103,12 @@ fn flow_in_transit_is_refused(world: &LoadedGroup) {
         assert_contains(second_refusal, &["is moving already", "try again"]);
         world.assert_unharmed();
         match world.wait_for_handoff("n2", id).results.remove(0).outcome {
-            FlowOutcome::Kept { reason } if is_node_stall(&reason) && late_results < STALLS_MAX => {
+            FlowOutcome::Kept { reason, .. }
+                if is_node_stall(&reason) && late_results < STALLS_MAX =>
+            {
                 late_results += 1
             }
-            FlowOutcome::Kept { reason } => break reason,
+            FlowOutcome::Kept { reason, .. } => break reason,
             other => panic!("{other:?}"),
         }
     };

@@ -10,6 +10,7 @@ use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
 use holdfast_node::config::DEFAULT_PORT;
 use holdfast_testbed::cluster::{Cluster, IpFamily};
+use holdfast_wire::failure::PeerFault;
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{Frame, FrameDecoder, MoveId, NodeId, encode};
 use rustls::{ClientConnection, StreamOwned};
@@ -178,7 +179,7 @@ impl CompromisedNode {
         let deadline = Instant::now() + PATIENCE;
         let id = self.new_move();
         loop {
-            let reason = "no such move".to_owned();
+            let reason = PeerFault::MoveAborted.into();
             let frame = MoveFrame::Abort { reason };
             self.send_to(peer, &Frame::Move { id, frame })?;
             let received_frame = self.incoming.recv_timeout(Duration::from_millis(200));

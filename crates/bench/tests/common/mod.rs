@@ -205,7 +205,7 @@ impl LoadedGroup {
             let results = self.wait_for_handoff(node, id).results;
             match &results[0].outcome {
                 FlowOutcome::Moved => return,
-                FlowOutcome::Kept { reason }
+                FlowOutcome::Kept { reason, .. }
                     if is_node_stall(reason) && late_attempts < STALLS_MAX =>
                 {
                     late_attempts += 1
@@ -220,7 +220,7 @@ impl LoadedGroup {
     pub fn assert_stays(&self, node: &str, flow: FlowText, to: &str) -> String {
         let id = self.hand_off(node, &[flow], to).unwrap().id;
         match self.wait_for_handoff(node, id).results.remove(0).outcome {
-            FlowOutcome::Kept { reason } => reason,
+            FlowOutcome::Kept { reason, .. } => reason,
             other => panic!("{other:?}"),
         }
     }

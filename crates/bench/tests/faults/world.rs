@@ -222,7 +222,7 @@ impl FaultGroup {
         })?;
         let status = control.run(async |client| client.handoff(id).await)?;
         let kept = |result: FlowResult| match result.outcome {
-            FlowOutcome::Kept { reason } => Some((result.flow, reason)),
+            FlowOutcome::Kept { reason, .. } => Some((result.flow, reason)),
             _ => None,
         };
         Ok(status.results.into_iter().filter_map(kept).collect())

@@ -210,7 +210,7 @@ fn assert_refused(
     ensure!(!check.movable && check.blockers.is_empty(), "{check:?}");
     let id = world.begin(pid, "n2", "n3")?;
     let status = world.wait_for_migration("n2", id)?;
-    let MigrationOutcome::Kept { reason } = &status.outcome else {
+    let MigrationOutcome::Kept { reason, .. } = &status.outcome else {
         anyhow::bail!("the process moved to the acceptor: {status:?}");
     };
     eprintln!("{reason}");

@@ -15,6 +15,7 @@ use holdfast_checkpoint::image::{
 };
 use holdfast_checkpoint::sockets::SocketState;
 use holdfast_testbed::cluster::{Cluster, ClusterSpec};
+use holdfast_wire::failure::{self, PeerFault};
 use holdfast_wire::move_frames::{MoveFrame, MoveOffer, SocketStrategy};
 use holdfast_wire::{Frame, MoveId};
 use sha2::{Digest, Sha256};
@@ -138,11 +139,14 @@ fn attack(member: &mut CompromisedNode, program: &Path, messages: &[Message]) ->
         match frame_of_move(id, frame)? {
             MoveFrame::PiecesProcessed {
                 problem: Some(why), ..
-            } => Some(why),
+            } => Some(why.to_string()),
             MoveFrame::CheckResult { refusals } if !refusals.is_empty() => {
-                Some(refusals.join("; "))
+                Some(failure::join(&refusals))
             }
-            MoveFrame::Done { result, .. } => Some(format!("{result:?}")),
+            MoveFrame::Done { result, .. } => Some(match result {
+                Ok(_) => "the process runs".to_owned(),
+                Err(why) => why.to_string(),
+            }),
             MoveFrame::PiecesProcessed { .. } => {
                 processed_bytes += 1;
                 (processed_bytes == messages.len()).then(|| "all messages were accepted".to_owned())
@@ -150,7 +154,7 @@ fn attack(member: &mut CompromisedNode, program: &Path, messages: &[Message]) ->
             _ => None,
         }
     })?;
-    let reason = "end of the attack".to_owned();
+    let reason = PeerFault::MoveGivenUp.into();
     member.send_move_frame(id, MoveFrame::Abort { reason })?;
     Ok(refusal)
 }

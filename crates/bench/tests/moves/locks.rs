@@ -178,7 +178,7 @@ pub fn refuse_with_waiting_reader(world: &MigrationGroup) -> Result<()> {
     let pid = world.pid_on(DONOR, &counter)?;
     let id = world.begin(pid, DONOR, ACCEPTOR)?;
     let status = world.wait_for_migration(DONOR, id)?;
-    let MigrationOutcome::Kept { reason } = &status.outcome else {
+    let MigrationOutcome::Kept { reason, .. } = &status.outcome else {
         anyhow::bail!("the process moved: {status:?}");
     };
     let expected_parts = [".whole)", "flock", "a reader waits"];

@@ -192,6 +192,7 @@ fn assert_stays(world: &MigrationGroup, counter: &CountingProgram, reason: &str)
     let status = world.wait_for_migration(DONOR, world.begin(pid, DONOR, ACCEPTOR)?)?;
     let MigrationOutcome::Kept {
         reason: kept_reason,
+        ..
     } = &status.outcome
     else {
         anyhow::bail!("the process moved: {status:?}");

@@ -144,7 +144,7 @@ impl ServerWithClients<'_> {
     /// Asserts that the process stays for this reason, and that nothing of the move is left.
     fn assert_kept(&self, id: u64, reason_parts: &[&str]) -> Result<String> {
         let status = self.world.wait_for_migration(DONOR, id)?;
-        let MigrationOutcome::Kept { reason } = &status.outcome else {
+        let MigrationOutcome::Kept { reason, .. } = &status.outcome else {
             anyhow::bail!("the process moved to the acceptor: {status:?}");
         };
         eprintln!("{reason}");

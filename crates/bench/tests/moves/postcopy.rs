@@ -119,7 +119,7 @@ pub fn refuse_unsupported(world: &MigrationGroup) -> Result<()> {
     let (id, acceptor_pid) = postcopy_until_running(world, pid)?;
     let again = world.begin(acceptor_pid, ACCEPTOR, DONOR)?;
     let status = world.wait_for_migration(ACCEPTOR, again)?;
-    let MigrationOutcome::Kept { reason } = status.outcome else {
+    let MigrationOutcome::Kept { reason, .. } = status.outcome else {
         bail!("the process moved on: {status:?}");
     };
     ensure!(reason.contains("post-copy"), "{reason}");
@@ -169,7 +169,7 @@ fn postcopy_until_running(world: &MigrationGroup, pid: i32) -> Result<(u64, i32)
             // The donor's daemon does not answer while it is held up.
             if acceptor_pid.is_none() && began.elapsed() > MOVE_TIME_MAX {
                 let status = donor.run(async |client| client.migration(id).await)?;
-                if let MigrationOutcome::Kept { reason } = status.outcome {
+                if let MigrationOutcome::Kept { reason, .. } = status.outcome {
                     kept = Some(reason);
                 }
             }

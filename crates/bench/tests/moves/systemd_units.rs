@@ -68,7 +68,7 @@ pub fn cgroup_stays(world: &MigrationGroup) -> Result<()> {
     )?;
     let pid = unit_entry(world, DONOR)?.pid;
     let status = world.wait_for_migration(DONOR, world.begin(pid, DONOR, ACCEPTOR)?)?;
-    let MigrationOutcome::Kept { reason } = &status.outcome else {
+    let MigrationOutcome::Kept { reason, .. } = &status.outcome else {
         anyhow::bail!("the process moved: {status:?}");
     };
     ensure!(

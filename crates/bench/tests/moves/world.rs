@@ -252,7 +252,7 @@ impl MigrationGroup {
             let status = self.wait_for_migration(from, begin()?)?;
             match &status.outcome {
                 MigrationOutcome::Moved => return Ok(status),
-                MigrationOutcome::Kept { reason }
+                MigrationOutcome::Kept { reason, .. }
                     if is_node_stall(reason) && retry < STALLS_MAX => {}
                 other => bail!("from {from} to {to}: {other:?}"),
             }

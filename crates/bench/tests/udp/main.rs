@@ -222,7 +222,7 @@ fn assert_all_move(cluster: &Cluster, from: &str, mut selection: FlowSelection, 
     loop {
         let status = wait_for_handoff(cluster, from, start_handoff(cluster, from, selection, to));
         let kept = |result: &FlowResult| match &result.outcome {
-            FlowOutcome::Kept { reason } => Some((result.flow, is_node_stall(reason))),
+            FlowOutcome::Kept { reason, .. } => Some((result.flow, is_node_stall(reason))),
             _ => None,
         };
         let kept: Vec<_> = status.results.iter().filter_map(kept).collect();

@@ -33,10 +33,6 @@ use session::AppSession;
 const SESSIONS_PER_USER_MAX: usize = 1024;
 const UNOPENED_PER_USER_MAX: usize = 256;
 
-/// Reason for failing a request whose descriptors the kernel could not give to this process.
-pub(crate) const NO_DESCRIPTOR: &str =
-    "the daemon has no descriptor left; raise its limit of open files (LimitNOFILE) or try again";
-
 /// Id of one program's connection; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);

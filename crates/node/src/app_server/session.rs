@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
 use holdfast_daemon::polled_socket::PolledSocket;
+use holdfast_wire::failure::OperatorFault;
 use tokio::sync::Notify;
 
-use super::{AppEvent, NO_DESCRIPTOR, SessionId, SessionTable};
+use super::{AppEvent, SessionId, SessionTable};
 
 /// Maximum queue for a program that does not read. Beyond it the session is closed; the program keeps its connections.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
@@ -219,7 +220,7 @@ fn decode_packet(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>
     match (&message, is_lacking) {
         (ToDaemon::HandOff { .. }, true) => Ok((message, descriptors)),
         // The program keeps its descriptors and repeats the message in its next session.
-        (_, true) => Err(NO_DESCRIPTOR.to_owned()),
+        (_, true) => Err(OperatorFault::NoDescriptorLeft.to_string()),
         (_, false) if descriptors.len() == named_descriptors => Ok((message, descriptors)),
         (_, false) => Err(format!(
             "a message that names {named_descriptors} descriptors arrived with {}",

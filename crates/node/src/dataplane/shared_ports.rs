@@ -9,9 +9,11 @@ use std::sync::OnceLock;
 
 use holdfast_bpf::Error;
 use holdfast_bpf::reuseport::{ReuseportGroups, ReuseportSocket, SocketSelector};
+use holdfast_wire::failure::{Failure, KernelFault, ProgramFault};
 use holdfast_wire::{Flow, Protocol};
 
 use super::flow_key;
+use crate::failure_conversion::IntoFailure;
 
 /// Maximum number of flows recorded for the sockets of a process; the kernel selects the socket of further flows.
 const FLOWS_MAX: usize = 1 << 16;
@@ -36,12 +38,6 @@ pub fn load() -> Option<&'static ReuseportGroups> {
     };
     SHARED_PORTS.get_or_init(load).as_ref()
 }
-
-/// Reasons why a group of sockets that share a port (`SO_REUSEPORT`) cannot be restored at another node.
-const EBPF_SELECTOR_REASON: &str = "an eBPF program selects the port's socket (SO_ATTACH_REUSEPORT_EBPF), \
-                          and cannot be read from the kernel: use a classic one (SO_ATTACH_REUSEPORT_CBPF), or none";
-const BIND_ORDER_REASON: &str = "a program selects the port's socket by binding order (SO_ATTACH_REUSEPORT_CBPF), \
-                           but the sockets were not bound in the order of their descriptors: bind them so";
 
 /// A socket that may share its port with others.
 #[derive(Clone, Copy, Debug)]
@@ -85,11 +81,11 @@ impl<Id> Default for SharedPortState<Id> {
     }
 }
 
-/// Returns the obstacles to moving the socket groups of these processes: process, descriptor and reason.
+/// Returns the obstacles to moving the socket groups of these processes: process, descriptor and fault.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
+pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, ProgramFault)>, Error> {
     let mut blockers_found = Vec::new();
     let Some(ports) = load() else {
         return Ok(blockers_found);
@@ -106,11 +102,11 @@ pub fn blockers(pids: &[i32]) -> Result<Vec<(i32, u32, &'static str)>, Error> {
             match sharing.selector {
                 SocketSelector::KernelHash => {}
                 SocketSelector::Unreadable => {
-                    blockers_found.push((*pid, sharing.fd, EBPF_SELECTOR_REASON))
+                    blockers_found.push((*pid, sharing.fd, ProgramFault::EbpfPortSelector))
                 }
                 SocketSelector::ClassicBpf(_) => {
                     if sharing.index.is_none() || last.is_some_and(|last| last > sharing.index) {
-                        blockers_found.push((*pid, sharing.fd, BIND_ORDER_REASON));
+                        blockers_found.push((*pid, sharing.fd, ProgramFault::PortBindingOrder));
                     }
                 }
             }
@@ -128,7 +124,7 @@ pub fn extract<'a, Id: Copy + Ord>(
     members: Vec<SharedPortSocket<'_, Id>>,
     pids: &[i32],
     flows: impl Iterator<Item = &'a Flow>,
-) -> Result<SharedPortState<Id>, String> {
+) -> Result<SharedPortState<Id>, Failure> {
     let mut shared = SharedPortState::default();
     if members.is_empty() {
         return Ok(shared);
@@ -136,16 +132,16 @@ pub fn extract<'a, Id: Copy + Ord>(
     let Some(ports) = load() else {
         return Ok(shared);
     };
-    let text = |error: Error| error.to_string();
     let mut sharing: BTreeMap<u64, ReuseportSocket> = BTreeMap::new();
     for pid in pids {
-        let list = ports.list(*pid).map_err(text)?;
+        let list = ports.list(*pid).map_err(IntoFailure::into_failure)?;
         sharing.extend(list.into_iter().map(|one| (one.cookie, one)));
     }
     let mut groups: BTreeMap<u64, Vec<(SharedPortSocket<'_, Id>, ReuseportSocket)>> =
         BTreeMap::new();
     for member in members {
-        let cookie = holdfast_bpf::reuseport::cookie(member.socket).map_err(text)?;
+        let cookie =
+            holdfast_bpf::reuseport::cookie(member.socket).map_err(IntoFailure::into_failure)?;
         // A socket that is not bound to a port yet is in no group.
         if let Some(sharing_socket) = sharing.remove(&cookie) {
             groups
@@ -169,11 +165,11 @@ pub fn extract<'a, Id: Copy + Ord>(
             },
         ) = &group[0];
         match choice {
-            SocketSelector::Unreadable => return Err(EBPF_SELECTOR_REASON.to_owned()),
+            SocketSelector::Unreadable => return Err(ProgramFault::EbpfPortSelector.into()),
             SocketSelector::ClassicBpf(code) => {
                 let places = group.iter().map(|(_, sharing)| sharing.index);
                 if !places.is_sorted() || group.iter().any(|(_, sharing)| sharing.index.is_none()) {
-                    return Err(BIND_ORDER_REASON.to_owned());
+                    return Err(ProgramFault::PortBindingOrder.into());
                 }
                 shared.programs.insert(first.id, code.clone());
             }
@@ -185,7 +181,9 @@ pub fn extract<'a, Id: Copy + Ord>(
                     .collect();
                 let keys: Vec<_> = member_flows.iter().map(flow_key).collect();
                 let sockets: Vec<_> = group.iter().map(|(member, _)| member.socket).collect();
-                let places = ports.query_receivers(&sockets, &keys).map_err(text)?;
+                let places = ports
+                    .query_receivers(&sockets, &keys)
+                    .map_err(IntoFailure::into_failure)?;
                 for (flow, place) in member_flows.into_iter().zip(places) {
                     if let Some((member, _)) = place.and_then(|place| group.get(place)) {
                         shared.clients.entry(member.id).or_default().push(flow);
@@ -205,23 +203,23 @@ pub fn extract<'a, Id: Copy + Ord>(
 pub fn restore<Id: Copy + Ord>(
     members: &[SharedPortSocket<'_, Id>],
     shared: &SharedPortState<Id>,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     if shared.clients.is_empty() && shared.programs.is_empty() {
         return Ok(());
     }
     let Some(ports) = load() else {
-        return Err("this kernel cannot restore the clients and programs of a shared port; the log says why".to_owned());
+        return Err(KernelFault::SharedPortsUnsupported.into());
     };
     for member in members {
         if let Some(code) = shared.programs.get(&member.id) {
             let set = ports.attach_classic(member.socket, code);
-            set.map_err(|error| error.to_string())?;
+            set.map_err(IntoFailure::into_failure)?;
         }
         if let Some(flows) = shared.clients.get(&member.id) {
             let member_flows = flows.iter().filter(|flow| member.may_receive(flow));
             let keys: Vec<_> = member_flows.take(FLOWS_MAX).map(flow_key).collect();
             let named = ports.assign(member.socket, &keys);
-            named.map_err(|error| error.to_string())?;
+            named.map_err(IntoFailure::into_failure)?;
         }
     }
     Ok(())

@@ -3,6 +3,9 @@
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, FlowToRestore, Results};
+use holdfast_wire::failure::{
+    Failure, NodeFault, OperatorFault, ProgramFault, ProtocolViolation, Text,
+};
 use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use holdfast_wire::{Flow, NodeId};
 
@@ -23,7 +26,7 @@ impl Engine {
         &mut self,
         token: CommandToken,
         flows: Vec<Flow>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         for (flow, result) in flows.iter().zip(&results) {
             if result.is_err() {
@@ -39,12 +42,12 @@ impl Engine {
         &mut self,
         donor: NodeId,
         prepare: &FlowToPrepare,
-    ) -> Result<(FilterEntry, Vec<u8>), String> {
+    ) -> Result<(FilterEntry, Vec<u8>), Failure> {
         self.refuse_owned_flow(&prepare.flow)?;
         let epoch = prepare
             .epoch
             .checked_add(1)
-            .ok_or("the flow's epoch cannot be incremented")?;
+            .ok_or(ProtocolViolation::EpochOverflow)?;
         let blob: StaticBlob = decode(&prepare.static_state)?;
         let (session, service) = self.program_or_queue_for(&prepare.flow, blob.is_unaccepted)?;
         let announced = AnnouncedConnection {
@@ -70,13 +73,13 @@ impl Engine {
 
     /// Refuses a flow that this node owns, since no other node may give it. A flow that the holder refused to record
     /// as this node's is accepted, since another node may own it.
-    pub(super) fn refuse_owned_flow(&self, flow: &Flow) -> Result<(), String> {
+    pub(super) fn refuse_owned_flow(&self, flow: &Flow) -> Result<(), Failure> {
         use FlowState::{Flushing, Owned, Prepared, RedirectingData, TransitOut};
         match self.dataplane.flow(flow) {
             Some((Owned | Prepared | RedirectingData | Flushing | TransitOut, _))
                 if !self.flow_history.is_unrecorded(flow) =>
             {
-                Err("the acceptor already owns the flow".into())
+                Err(NodeFault::AcceptorOwnsFlow.into())
             }
             _ => Ok(()),
         }
@@ -87,16 +90,17 @@ impl Engine {
         &self,
         flow: &Flow,
         unaccepted: bool,
-    ) -> Result<(SessionId, u32), String> {
+    ) -> Result<(SessionId, u32), Failure> {
         if unaccepted {
             let listener = self.arrivals.check_listener(&self.config, flow.local);
             return listener.map(|()| (NO_SESSION, 0));
         }
         self.programs.program_for(flow).ok_or_else(|| {
-            format!(
-                "no server program on node {} serves {}; start one there",
-                self.config.node.name, flow.local
-            )
+            OperatorFault::NoProgramServes {
+                node: Text::of(&self.config.node.name),
+                address: flow.local,
+            }
+            .into()
         })
     }
 
@@ -147,13 +151,13 @@ impl Engine {
         });
     }
 
-    fn restore_flow(&mut self, restore: &FlowToRestore) -> Result<(), String> {
+    fn restore_flow(&mut self, restore: &FlowToRestore) -> Result<(), Failure> {
         let session = self.arrivals.session_of(&restore.flow);
         if self
             .programs
-            .has_ended(session.ok_or("the flow was never prepared")?)
+            .has_ended(session.ok_or(NodeFault::FlowNotPrepared)?)
         {
-            return Err("the acceptor's server program has ended".into());
+            return Err(ProgramFault::AcceptingProgramEnded.into());
         }
         self.arrivals.restore(&self.dataplane, restore)
     }

@@ -3,9 +3,11 @@
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, FlowEpoch, Results};
+use holdfast_wire::failure::Failure;
 
 use super::Engine;
 use super::acceptor::IDS_PER_MESSAGE;
+use crate::failure_conversion::IntoFailure;
 
 impl Engine {
     pub(super) fn activate_arrivals(&mut self, token: CommandToken, flows: &[FlowEpoch]) {
@@ -31,11 +33,11 @@ impl Engine {
     pub(super) fn activate_flows(
         &mut self,
         flows: &[FlowEpoch],
-    ) -> Result<Vec<Result<(), String>>, String> {
+    ) -> Result<Vec<Result<(), Failure>>, Failure> {
         let entries = self.arrivals.flushing_entries(flows);
         self.dataplane
             .set_flows(&entries, FlowState::Flushing)
-            .map_err(|error| error.to_string())?;
+            .map_err(IntoFailure::into_failure)?;
         let activate = |flow_epoch: &FlowEpoch| {
             match self.arrivals.is_unaccepted(&flow_epoch.flow) {
                 None => return self.on_owned_verdict(flow_epoch),
@@ -52,7 +54,7 @@ impl Engine {
 
     /// Creates the connection of a flow that this node has just become the owner of, or lets it wait. Its packets are
     /// held until the connection exists.
-    fn create_or_wait(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
+    fn create_or_wait(&mut self, flow_epoch: &FlowEpoch) -> Result<(), Failure> {
         let attempt =
             self.arrivals
                 .create_queued(&self.dataplane, self.hold.device(), flow_epoch)?;

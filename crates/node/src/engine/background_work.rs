@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, FlowKeptReason, Results, StaticFlow};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::frame::{BatchId, FlowToPrepare};
 
 use super::Engine;
 use super::fault_injection::InjectionPoint;
 use super::tombstones::Tombstone;
+use crate::failure_conversion::IntoFailure;
 
 /// Rough duration of a slice, for which more urgent work waits.
 const SLICE_DURATION: Duration = Duration::from_micros(60);
@@ -37,7 +39,7 @@ enum BackgroundJob {
         token: CommandToken,
         batch: BatchId,
         flows: Vec<FlowToPrepare>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     },
     RemoveTombstones {
         tombstones: Vec<Tombstone>,
@@ -188,7 +190,7 @@ impl Engine {
         token: CommandToken,
         batch: BatchId,
         flows: Vec<FlowToPrepare>,
-        mut results: Vec<Result<(), String>>,
+        mut results: Vec<Result<(), Failure>>,
     ) {
         let deadline = Instant::now() + SLICE_DURATION;
         let mut entries = Vec::with_capacity(FLOWS_PER_SLICE);
@@ -206,10 +208,11 @@ impl Engine {
                 break;
             }
         }
-        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
+        let set = self.dataplane.set_flows(&entries, FlowState::TransitIn);
+        if let Err(failure) = set.map_err(IntoFailure::into_failure) {
             // Without its entry in the map, a flow's packets would reach the stack.
             for result in &mut results[begin..] {
-                *result = Err(error.to_string());
+                *result = Err(failure.clone());
             }
         }
         let messages = &mut self.program_messages;

@@ -6,11 +6,13 @@ use std::time::Duration;
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, FlowEpoch, Results};
+use holdfast_wire::failure::Failure;
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 use super::recovered_flows::RecoveryVerdict;
 use super::{Engine, flow_text};
 use crate::dataplane::{FilterEntry, monotonic_ns};
+use crate::failure_conversion::IntoFailure;
 
 impl Engine {
     pub(super) fn drain_send_queues(
@@ -48,7 +50,8 @@ impl Engine {
             })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitOut) {
-            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            let failure = error.into_failure();
+            let failed = flows.iter().map(|_| Err(failure.clone())).collect();
             return self.complete_handoff_command(Completion {
                 token,
                 results: Results::Frozen(failed),
@@ -112,7 +115,7 @@ impl Engine {
         });
     }
 
-    fn resume_flow(&mut self, flow_epoch: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
+    fn resume_flow(&mut self, flow_epoch: &FlowEpoch, in_doubt: bool) -> Result<(), Failure> {
         match self.dataplane.flow(&flow_epoch.flow) {
             Some((_, value)) if value.epoch > flow_epoch.epoch => return Ok(()),
             // The flow was closed during the handoff, so nothing resumes.
@@ -139,7 +142,7 @@ impl Engine {
         };
         self.dataplane
             .set_flows(&[entry], state)
-            .map_err(|error| error.to_string())?;
+            .map_err(IntoFailure::into_own_failure)?;
         self.set_recovery_verdict(&flow_epoch.flow, RecoveryVerdict::Kept);
         self.donations.resume(&flow_epoch.flow, in_doubt)
     }
@@ -160,7 +163,8 @@ impl Engine {
             })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Moved) {
-            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            let failure = error.into_failure();
+            let failed = flows.iter().map(|_| Err(failure.clone())).collect();
             return self.complete_handoff_command(Completion {
                 token,
                 results: Results::Closed(failed),
@@ -177,7 +181,7 @@ impl Engine {
         });
     }
 
-    fn close_flow(&mut self, flow: &Flow, epoch: u32, to: &str) -> Result<(), String> {
+    fn close_flow(&mut self, flow: &Flow, epoch: u32, to: &str) -> Result<(), Failure> {
         self.flow_history.add_tombstone(*flow, epoch);
         self.programs.clear_owner(flow);
         self.flow_history.on_end(flow);
@@ -191,7 +195,7 @@ impl Engine {
                 .on_frozen(flow, frozen_at_ns, donation.send_queue_bytes as u64);
         }
         if let Some(socket) = &donation.socket {
-            holdfast_tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
+            holdfast_tcp_repair::abandon(socket.as_fd()).map_err(IntoFailure::into_own_failure)?;
         }
         self.program_messages.add_moved(donation.session, flow, to);
         Ok(())

@@ -5,6 +5,7 @@ use holdfast_bpf::shared_with_c::{
 };
 use holdfast_proto::handoff::{Event, FlowHandoffOutcome};
 use holdfast_proto::machine_output::IgnoredInput;
+use holdfast_wire::failure::{Failure, ProgramFault};
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, OwnershipChange, OwnershipRecord, Protocol,
@@ -56,7 +57,7 @@ impl Engine {
                 command,
                 error: why,
             } => {
-                tracing::error!(%flow, command, why, "a command failed")
+                tracing::error!(%flow, command, %why, blame = %why.party(), "a command failed")
             }
             Event::Ignored(IgnoredInput {
                 from,
@@ -82,11 +83,12 @@ impl Engine {
         }
     }
 
-    fn on_flows_discarded(&mut self, batch: Option<BatchId>, flows: &[Flow], why: &str) {
+    fn on_flows_discarded(&mut self, batch: Option<BatchId>, flows: &[Flow], why: &Failure) {
         tracing::warn!(
             batch = batch.map(|b| b.to_string()),
             flows = flows.len(),
-            why,
+            %why,
+            blame = %why.party(),
             "discarded arriving flows"
         );
         for flow in flows {
@@ -107,8 +109,7 @@ impl Engine {
                 tracing::info!(%flow, %reason, "kept");
                 if let Some(session) = self.donations.on_kept(flow) {
                     self.programs.set_owner(session, *flow);
-                    self.program_messages
-                        .send_kept(session, &[*flow], &reason.to_string());
+                    self.program_messages.send_kept(session, &[*flow], reason);
                 }
             }
             FlowHandoffOutcome::Closed => {
@@ -245,7 +246,7 @@ impl Engine {
     fn on_flow_end(&mut self, flow: &Flow) {
         if flow.protocol == Protocol::Tcp {
             self.programs.clear_owner(flow);
-            self.cancel_handoff_request(flow, "the flow was closed meanwhile");
+            self.cancel_handoff_request(flow, &ProgramFault::FlowClosed.into());
         }
         self.flow_history.on_end(flow);
     }

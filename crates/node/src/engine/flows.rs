@@ -290,7 +290,7 @@ impl Engine {
         {
             return Err(error_body(
                 format!("{flow} cannot be handed off from here"),
-                self.no_owner_reason(&flow),
+                self.no_owner_reason(&flow).to_string(),
             ));
         }
         let count = flows.len() as u64;

@@ -9,10 +9,12 @@ use holdfast_api::control::{
 };
 use holdfast_proto::handoff::{BatchPhaseTimes, FlowHandoffOutcome};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Failure, ProgramFault};
 use holdfast_wire::frame::BatchId;
 
 use super::flow_text;
 use crate::dataplane::monotonic_ns;
+use crate::failure_conversion::blame_of;
 
 /// Number of finished handoffs that are remembered, and number of their results in total: a handoff of all flows of a busy
 /// node has a result of some hundred bytes for each. The last handoff to finish is remembered in any case.
@@ -195,12 +197,8 @@ impl HandoffOperations {
     ) -> Option<u64> {
         let outcome = match outcome {
             FlowHandoffOutcome::Moved { .. } => FlowOutcome::Moved,
-            FlowHandoffOutcome::Kept { reason } => FlowOutcome::Kept {
-                reason: reason.to_string(),
-            },
-            FlowHandoffOutcome::Closed => FlowOutcome::Kept {
-                reason: "the flow was closed meanwhile".into(),
-            },
+            FlowHandoffOutcome::Kept { reason } => kept(&reason.failure()),
+            FlowHandoffOutcome::Closed => kept(&ProgramFault::FlowClosed.into()),
         };
         let (id, index) = self.end_flow(flow, outcome)?;
         if let Some(batch) = batch {
@@ -210,9 +208,8 @@ impl HandoffOperations {
     }
 
     /// Records that a flow was refused before it reached the machine. Returns the id of the operation.
-    pub fn on_refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
-        let reason = why.to_owned();
-        let (id, _) = self.end_flow(flow, FlowOutcome::Kept { reason })?;
+    pub fn on_refused(&mut self, flow: &Flow, why: &Failure) -> Option<u64> {
+        let (id, _) = self.end_flow(flow, kept(why))?;
         Some(id)
     }
 
@@ -295,6 +292,14 @@ impl HandoffOperations {
         for id in surplus.collect::<Vec<_>>() {
             self.operations.remove(&id);
         }
+    }
+}
+
+/// Returns the result of a flow that stays because of this failure.
+fn kept(why: &Failure) -> FlowOutcome {
+    FlowOutcome::Kept {
+        reason: why.to_string(),
+        blame: blame_of(why),
     }
 }
 

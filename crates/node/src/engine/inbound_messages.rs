@@ -8,11 +8,12 @@ use holdfast_api::FlowText;
 use holdfast_api::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon};
 use holdfast_proto::handoff::{DrainPolicy as MachineDrain, FlowHandoffRequest};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Failure, OperatorFault, ProgramFault, Text};
 
 use super::donations::DonatedConnection;
 use super::handoff_operations::ANSWER_TIMEOUT;
 use super::{Engine, flow_from_text, wire_protocol};
-use crate::app_server::{AppEvent, NO_DESCRIPTOR, SessionId};
+use crate::app_server::{AppEvent, SessionId};
 use crate::peer_channel::PeerEvent;
 
 impl Engine {
@@ -100,7 +101,7 @@ impl Engine {
             "a server program's session ended"
         );
         for flow in flows {
-            self.cancel_handoff_request(&flow, "the flow's server program has ended");
+            self.cancel_handoff_request(&flow, &ProgramFault::ProgramEnded.into());
         }
         self.donations.on_program_end(session);
         self.poll_prepares();
@@ -138,7 +139,7 @@ impl Engine {
             ToDaemon::Closed { flows } => {
                 for flow in flows.iter().filter_map(flow_from_text) {
                     self.programs.clear_owner(&flow);
-                    self.cancel_handoff_request(&flow, "the flow was closed meanwhile");
+                    self.cancel_handoff_request(&flow, &ProgramFault::FlowClosed.into());
                 }
             }
             ToDaemon::HandOff {
@@ -184,15 +185,15 @@ impl Engine {
                 continue;
             };
             if let Some(why) = self.handoff_obstacle(session, &flow, to, &item.application_state) {
-                self.program_messages.send_kept(session, &[flow], why);
+                self.program_messages.send_kept(session, &[flow], &why);
                 continue;
             }
             if item.descriptor && socket.is_none() {
-                if let Some(operation) = self.operations.on_refused(&flow, NO_DESCRIPTOR) {
+                let why = OperatorFault::NoDescriptorLeft.into();
+                if let Some(operation) = self.operations.on_refused(&flow, &why) {
                     self.request_next_flows(operation);
                 }
-                self.program_messages
-                    .send_kept(session, &[flow], NO_DESCRIPTOR);
+                self.program_messages.send_kept(session, &[flow], &why);
                 continue;
             }
             let donation = DonatedConnection::new(session, socket, item.application_state);
@@ -218,19 +219,20 @@ impl Engine {
         flow: &Flow,
         to: &str,
         state: &[u8],
-    ) -> Option<&'static str> {
+    ) -> Option<Failure> {
         if self.donations.contains(flow) {
-            return Some("the flow is moving already");
+            return Some(OperatorFault::FlowAlreadyMoving.into());
         }
         if self.programs.owner(flow).is_some_and(|has| has != session) {
-            return Some("another server program has the flow");
+            return Some(ProgramFault::OtherProgramHasFlow.into());
         }
         if self.operations.on_answer(flow, to) {
-            return Some("the server program answered too late; request the handoff again");
+            return Some(ProgramFault::ProgramAnsweredLate.into());
         }
         if state.len() > APPLICATION_STATE_BYTES_MAX {
-            let why = "the flow has more than 48 KiB of application state";
-            if let Some(operation) = self.operations.on_refused(flow, why) {
+            let limit_kib = (APPLICATION_STATE_BYTES_MAX >> 10) as u32;
+            let why = ProgramFault::TooMuchApplicationState { limit_kib }.into();
+            if let Some(operation) = self.operations.on_refused(flow, &why) {
                 self.request_next_flows(operation);
             }
             return Some(why);
@@ -239,7 +241,7 @@ impl Engine {
     }
 
     /// Ends the pending request for a flow whose program will not answer.
-    pub(super) fn cancel_handoff_request(&mut self, flow: &Flow, why: &str) {
+    pub(super) fn cancel_handoff_request(&mut self, flow: &Flow, why: &Failure) {
         if self.operations.forget_flow(flow)
             && let Some(operation) = self.operations.on_refused(flow, why)
         {
@@ -251,10 +253,8 @@ impl Engine {
     pub(super) fn give_up_unanswered(&mut self) {
         let now = self.now();
         for flow in self.operations.take_overdue(now) {
-            let why = format!(
-                "the flow's server program did not reach a safe point within {} s",
-                ANSWER_TIMEOUT.as_secs()
-            );
+            let limit_s = ANSWER_TIMEOUT.as_secs() as u32;
+            let why = ProgramFault::NoSafePoint { limit_s }.into();
             if let Some(operation) = self.operations.on_refused(&flow, &why) {
                 self.request_next_flows(operation);
             }
@@ -272,9 +272,7 @@ impl Engine {
             return;
         }
         let Some(id) = self.config.id_of(to) else {
-            let why = format!(
-                "there is no node {to} in this group; `holdfast status` shows those there are"
-            );
+            let why = OperatorFault::UnknownNode(Text::of(to)).into();
             return self.refuse_handoff(session, &flows, &why);
         };
         let drain = match drain {
@@ -290,12 +288,13 @@ impl Engine {
             drain,
         };
         if let Err(error) = self.machine.handle_request(now, request) {
-            self.refuse_handoff(session, &flows, &error.to_string());
+            let why = OperatorFault::RequestRefused(Text::of(error)).into();
+            self.refuse_handoff(session, &flows, &why);
         }
     }
 
     /// Refuses a handoff that the machine did not begin.
-    fn refuse_handoff(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+    fn refuse_handoff(&mut self, session: SessionId, flows: &[Flow], why: &Failure) {
         for flow in flows {
             self.donations.remove(flow);
             self.operations.on_refused(flow, why);
@@ -305,7 +304,7 @@ impl Engine {
 
     fn on_program_declined(&mut self, flows: &[FlowText], reason: &str) {
         for flow in flows.iter().filter_map(flow_from_text) {
-            let why = format!("the flow's server program declined: {reason}");
+            let why = ProgramFault::ProgramDeclined(Text::of(reason)).into();
             if let Some(operation) = self.operations.on_refused(&flow, &why) {
                 self.request_next_flows(operation);
             }
@@ -343,18 +342,16 @@ impl Engine {
         }
     }
 
-    pub(super) fn no_owner_reason(&self, flow: &Flow) -> String {
+    pub(super) fn no_owner_reason(&self, flow: &Flow) -> Failure {
         match self.owner_of(flow) {
             Some(owner) if owner != self.config.node.name => {
-                format!("node {owner} owns the flow; run `holdfast handoff` on {owner}")
+                OperatorFault::FlowOwnedBy(owner.into()).into()
             }
-            None if self.dataplane.flow(flow).is_none() => format!(
-                "this node has no such flow; `holdfast flow list` on {} shows all flows of the group",
-                self.node_name(self.config.group.contact)
-            ),
-            _ => {
-                "no server program with a session has the flow; let the program connect to the daemon's socket".into()
+            None if self.dataplane.flow(flow).is_none() => OperatorFault::UnknownFlowHere {
+                contact: self.node_name(self.config.group.contact).into(),
             }
+            .into(),
+            _ => OperatorFault::NoProgramHasFlow.into(),
         }
     }
 }

@@ -6,6 +6,7 @@ use holdfast_api::control::{
     CheckQuery, ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck,
 };
 use holdfast_proto::migration::{Command, Completion, FlowEpoch, Migration, Results, RoundReport};
+use holdfast_wire::failure::{Context, Failure};
 use holdfast_wire::move_frames::DonorFlow;
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
@@ -91,7 +92,7 @@ impl Engine {
             WorkerEvent::OwnedFlows { flows, reply } => {
                 if let Err(error) = self.create_private_entries(flows.iter().copied()) {
                     tracing::warn!(
-                        error,
+                        %error,
                         "cannot create flow entries for a process's connections"
                     );
                 }
@@ -145,7 +146,7 @@ impl Engine {
         self.replay_held_flows(id);
     }
 
-    fn add_round_flows(&mut self, id: MoveId, report: &mut RoundReport) -> Result<(), String> {
+    fn add_round_flows(&mut self, id: MoveId, report: &mut RoundReport) -> Result<(), Failure> {
         let endpoints = self.migrations.endpoints(id).to_vec();
         self.create_private_entries_of(&endpoints)?;
         report.flows = flows_of_sockets(&self.dataplane, &endpoints);
@@ -222,7 +223,7 @@ impl Engine {
     }
 
     /// Starts holding packets of these flows here.
-    fn hold_flows(&mut self, id: MoveId, flows: &[DonorFlow]) -> Result<(), String> {
+    fn hold_flows(&mut self, id: MoveId, flows: &[DonorFlow]) -> Result<(), Failure> {
         if let Some(why) = flows.iter().find_map(|flow_at| {
             self.private_flows
                 .refuse_arrival(&self.dataplane, &flow_at.flow)
@@ -231,14 +232,14 @@ impl Engine {
         }
         for flow_at in flows {
             self.refuse_owned_flow(&flow_at.flow)
-                .map_err(|why| format!("{}: {why}", flow_at.flow))?;
+                .map_err(|why| why.within(Context::Flow(flow_at.flow)))?;
         }
         self.process_flows
             .hold(&self.dataplane, &mut self.hold, id, flows)
     }
 
     /// Prepares flows of a process that is about to stop. Their packets are still delivered here.
-    fn add_outbound_flows(&mut self, id: MoveId, flows: &[FlowEpoch]) -> Result<(), String> {
+    fn add_outbound_flows(&mut self, id: MoveId, flows: &[FlowEpoch]) -> Result<(), Failure> {
         let to = self.migrations.acceptor_of(id).unwrap_or(NodeId(0));
         self.process_flows
             .add_outbound(&self.dataplane, id, to, flows)
@@ -250,7 +251,7 @@ impl Engine {
         (id, to): (MoveId, NodeId),
         flows: &[FlowEpoch],
         kept: &[FlowEpoch],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let endpoints = self.migrations.endpoints(id);
         self.placement
             .redirect_to_acceptor(&self.dataplane, to, endpoints);
@@ -261,7 +262,7 @@ impl Engine {
     }
 
     /// Marks the flows as moved to another node, to which stragglers are forwarded for a while.
-    fn mark_moved(&mut self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
+    fn mark_moved(&mut self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), Failure> {
         self.process_flows.mark_moved(&self.dataplane, to, flows)?;
         for flow_epoch in flows {
             let flow = flow_epoch.flow;
@@ -280,7 +281,7 @@ impl Engine {
         id: MoveId,
         flows: &[FlowEpoch],
         lost: &[Flow],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         for flow in lost {
             self.process_flows
                 .release(&self.dataplane, &mut self.hold, flow);

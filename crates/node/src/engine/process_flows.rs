@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use foldhash::fast::RandomState;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::migration::FlowEpoch;
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault};
 use holdfast_wire::move_frames::DonorFlow;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 use super::packet_hold::PacketHold;
 use crate::dataplane::{Dataplane, FilterEntry, FlowGroup, HeldPacket, sort_for_replay};
+use crate::failure_conversion::IntoFailure;
 use crate::migration::{Redirect, SocketEndpoint};
 
 /// Flows of all processes that are moving to or away from this node.
@@ -118,22 +120,22 @@ impl ProcessFlows {
     /// Prepares flows of a process that is about to stop and move to node `to`. Their packets are still delivered here.
     ///
     /// # Errors
-    /// Too many processes are moving, or the kernel refuses the change; the text says which.
+    /// Too many processes are moving, or the kernel refuses the change.
     pub fn add_outbound(
         &mut self,
         dataplane: &Dataplane,
         id: MoveId,
         to: NodeId,
         flows: &[FlowEpoch],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let outbound = match self.outbound.entry(id) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let capacity_error = "too many processes are moving here; try again";
+                let flow_group = dataplane.create_group();
                 entry.insert(OutboundProcess {
                     to,
                     flows: Vec::new(),
-                    flow_group: dataplane.create_group().ok_or(capacity_error)?,
+                    flow_group: flow_group.ok_or(NodeFault::TooManyProcessesMoving)?,
                 })
             }
         };
@@ -142,7 +144,7 @@ impl ProcessFlows {
             outbound.flow_group,
         );
         outbound.flows.extend(flows);
-        joined.map_err(|error| error.to_string())
+        joined.map_err(IntoFailure::into_failure)
     }
 
     /// Sets the forwarding rule for packets of a departing process. A stop that is postponed sets the previous rule
@@ -155,8 +157,8 @@ impl ProcessFlows {
         dataplane: &Dataplane,
         id: MoveId,
         redirect: Redirect,
-    ) -> Result<(), String> {
-        let outbound = self.outbound.get(&id).ok_or("the move was given up")?;
+    ) -> Result<(), Failure> {
+        let outbound = self.outbound.get(&id).ok_or(PeerFault::MoveGivenUp)?;
         let state = match redirect {
             Redirect::Data => FlowState::RedirectingData,
             Redirect::All => FlowState::TransitOut,
@@ -185,7 +187,7 @@ impl ProcessFlows {
     ///
     /// # Errors
     /// The kernel refuses the change.
-    pub fn keep(&self, dataplane: &Dataplane, flows: &[FlowEpoch]) -> Result<(), String> {
+    pub fn keep(&self, dataplane: &Dataplane, flows: &[FlowEpoch]) -> Result<(), Failure> {
         let (mut owned, mut closing) = (Vec::new(), Vec::new());
         for flow_epoch in flows {
             match dataplane.flow(&flow_epoch.flow) {
@@ -199,7 +201,7 @@ impl ProcessFlows {
         let set = self.set_states(dataplane, &owned, (none, FlowState::Owned));
         let set =
             set.and_then(|()| self.set_states(dataplane, &closing, (none, FlowState::Closing)));
-        set.map_err(|error| error.to_string())
+        set.map_err(IntoFailure::into_failure)
     }
 
     /// Marks the flows as moved to another node, to which stragglers are forwarded.
@@ -211,9 +213,9 @@ impl ProcessFlows {
         dataplane: &Dataplane,
         to: NodeId,
         flows: &[FlowEpoch],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let set = self.set_states(dataplane, flows, (to, FlowState::Moved));
-        set.map_err(|error| error.to_string())
+        set.map_err(IntoFailure::into_failure)
     }
 
     fn set_states(
@@ -241,19 +243,19 @@ impl ProcessFlows {
     /// Starts holding packets of these flows here.
     ///
     /// # Errors
-    /// Too many processes or connections are in transit, or the kernel refuses the change; the text says which.
+    /// Too many processes or connections are in transit, or the kernel refuses the change.
     pub fn hold(
         &mut self,
         dataplane: &Dataplane,
         hold: &mut PacketHold,
         id: MoveId,
         flows: &[DonorFlow],
-    ) -> Result<(), String> {
-        let capacity_error = "too many processes or connections are in transit here; try again";
+    ) -> Result<(), Failure> {
         let flow_group = match self.inbound.entry(id) {
             Entry::Occupied(entry) => entry.get().flow_group,
             Entry::Vacant(entry) => {
-                let flow_group = dataplane.create_group().ok_or(capacity_error)?;
+                let flow_group = dataplane.create_group();
+                let flow_group = flow_group.ok_or(NodeFault::TooManyProcessesMoving)?;
                 let inbound = InboundProcess {
                     flow_group,
                     ..InboundProcess::default()
@@ -263,7 +265,8 @@ impl ProcessFlows {
         };
         let mut entries = Vec::with_capacity(flows.len());
         for flow_at in flows {
-            let slot = hold.take_slot().ok_or(capacity_error)?;
+            let slot = hold.take_slot();
+            let slot = slot.ok_or(NodeFault::TooManyConnectionsInTransit)?;
             dataplane.programs.hold_counters.reset(slot);
             let epoch = flow_at.epoch.saturating_add(1);
             let held_flow = HeldFlow {
@@ -284,7 +287,7 @@ impl ProcessFlows {
             });
         }
         let set = dataplane.set_flows_in_group(&entries, FlowState::TransitIn, flow_group);
-        set.map_err(|error| error.to_string())
+        set.map_err(IntoFailure::into_failure)
     }
 
     /// Announces the flows of the coming commit. Each flow's next epoch is normally that of its held entry; the others
@@ -335,7 +338,7 @@ impl ProcessFlows {
         dataplane: &Dataplane,
         id: MoveId,
         flows: &[FlowEpoch],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let inbound = self.inbound.remove(&id).unwrap_or_default();
         let owned_here = (NodeId(0), FlowState::Flushing);
         match inbound.flow_group {
@@ -346,7 +349,7 @@ impl ProcessFlows {
                 self.set_states(dataplane, &inbound.epoch_exceptions, owned_here)
             }
         }
-        .map_err(|error| error.to_string())?;
+        .map_err(IntoFailure::into_failure)?;
         let flows = flows.to_vec();
         self.inbound.insert(
             id,

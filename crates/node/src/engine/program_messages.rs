@@ -4,6 +4,7 @@
 //! handoff, and receives the result in place of a program's message.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::os::fd::OwnedFd;
 
 use holdfast_api::app::FromDaemon;
@@ -59,11 +60,11 @@ impl ProgramMessages {
     }
 
     /// Notifies a program that flows stay with the program.
-    pub fn send_kept(&mut self, session: SessionId, flows: &[Flow], reason: &str) {
+    pub fn send_kept(&mut self, session: SessionId, flows: &[Flow], reason: impl Display) {
         let flows = flows.iter().map(flow_text).collect();
         let message = FromDaemon::Kept {
             flows,
-            reason: reason.to_owned(),
+            reason: reason.to_string(),
         };
         self.send(session, &message, Vec::new());
     }

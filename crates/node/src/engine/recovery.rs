@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use holdfast_bpf::shared_with_c::{FlowState, FlowValue};
 use holdfast_proto::handoff::{FlowEpoch, RecoveredFlow, RecoveredRole};
 use holdfast_sys::sock_diag;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, Protocol};
 
 use super::Engine;
 use super::recovered_flows::RecoveryVerdict;
 use crate::dataplane::FilterEntry;
+use crate::failure_conversion::IntoFailure;
 
 impl Engine {
     /// Reports the state of the maps to the machine.
@@ -139,7 +141,7 @@ impl Engine {
     }
 
     /// Handles a recovered flow that this node owns and its program has not reclaimed.
-    pub(super) fn on_owned_verdict(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
+    pub(super) fn on_owned_verdict(&mut self, flow_epoch: &FlowEpoch) -> Result<(), Failure> {
         if self.recovered.is_in_use(&flow_epoch.flow) {
             return self.set_recovered_owned(flow_epoch);
         }
@@ -176,7 +178,7 @@ impl Engine {
     }
 
     /// Takes a flow into use whose program was notified before the earlier daemon died: only the map entry is missing.
-    fn set_recovered_owned(&mut self, flow_epoch: &FlowEpoch) -> Result<(), String> {
+    fn set_recovered_owned(&mut self, flow_epoch: &FlowEpoch) -> Result<(), Failure> {
         let entry = FilterEntry {
             flow: flow_epoch.flow,
             epoch: flow_epoch.epoch,
@@ -185,7 +187,7 @@ impl Engine {
         };
         self.dataplane
             .set_flows(&[entry], FlowState::Owned)
-            .map_err(|error| error.to_string())?;
+            .map_err(IntoFailure::into_failure)?;
         if let Some(unreclaimed) = self.recovered.remove(&flow_epoch.flow) {
             self.hold.release_slot(unreclaimed.slot);
         }

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::failure::{Failure, NodeFault, ProtocolViolation, Text};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -30,18 +31,18 @@ pub struct DynamicBlob {
 /// Encodes a blob.
 ///
 /// # Errors
-/// Never for these types; the message is for the log.
-pub fn encode<T: Serialize>(blob: &T) -> Result<Bytes, String> {
+/// Never for these types.
+pub fn encode<T: Serialize>(blob: &T) -> Result<Bytes, Failure> {
     postcard::to_stdvec(blob)
         .map(Bytes::from)
-        .map_err(|error| error.to_string())
+        .map_err(|error| NodeFault::NotEncoded(Text::of(error)).into())
 }
 
 /// Decodes a peer's blob.
 ///
 /// # Errors
 /// The bytes are damaged or from another version.
-pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Failure> {
     postcard::from_bytes(bytes)
-        .map_err(|error| format!("state of another version of holdfastd, or damaged ({error}); run the same version on all nodes"))
+        .map_err(|error| ProtocolViolation::FlowStateUnreadable(Text::of(error)).into())
 }

@@ -22,7 +22,7 @@ impl Engine {
         self.program_messages.expect_result(flow, reply);
         let to = self.node_name(to);
         if let Some(why) = self.handoff_obstacle(NO_SESSION, &flow, &to, &[]) {
-            return self.program_messages.send_kept(NO_SESSION, &[flow], why);
+            return self.program_messages.send_kept(NO_SESSION, &[flow], &why);
         }
         let donation = DonatedConnection::new(NO_SESSION, Some(socket), Vec::new());
         self.donations.insert(flow, donation);

@@ -24,10 +24,11 @@ use holdfast_sys::cgroup::{ControlGroup, ControlGroups};
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::{self, Failure, OperatorFault, PeerFault, ProtocolViolation};
 use rustix::event::EventfdFlags;
 
 use self::locks::LockHandoverProgress;
-use super::admission_policy::AdmissionPolicy;
+use super::admission_policy::{AdmissionPolicy, not_allowed};
 use super::compression::decompress_message;
 use super::donor_sockets;
 use super::image_messages::{ImageMessage, MessageAssembler, MessageKind};
@@ -39,6 +40,7 @@ use super::socket_endpoints::listening_endpoints;
 use super::step_timer::StepTimer;
 use super::worker_events::{EventSender, WorkerEvent};
 use crate::dataplane::retransmission_timeouts;
+use crate::failure_conversion::{IntoFailure, system_call};
 
 /// Command-line argument that starts `holdfastd` as a restorer.
 pub const RESTORER_ARG: &str = "restorer";
@@ -64,7 +66,7 @@ pub(super) enum AcceptorJob {
         bytes: Bytes,
     },
     /// The donor violates the protocol.
-    Refuse(String),
+    Refuse(Failure),
     Restore(CommandToken, RecordEntry),
     Resume(CommandToken),
     Discard(CommandToken),
@@ -175,9 +177,9 @@ struct AcceptorWorker {
     /// Hand-over of locks that the donor has.
     lock_handover: LockHandoverProgress,
     /// Reason for taking no more messages.
-    problem: Option<String>,
+    problem: Option<Failure>,
     /// Reasons for refusing the process, until the verdict is sent.
-    refusals: Vec<String>,
+    refusals: Vec<Failure>,
     is_judged: bool,
     /// Durations of the steps since the freeze was announced.
     steps: StepTimer,
@@ -236,7 +238,7 @@ impl AcceptorWorker {
                 }
                 AcceptorJob::Discard(token) => {
                     self.discard_partial();
-                    self.complete_build(Err("the move was given up".to_owned()));
+                    self.complete_build(Err(PeerFault::MoveGivenUp.into()));
                     self.record.remove();
                     return self.complete(token, Results::Discarded);
                 }
@@ -268,7 +270,7 @@ impl AcceptorWorker {
     }
 
     /// Stops taking messages and removes the partial process at once, even if the donor continues to send.
-    fn refuse(&mut self, why: String) {
+    fn refuse(&mut self, why: Failure) {
         if self.problem.is_some() {
             return;
         }
@@ -289,13 +291,14 @@ impl AcceptorWorker {
         let _ = std::fs::remove_file(&self.adoption_socket);
     }
 
-    fn take_piece(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), String> {
+    fn take_piece(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), Failure> {
         let Some((kind, message)) = self.assembler.add_piece(kind, more, bytes)? else {
             return Ok(());
         };
-        self.conversation.accept(kind.conversation_message())?;
+        let order = self.conversation.accept(kind.conversation_message());
+        order.map_err(|why| ProtocolViolation::MessageOrder(why.into()))?;
         if !(self.refusals.is_empty() || is_judged_up_front(kind)) {
-            return Err(self.refusals.join("; "));
+            return Err(self.combined_refusal());
         }
         match kind {
             MessageKind::FreezeNotice => self.steps = StepTimer::begin(),
@@ -314,9 +317,9 @@ impl AcceptorWorker {
     }
 
     /// Adds a reason for refusing the process.
-    fn add_refusal(&mut self, why: String) -> Result<(), String> {
+    fn add_refusal(&mut self, why: Failure) -> Result<(), Failure> {
         if self.refusals.len() >= REFUSALS_MAX {
-            return Err("the donor does not ask for the acceptor's verdict".to_owned());
+            return Err(ProtocolViolation::VerdictNotRequested.into());
         }
         if !self.refusals.contains(&why) {
             self.refusals.push(why);
@@ -324,15 +327,23 @@ impl AcceptorWorker {
         Ok(())
     }
 
+    /// Returns the refusals as one failure, for a donor that goes on after them.
+    fn combined_refusal(&self) -> Failure {
+        match &self.refusals[..] {
+            [refusal] => refusal.clone(),
+            refusals => OperatorFault::NotAllowed(failure::join(refusals).into()).into(),
+        }
+    }
+
     /// Judges the preview of the process's state, and sends the verdict to the donor.
-    fn judge_preview(&mut self, message: &[u8]) -> Result<(), String> {
-        let preview: ProcessTreeState = decode(message).map_err(error_text)?;
+    fn judge_preview(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let preview: ProcessTreeState = decode(message).map_err(IntoFailure::into_failure)?;
         if let Err(why) = self.policy.judge().check_state(&preview) {
-            self.add_refusal(why)?;
+            self.add_refusal(not_allowed(why))?;
         } else if self.refusals.is_empty()
             && let Err(error) = self.restorer()?.check_state_preview(&preview)
         {
-            self.add_refusal(error_text(error))?;
+            self.add_refusal(error.into_failure())?;
         }
         self.is_judged = true;
         let refusals = self.refusals.clone();
@@ -342,36 +353,37 @@ impl AcceptorWorker {
         });
         if !self.refusals.is_empty() {
             self.discard_partial();
-            self.problem = Some(self.refusals.join("; "));
+            self.problem = Some(self.combined_refusal());
         }
         Ok(())
     }
 
-    fn handle_message(&mut self, kind: MessageKind, message: ImageMessage) -> Result<(), String> {
+    fn handle_message(&mut self, kind: MessageKind, message: ImageMessage) -> Result<(), Failure> {
         if kind == MessageKind::Pages {
             return self
                 .restorer()?
                 .write_pages_message(&message.0)
-                .map_err(error_text);
+                .map_err(IntoFailure::into_failure);
         }
         let message = &message.into_bytes();
         match kind {
             MessageKind::Tree => {
-                let tree: TreeLayout = decode(message).map_err(error_text)?;
-                self.policy.judge().check_tree(&tree)?;
+                let tree: TreeLayout = decode(message).map_err(IntoFailure::into_failure)?;
+                let verdict = self.policy.judge().check_tree(&tree);
+                verdict.map_err(not_allowed)?;
                 if !self.refusals.is_empty() {
                     return Ok(());
                 }
                 self.start_restorer(tree.clocks)?
                     .update_tree(&tree)
-                    .map_err(error_text)?;
+                    .map_err(IntoFailure::into_failure)?;
                 self.complete_build(Ok(()));
             }
             MessageKind::Pages | MessageKind::CompressedPages => {
                 let pages = decompress_message(message)?;
                 self.restorer()?
                     .write_pages_message(&[pages])
-                    .map_err(error_text)?;
+                    .map_err(IntoFailure::into_failure)?;
             }
             MessageKind::Descriptors | MessageKind::LastDescriptors => {
                 self.restore_descriptors(kind, message)?
@@ -381,76 +393,79 @@ impl AcceptorWorker {
             }
             MessageKind::FreezeNotice => {
                 if self.realtime {
-                    self.restorer()?.raise_priority().map_err(error_text)?;
+                    self.restorer()?
+                        .raise_priority()
+                        .map_err(IntoFailure::into_failure)?;
                 }
                 // The process still runs at the donor.
                 if let Some(sockets) = &mut self.sockets {
                     let exited = sockets.leave_repair(1);
-                    exited.map_err(|error| error.to_string())?;
+                    exited.map_err(IntoFailure::into_failure)?;
                 }
             }
             MessageKind::Frozen => {
-                let frozen: ProcessTreeState = decode(message).map_err(error_text)?;
-                self.policy.judge().check_state(&frozen)?;
+                let frozen: ProcessTreeState =
+                    decode(message).map_err(IntoFailure::into_failure)?;
+                let verdict = self.policy.judge().check_state(&frozen);
+                verdict.map_err(not_allowed)?;
                 let contended = self
                     .restorer()?
                     .restore_state(&frozen)
-                    .map_err(error_text)?;
+                    .map_err(IntoFailure::into_failure)?;
                 self.hand_over_locks(contended)?;
             }
             MessageKind::StatePreview => self.judge_preview(message)?,
             MessageKind::Locks => self.on_locks_shared(message)?,
             MessageKind::MissingPages => {
-                let missing: MissingPages = decode(message).map_err(error_text)?;
+                let missing: MissingPages = decode(message).map_err(IntoFailure::into_failure)?;
                 self.restorer()?
                     .announce_missing(&missing)
-                    .map_err(error_text)?;
+                    .map_err(IntoFailure::into_failure)?;
             }
             MessageKind::PostcopyPages | MessageKind::PostcopyFailed => {
-                return Err("received post-copy pages before the process resumed".to_owned());
+                return Err(ProtocolViolation::EarlyPostCopyPages.into());
             }
             MessageKind::Digest => {
-                let original: TreeDigest = decode(message).map_err(error_text)?;
+                let original: TreeDigest = decode(message).map_err(IntoFailure::into_failure)?;
                 self.restorer()?
                     .compare_digest(&original)
-                    .map_err(error_text)?;
+                    .map_err(IntoFailure::into_failure)?;
             }
         }
         Ok(())
     }
 
     /// Completes the `Build` command with the result of the first tree image.
-    fn complete_build(&mut self, result: Result<(), String>) {
+    fn complete_build(&mut self, result: Result<(), Failure>) {
         if let Some(token) = self.build_token.take() {
             self.complete(token, Results::Built(result));
         }
     }
 
-    fn restorer(&mut self) -> Result<&mut Restorer, String> {
-        let no_restorer = || "received memory before the process tree".to_owned();
-        self.restorer.as_mut().ok_or_else(no_restorer)
+    fn restorer(&mut self) -> Result<&mut Restorer, Failure> {
+        let restorer = self.restorer.as_mut();
+        restorer.ok_or_else(|| ProtocolViolation::MemoryBeforeTree.into())
     }
 
     /// Returns the restorer; starts it for the first tree image.
-    fn start_restorer(&mut self, clocks: ClockReadings) -> Result<&mut Restorer, String> {
+    fn start_restorer(&mut self, clocks: ClockReadings) -> Result<&mut Restorer, Failure> {
         if self.restorer.is_none() {
-            let listener = bind_adoption_socket(&self.adoption_socket).map_err(|error| {
-                let path = self.adoption_socket.display();
-                format!("{path}: {error}")
-            })?;
+            let listener = bind_adoption_socket(&self.adoption_socket)
+                .map_err(|error| system_call(self.adoption_socket.display().to_string(), &error))?;
             let offsets = clock_offsets(clocks);
             let program = Path::new(SELF_EXE);
             let restorer = Restorer::start_adoptable(program, &[RESTORER_ARG], offsets, &listener);
-            let mut restorer = restorer.map_err(error_text)?;
+            let mut restorer = restorer.map_err(IntoFailure::into_failure)?;
             restorer
                 .set_rights(self.policy.rights())
-                .map_err(error_text)?;
-            let restorer_ref = ProcessRef::of(restorer.pid()).map_err(error_text)?;
+                .map_err(IntoFailure::into_failure)?;
+            let restorer_ref = ProcessRef::of(restorer.pid()).map_err(IntoFailure::into_failure)?;
             self.record.write(&RecordEntry::Restorer(restorer_ref))?;
             self.restorer_ref = Some(restorer_ref);
             // The restored processes inherit the group from the restorer.
             if let Some((groups, group)) = &self.group {
-                groups.create(group, restorer.pid())?;
+                let created = groups.create(group, restorer.pid());
+                created.map_err(|why| OperatorFault::ControlGroup(why.into()))?;
             }
             self.restorer = Some(restorer);
         }
@@ -465,12 +480,12 @@ impl AcceptorWorker {
     }
 
     /// Checks that the process is complete, and writes the record. The donor's messages all precede this job.
-    fn restore(&mut self, entry: &RecordEntry) -> Result<(), String> {
+    fn restore(&mut self, entry: &RecordEntry) -> Result<(), Failure> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
         if !self.conversation.is_complete() {
-            return Err("the process image is incomplete".to_owned());
+            return Err(ProtocolViolation::ImageIncomplete.into());
         }
         let unfinished = self.sockets.as_ref().map(RestoredSockets::unfinished);
         if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
@@ -497,11 +512,11 @@ impl AcceptorWorker {
     }
 
     /// Resumes the process. Returns the time from which it runs.
-    fn resume_process(&mut self) -> Result<Instant, String> {
+    fn resume_process(&mut self) -> Result<Instant, Failure> {
         self.steps.mark("commit");
         if let Some(sockets) = &mut self.sockets {
             let activated = sockets.activate(WindowProbe::Never, RESTORE_THREADS);
-            activated.map_err(|error| error.to_string())?;
+            activated.map_err(IntoFailure::into_failure)?;
         }
         self.steps.mark("activate");
         // Closed before the process runs, because a descriptor that stays open here would keep a socket open that the
@@ -512,12 +527,19 @@ impl AcceptorWorker {
             .into_iter()
             .for_each(RestoredSockets::close);
         self.steps.mark("close");
-        self.fault_handler = self.restorer()?.open_lazy_pages().map_err(error_text)?;
+        self.fault_handler = self
+            .restorer()?
+            .open_lazy_pages()
+            .map_err(IntoFailure::into_failure)?;
         if self.fault_handler.is_some() {
             self.events
                 .send(WorkerEvent::PostcopyStarted { id: self.id });
         }
-        for lock in self.restorer()?.resume().map_err(error_text)? {
+        for lock in self
+            .restorer()?
+            .resume()
+            .map_err(IntoFailure::into_failure)?
+        {
             tracing::warn!(id = %self.id, lock, "another process on this node has a lock of an arrived process");
         }
         let resumed_at = Instant::now();
@@ -566,8 +588,4 @@ fn is_judged_up_front(kind: MessageKind) -> bool {
 fn wake_event() -> std::io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     Ok(rustix::event::eventfd(0, flags)?)
-}
-
-fn error_text(error: holdfast_checkpoint::error::Error) -> String {
-    error.to_string()
 }

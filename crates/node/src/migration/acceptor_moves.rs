@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::ProtocolViolation;
 use holdfast_wire::move_frames::DonorFlow;
 
 use super::acceptor::{AcceptorJob, AcceptorThread};
@@ -59,8 +60,8 @@ impl AcceptorMoves {
         if *unconsumed > 2 * WINDOW_BYTES {
             // The problem is reported once; further pieces are ignored.
             if before <= 2 * WINDOW_BYTES {
-                let why = "the donor sends more than the window allows";
-                thread.send_job(AcceptorJob::Refuse(why.to_owned()));
+                let why = ProtocolViolation::WindowExceeded.into();
+                thread.send_job(AcceptorJob::Refuse(why));
             }
             return true;
         }

@@ -13,6 +13,7 @@ use holdfast_checkpoint::image::DescriptorUpdate;
 use holdfast_checkpoint::image_judge::{ImageJudge, ImagePolicy, NodeLimits};
 use holdfast_checkpoint::procfs::ProcStatus;
 use holdfast_sys::cgroup::ControlGroup;
+use holdfast_wire::failure::{Failure, OperatorFault, ProgramFault, ProtocolViolation, Text};
 use serde::{Deserialize, Serialize};
 
 use super::socket_endpoints::MovableAddresses;
@@ -65,10 +66,9 @@ impl ProcessDescription {
         postcard::to_stdvec(self).unwrap_or_default()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<ProcessDescription, String> {
-        postcard::from_bytes(bytes).map_err(|error| {
-            format!("cannot decode the process's description ({error}): run the same release on both nodes")
-        })
+    pub(super) fn decode(bytes: &[u8]) -> Result<ProcessDescription, Failure> {
+        postcard::from_bytes(bytes)
+            .map_err(|error| ProtocolViolation::DescriptionUnreadable(Text::of(error)).into())
     }
 }
 
@@ -145,8 +145,8 @@ impl AdmissionPolicy {
     }
 
     /// Checks received descriptors: sockets must be of the configured families and have addresses that can move.
-    pub(super) fn check_descriptors(&self, found: &DescriptorUpdate) -> Result<(), String> {
-        self.judge.check_descriptors(found)?;
+    pub(super) fn check_descriptors(&self, found: &DescriptorUpdate) -> Result<(), Failure> {
+        self.judge.check_descriptors(found).map_err(not_allowed)?;
         let ip_family = |is_v6: bool| match is_v6 {
             true => SocketFamily::Ipv6,
             false => SocketFamily::Ipv4,
@@ -164,52 +164,53 @@ impl AdmissionPolicy {
         self.addresses.check_descriptors(found)
     }
 
-    fn check_family(&self, family: SocketFamily) -> Result<(), String> {
+    fn check_family(&self, family: SocketFamily) -> Result<(), Failure> {
         match self.config.families.contains(&family) {
             true => Ok(()),
-            false => Err(format!(
-                "the process has a socket of family {family}, which is not in the acceptor's [migration] families"
-            )),
+            false => Err(OperatorFault::FamilyNotAllowed(Text::of(family)).into()),
         }
     }
 
     /// Returns the reasons for refusing an offered process; empty if it is accepted.
-    pub(super) fn refusals(&self, description: &ProcessDescription, memory: u64) -> Vec<String> {
+    pub(super) fn refusals(&self, description: &ProcessDescription, memory: u64) -> Vec<Failure> {
         if !self.config.enabled {
-            let text = "the acceptor takes no processes: set enabled = true in [migration] of its configuration";
-            return vec![text.to_owned()];
+            return vec![OperatorFault::MigrationDisabled.into()];
         }
         let identities = &description.identities;
         let mut users = description.users.clone();
         users.extend(identities.iter().map(|identity| identity.user));
         let users = users.into_iter();
-        let mut refusals: Vec<String> = users
+        let mut refusals: Vec<Failure> = users
             .filter_map(|user| self.judge.check_user(user).err())
+            .map(not_allowed)
             .collect();
         let group_refusal = |identity: &UserIdentity| {
             let groups = std::iter::once(&identity.group).chain(&identity.groups);
             self.judge.check_groups(groups).err()
         };
-        refusals.extend(identities.iter().filter_map(group_refusal));
+        refusals.extend(identities.iter().filter_map(group_refusal).map(not_allowed));
         let programs = description.programs.iter();
-        refusals.extend(
-            programs.filter_map(|program| self.judge.check_program(Path::new(program)).err()),
-        );
-        let group = description.group.iter();
-        refusals.extend(group.filter_map(|group| self.judge.check_control_group(group).err()));
-        refusals.extend(
-            description
-                .risky_locks
-                .iter()
-                .filter_map(RiskyLock::refusal),
-        );
+        let programs =
+            programs.filter_map(|program| self.judge.check_program(Path::new(program)).err());
+        refusals.extend(programs.map(not_allowed));
+        let groups = description.group.iter();
+        let groups = groups.filter_map(|group| self.judge.check_control_group(group).err());
+        refusals.extend(groups.map(not_allowed));
+        let risky_locks = description.risky_locks.iter();
+        let risky_locks = risky_locks.filter_map(RiskyLock::refusal);
+        refusals.extend(risky_locks.map(|why| ProgramFault::RiskyLock(why.into()).into()));
         refusals.extend(memory_refusal(memory));
         refusals
     }
 }
 
+/// Returns the failure for the judge's refusal of a part of a process image.
+pub(super) fn not_allowed(why: String) -> Failure {
+    OperatorFault::NotAllowed(why.into()).into()
+}
+
 /// Returns the reason for a refusal if the host lacks the memory.
-fn memory_refusal(memory: u64) -> Option<String> {
+fn memory_refusal(memory: u64) -> Option<Failure> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()
@@ -218,7 +219,11 @@ fn memory_refusal(memory: u64) -> Option<String> {
     (memory > available).then(|| {
         let mib = |bytes: u64| bytes >> 20;
         let (needed_mib, available_mib) = (mib(memory), mib(available));
-        format!("the process needs {needed_mib} MiB of memory, the acceptor has {available_mib} MiB available")
+        OperatorFault::TooLittleMemory {
+            needed_mib,
+            available_mib,
+        }
+        .into()
     })
 }
 

@@ -6,6 +6,7 @@ use holdfast_checkpoint::postcopy;
 use holdfast_proto::migration::{
     Command, CommandToken, Completion, FlowEpoch, ProcessId, Results, ResumeReport,
 };
+use holdfast_wire::failure::{Context, Failure, NodeFault, OperatorFault};
 use holdfast_wire::move_frames::{DonorFlow, MoveOffer};
 use holdfast_wire::{MoveId, NodeId};
 
@@ -19,6 +20,7 @@ use super::residents::ProcessInfo;
 use super::{
     Migrations, admission_policy, crash_recovery, lock_handover, process_check, systemd_units,
 };
+use crate::failure_conversion::{IntoFailure, thread_failure};
 
 /// Results of a command that completes at once; `None` if a thread reports them later.
 type ImmediateResults = Option<Results>;
@@ -78,8 +80,7 @@ impl Migrations {
             } => {
                 let flows = (!self.acceptor_moves.are_armed(id, &flows)).then_some(flows);
                 let entry = RecordEntry::Restored { flows, peers };
-                let thread_ended =
-                    || Results::Restored(Err("the move's thread has ended".to_owned()));
+                let thread_ended = || Results::Restored(Err(NodeFault::ThreadEnded.into()));
                 self.send_to_acceptor(
                     id,
                     acceptor::AcceptorJob::Restore(token, entry),
@@ -129,7 +130,7 @@ impl Migrations {
         {
             return Some(Results::Copied(Err(why)));
         }
-        let thread_ended = || Results::Copied(Err("the move's thread has ended".to_owned()));
+        let thread_ended = || Results::Copied(Err(NodeFault::ThreadEnded.into()));
         self.send_to_donor(id, donor::DonorJob::Round(token), thread_ended)
     }
 
@@ -139,8 +140,9 @@ impl Migrations {
         process: ProcessId,
         to: NodeId,
         options: MoveOptions,
-    ) -> Result<(), String> {
-        let root = i32::try_from(process.0).map_err(|_| "no such process".to_owned())?;
+    ) -> Result<(), Failure> {
+        let root = i32::try_from(process.0)
+            .map_err(|_| OperatorFault::NoSuchProcess { pid: process.0 })?;
         let record = self.records.record_of(id, MoveRole::Donor);
         record.write(&RecordEntry::Donor {
             process: process.0,
@@ -151,7 +153,7 @@ impl Migrations {
         })?;
         let context = (record, self.facts.addresses.clone());
         let donor = DonorThread::start(id, root, to, context, options, self.events.clone());
-        let donor = donor.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let donor = donor.map_err(|error| thread_failure(&error))?;
         self.donor_moves.add(id, donor);
         Ok(())
     }
@@ -180,7 +182,7 @@ impl Migrations {
         {
             return Some(Results::Frozen(Err(why)));
         }
-        let thread_ended = || Results::Frozen(Err("the move's thread has ended".to_owned()));
+        let thread_ended = || Results::Frozen(Err(NodeFault::ThreadEnded.into()));
         self.send_to_donor(
             id,
             donor::DonorJob::Freeze(token, flows, post_copy),
@@ -203,7 +205,7 @@ impl Migrations {
                 thaw,
                 self.events.clone(),
             );
-            let failed = |error| Results::Thawed(Err(format!("cannot start a thread: {error}")));
+            let failed = |error| Results::Thawed(Err(thread_failure(&error)));
             return resumed.err().map(failed);
         }
         let thawed = crash_recovery::thaw(&entries);
@@ -233,7 +235,7 @@ impl Migrations {
             0 | 1 => record.remove(),
             _ => {
                 if let Err(error) = record.replace(&entries) {
-                    tracing::warn!(%id, error, "cannot update a move's record");
+                    tracing::warn!(%id, %error, "cannot update a move's record");
                 }
             }
         }
@@ -258,9 +260,7 @@ impl Migrations {
             ) {
                 Ok(donor) => self.donor_moves.add(id, donor),
                 Err(error) => {
-                    return Some(Results::Released(Err(format!(
-                        "cannot start a thread: {error}"
-                    ))));
+                    return Some(Results::Released(Err(thread_failure(&error))));
                 }
             }
             return None;
@@ -278,7 +278,7 @@ impl Migrations {
         self.residents.remove_ended();
     }
 
-    fn examine_offer(&self, offer: &MoveOffer) -> Result<(), Vec<String>> {
+    fn examine_offer(&self, offer: &MoveOffer) -> Result<(), Vec<Failure>> {
         let description =
             ProcessDescription::decode(&offer.description).map_err(|why| vec![why])?;
         let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
@@ -296,7 +296,8 @@ impl Migrations {
         if offer.post_copy
             && let Err(error) = probe()
         {
-            refusals.push(format!("the acceptor does not support post-copy: {error}"));
+            let failure = error.into_own_failure();
+            refusals.push(failure.within(Context::PostCopyUnsupported));
         }
         match refusals.is_empty() {
             true => Ok(()),
@@ -337,13 +338,13 @@ impl Migrations {
         let options = (info, offer.clone, group, self.facts.realtime);
         match AcceptorThread::start(id, policy, (record, adoption_socket), options, events) {
             Ok(acceptor) => self.acceptor_moves.add(id, acceptor),
-            Err(error) => return build_failed(format!("cannot start a thread: {error}")),
+            Err(error) => return build_failed(thread_failure(&error)),
         }
-        let thread_ended = || Results::Built(Err("the move's thread has ended".to_owned()));
+        let thread_ended = || Results::Built(Err(NodeFault::ThreadEnded.into()));
         self.send_to_acceptor(id, acceptor::AcceptorJob::Build(token), thread_ended)
     }
 
-    fn record_armed_flows(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), String> {
+    fn record_armed_flows(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), Failure> {
         self.acceptor_moves.add_armed_flows(id, &flows);
         let record = self.records.record_of(id, MoveRole::Acceptor);
         record.write(&RecordEntry::ArmedFlows(flows))
@@ -376,8 +377,7 @@ impl Migrations {
                 let events = self.events.clone();
                 let started =
                     lock_handover::acquire_then_report((id, token), restorer, locks, events);
-                let failed =
-                    |error| Results::Resumed(Err(format!("cannot start a thread: {error}")));
+                let failed = |error| Results::Resumed(Err(thread_failure(&error)));
                 return started.err().map(failed);
             }
             adopted => adopted.map(|(restorer, _)| restorer),
@@ -391,7 +391,7 @@ impl Migrations {
         &mut self,
         id: MoveId,
         restorer: Option<Restorer>,
-    ) -> Result<ResumeReport, String> {
+    ) -> Result<ResumeReport, Failure> {
         let record = self.records.record_of(id, MoveRole::Acceptor);
         let (restorer, fault_handler) = crash_recovery::resume_adopted(
             &record.read(),

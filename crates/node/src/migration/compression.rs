@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use holdfast_checkpoint::image::MESSAGE_MAX;
+use holdfast_wire::failure::{Failure, ProtocolViolation, Text};
 use lz4_flex::block::{compress_prepend_size, decompress, uncompressed_size};
 
 /// Bytes after which a rate is known.
@@ -96,14 +97,15 @@ fn is_worthwhile(bytes: usize, compressed: usize, elapsed: Duration, rate: f64) 
 }
 
 /// Decompresses a message.
-pub(super) fn decompress_message(packed: &[u8]) -> Result<Vec<u8>, String> {
-    let error_text =
-        |error: lz4_flex::block::DecompressError| format!("cannot decompress memory: {error}");
-    let (length, compressed) = uncompressed_size(packed).map_err(error_text)?;
+pub(super) fn decompress_message(packed: &[u8]) -> Result<Vec<u8>, Failure> {
+    let unreadable = |error: lz4_flex::block::DecompressError| {
+        Failure::from(ProtocolViolation::MemoryUnreadable(Text::of(error)))
+    };
+    let (length, compressed) = uncompressed_size(packed).map_err(unreadable)?;
     if length > MESSAGE_MAX {
-        return Err("cannot decompress memory: it is too long".to_owned());
+        return Err(ProtocolViolation::MemoryUnreadable("it is too long".into()).into());
     }
-    decompress(compressed, length).map_err(error_text)
+    decompress(compressed, length).map_err(unreadable)
 }
 
 #[cfg(test)]
@@ -176,7 +178,9 @@ mod tests {
         assert!(decompress_message(&[]).is_err());
         let mut compressed = compress_prepend_size(&[1, 2, 3, 4]);
         compressed[..4].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(decompress_message(&compressed).is_err_and(|why| why.contains("too long")));
+        assert!(
+            decompress_message(&compressed).is_err_and(|why| why.to_string().contains("too long"))
+        );
         compressed[..4].copy_from_slice(&2_u32.to_le_bytes());
         assert!(decompress_message(&compressed).is_err());
     }

@@ -4,22 +4,25 @@ use std::path::Path;
 
 use holdfast_checkpoint::acceptor::Restorer;
 use holdfast_checkpoint::donor::{LockHandover, ProcessRef};
-use holdfast_checkpoint::error::Error;
 use holdfast_checkpoint::files::ContendedLock;
 use holdfast_checkpoint::postcopy::LazyPages;
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::failure::{Failure, KernelFault, NodeFault};
 
 use super::move_records::{MoveRecord, RecordEntry};
 use super::residents::ProcessInfo;
+use crate::failure_conversion::IntoFailure;
 
 /// Resumes processes that an earlier daemon stopped.
-pub(super) fn thaw(entries: &[RecordEntry]) -> Result<(), String> {
-    held_processes(entries).try_for_each(|process| process.resume().map_err(error_text))
+pub(super) fn thaw(entries: &[RecordEntry]) -> Result<(), Failure> {
+    held_processes(entries)
+        .try_for_each(|process| process.resume().map_err(IntoFailure::into_own_failure))
 }
 
 /// Ends processes that an earlier daemon stopped and that run elsewhere.
-pub(super) fn release(entries: &[RecordEntry]) -> Result<(), String> {
-    held_processes(entries).try_for_each(|process| process.release().map_err(error_text))
+pub(super) fn release(entries: &[RecordEntry]) -> Result<(), Failure> {
+    held_processes(entries)
+        .try_for_each(|process| process.release().map_err(IntoFailure::into_own_failure))
 }
 
 /// Returns the locks that stopped processes may have given away.
@@ -52,9 +55,9 @@ pub(super) fn postcopy_pids(entries: &[RecordEntry]) -> Option<Vec<Option<i32>>>
 pub(super) fn adopt_restorer(
     entries: &[RecordEntry],
     adoption_socket: &Path,
-) -> Result<Option<(Restorer, Vec<ContendedLock>)>, String> {
+) -> Result<Option<(Restorer, Vec<ContendedLock>)>, Failure> {
     let Some(restorer_ref) = restorer_of(entries) else {
-        return Err("the move's record does not name a restorer".to_owned());
+        return Err(NodeFault::RestorerNotRecorded.into());
     };
     if entries
         .iter()
@@ -62,13 +65,15 @@ pub(super) fn adopt_restorer(
     {
         return Ok(None);
     }
-    match Restorer::adopt(restorer_ref.pid, adoption_socket).map_err(error_text)? {
+    match Restorer::adopt(restorer_ref.pid, adoption_socket).map_err(IntoFailure::into_failure)? {
         Some(mut restorer) => {
-            let locks = restorer.contended_locks().map_err(error_text)?;
+            let locks = restorer
+                .contended_locks()
+                .map_err(IntoFailure::into_failure)?;
             Ok(Some((restorer, locks)))
         }
         None if restorer_ref.exists() => Ok(None),
-        None => Err("the restorer has died, and the process with it".to_owned()),
+        None => Err(KernelFault::RestorerDied.into()),
     }
 }
 
@@ -79,7 +84,7 @@ pub(super) fn resume_adopted(
     restorer: Option<Restorer>,
     adoption_socket: &Path,
     record: &MoveRecord,
-) -> Result<(Option<Restorer>, Option<LazyPages>), String> {
+) -> Result<(Option<Restorer>, Option<LazyPages>), Failure> {
     if entries
         .iter()
         .any(|entry| matches!(entry, RecordEntry::Running))
@@ -90,9 +95,11 @@ pub(super) fn resume_adopted(
     if let Some(restorer) = &mut restorer {
         restorer
             .activate_connections(&unfinished_connections(entries))
-            .map_err(error_text)?;
-        fault_handler = restorer.open_lazy_pages().map_err(error_text)?;
-        restorer.resume().map_err(error_text)?;
+            .map_err(IntoFailure::into_failure)?;
+        fault_handler = restorer
+            .open_lazy_pages()
+            .map_err(IntoFailure::into_failure)?;
+        restorer.resume().map_err(IntoFailure::into_failure)?;
     }
     let _ = std::fs::remove_file(adoption_socket);
     record.write(&RecordEntry::Running)?;
@@ -136,8 +143,4 @@ pub(super) fn process_info(entries: &[RecordEntry]) -> ProcessInfo {
         _ => None,
     });
     info.unwrap_or_default()
-}
-
-fn error_text(error: Error) -> String {
-    error.to_string()
 }

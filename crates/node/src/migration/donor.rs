@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_checkpoint::donor::{PageSource, TreeTracker};
-use holdfast_checkpoint::error::Error;
 use holdfast_checkpoint::image::{
     DescriptorUpdate, MissingPages, ProcessLayout, TreeLayout, encode,
 };
 use holdfast_proto::migration::{CommandToken, Completion, ProcessTree, Results, RoundReport};
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault};
 use holdfast_wire::move_frames::PageRequest;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
@@ -31,6 +31,7 @@ use super::process_check;
 use super::socket_endpoints::{MovableAddresses, TreeSockets};
 use super::step_timer::StepTimer;
 use super::worker_events::EventSender;
+use crate::failure_conversion::IntoFailure;
 
 /// Bytes of memory in one message.
 const PAGES_MESSAGE_BYTES: u64 = 1 << 20;
@@ -146,31 +147,32 @@ impl DonorThread {
     /// Passes a job to the thread. Returns false if the thread has ended.
     pub(super) fn send_job(&self, job: DonorJob) -> bool {
         if let DonorJob::Thaw(_) = job {
-            self.window.close("the move was given up");
+            self.window.close(PeerFault::MoveGivenUp.into());
         }
         self.job_sender.send(job).is_ok()
     }
 
     /// Records that the acceptor has taken bytes, after `busy_us` microseconds of work, or the reason why it takes no
     /// more.
-    pub(super) fn on_taken(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
+    pub(super) fn on_taken(&self, (bytes, busy_us): (u64, u64), problem: Option<Failure>) {
         self.window.on_taken(bytes, Duration::from_micros(busy_us));
         if self.is_postcopy.load(Ordering::Relaxed) {
             let _ = self.job_sender.send(DonorJob::PagesTaken);
         }
         if let Some(problem) = problem {
-            self.window.close(problem);
+            self.window.close(problem.from_peer());
         }
     }
 
     /// Records the acceptor's verdict; without refusals it takes the process.
-    pub(super) fn on_judged(&self, refusals: Vec<String>) {
-        self.window.set_verdict(refusals);
+    pub(super) fn on_judged(&self, refusals: Vec<Failure>) {
+        let refusals = refusals.into_iter().map(Failure::from_peer);
+        self.window.set_verdict(refusals.collect());
     }
 
     /// Stops sending, because the acceptor cannot be reached.
     pub(super) fn on_channel_lost(&self) {
-        self.window.close("the channel to the acceptor was lost");
+        self.window.close(PeerFault::AcceptorChannelLost.into());
     }
 }
 
@@ -261,7 +263,7 @@ impl DonorWorker {
         &mut self,
         state: DonorState,
         inbox: &Receiver<DonorJob>,
-    ) -> Result<Result<(), String>, LoopEnded> {
+    ) -> Result<Result<(), Failure>, LoopEnded> {
         let mut listeners = state.lingering_listeners();
         if let Some(serving) = self.postcopy_sender.take() {
             // Waiting clients are handed off first, since sending the remaining pages takes longer.
@@ -289,13 +291,13 @@ impl DonorWorker {
         listeners.hand_off_all(self.id, self.to, context);
     }
 
-    fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, String>) {
+    fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, Failure>) {
         let tracker = match state {
             DonorState::New => TreeTracker::start(self.root)
                 .map(Box::new)
-                .map_err(error_text),
+                .map_err(IntoFailure::into_own_failure),
             DonorState::Tracked(tracker) => Ok(tracker),
-            other => return (other, Err("the process is already stopped".to_owned())),
+            other => return (other, Err(NodeFault::ProcessAlreadyStopped.into())),
         };
         let mut tracker = match tracker {
             Ok(tracker) => tracker,
@@ -305,21 +307,28 @@ impl DonorWorker {
         (DonorState::Tracked(tracker), result)
     }
 
-    fn copy_and_report(&mut self, tracker: &mut TreeTracker) -> Result<RoundReport, String> {
+    fn copy_and_report(&mut self, tracker: &mut TreeTracker) -> Result<RoundReport, Failure> {
         let (started_at, counts_before) = (Instant::now(), self.sender.byte_counts());
         let is_first = self.connections.is_none();
         let mut connections = match self.connections.take() {
             Some(connections) => connections,
             None => TrackedConnections::new(self.options),
         };
-        let mut round = tracker.next_round().map_err(error_text)?;
+        let mut round = tracker
+            .next_round()
+            .map_err(IntoFailure::into_own_failure)?;
         self.send_tree(&round.tree)?;
         let mut first_descriptors = None;
         if is_first {
             first_descriptors = Some(self.send_descriptors(tracker, &mut connections)?);
             self.sender.send(
                 MessageKind::StatePreview,
-                encode(&tracker.preview_state().map_err(error_text)?).map_err(error_text)?,
+                encode(
+                    &tracker
+                        .preview_state()
+                        .map_err(IntoFailure::into_own_failure)?,
+                )
+                .map_err(IntoFailure::into_own_failure)?,
             )?;
             let refusals = self.sender.wait_for_verdict()?;
             if self.options.rehearsal || !refusals.is_empty() {
@@ -331,7 +340,7 @@ impl DonorWorker {
         }
         while let Some(pages) = tracker
             .read_pages(&mut round, PAGES_MESSAGE_BYTES)
-            .map_err(error_text)?
+            .map_err(IntoFailure::into_own_failure)?
         {
             self.sender.send_pages(pages)?;
         }
@@ -341,7 +350,7 @@ impl DonorWorker {
             None => self.send_descriptors(tracker, &mut connections)?,
         };
         let states = connections.snapshot_round(tracker, &descriptors);
-        if let Some(states) = states.map_err(|error| error.to_string())? {
+        if let Some(states) = states.map_err(IntoFailure::into_failure)? {
             self.sender
                 .send(MessageKind::Snapshots, donor_sockets::encode(&states)?)?;
         }
@@ -368,15 +377,18 @@ impl DonorWorker {
         &mut self,
         tracker: &mut TreeTracker,
         connections: &mut TrackedConnections,
-    ) -> Result<DescriptorUpdate, String> {
+    ) -> Result<DescriptorUpdate, Failure> {
         connections.before_options_read();
-        let descriptors =
-            connections.descriptors_at_acceptor(tracker.read_descriptors().map_err(error_text)?);
+        let descriptors = connections.descriptors_at_acceptor(
+            tracker
+                .read_descriptors()
+                .map_err(IntoFailure::into_own_failure)?,
+        );
         self.addresses.check_descriptors(&descriptors)?;
         self.sockets.update(&descriptors);
         self.sender.send(
             MessageKind::Descriptors,
-            encode(&descriptors).map_err(error_text)?,
+            encode(&descriptors).map_err(IntoFailure::into_own_failure)?,
         )?;
         Ok(descriptors)
     }
@@ -388,7 +400,7 @@ impl DonorWorker {
         &mut self,
         tracker: &mut TreeTracker,
         round_started_at: Instant,
-    ) -> Result<(u64, Duration), String> {
+    ) -> Result<(u64, Duration), Failure> {
         let (mut previous_at, mut previous_bytes) = (round_started_at, u64::MAX);
         for _ in 0..TOUCH_UPS_MAX {
             let pass_at = Instant::now();
@@ -396,7 +408,7 @@ impl DonorWorker {
             let changed = round.remaining_bytes();
             while let Some(pages) = tracker
                 .read_pages(&mut round, PAGES_MESSAGE_BYTES)
-                .map_err(error_text)?
+                .map_err(IntoFailure::into_own_failure)?
             {
                 self.sender.send_pages(pages)?;
             }
@@ -412,9 +424,11 @@ impl DonorWorker {
         Ok((previous_bytes, previous_at.elapsed()))
     }
 
-    fn send_tree(&mut self, tree: &TreeLayout) -> Result<(), String> {
-        self.sender
-            .send(MessageKind::Tree, encode(tree).map_err(error_text)?)
+    fn send_tree(&mut self, tree: &TreeLayout) -> Result<(), Failure> {
+        self.sender.send(
+            MessageKind::Tree,
+            encode(tree).map_err(IntoFailure::into_own_failure)?,
+        )
     }
 }
 
@@ -429,8 +443,4 @@ fn freeze_counts(tree: &TreeLayout, tracker: &TreeTracker) -> ProcessTree {
         mappings: sum(|process| process.mappings.len()),
         shared_bytes: tracker.shared_bytes(),
     }
-}
-
-fn error_text(error: Error) -> String {
-    error.to_string()
 }

@@ -14,6 +14,7 @@ use holdfast_checkpoint::files::image::FileId;
 use holdfast_checkpoint::image::DescriptorUpdate as Found;
 use holdfast_checkpoint::sockets::{SocketState, SocketStaticState};
 use holdfast_sys::priority::RealtimeGuard;
+use holdfast_wire::failure::{Failure, NodeFault, ProtocolViolation, Text};
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{Flow, Protocol};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ use super::image_messages::{ImageSender, MessageKind};
 use super::tcp_snapshots::TcpSnapshots;
 use crate::dataplane::shared_ports::{self, SharedPortSocket, SharedPortState};
 use crate::dataplane::{ProcessDescriptorLister, monotonic_ns, retransmission_timeouts};
+use crate::failure_conversion::{IntoFailure, thread_failure};
 
 /// Number of threads that extract the state of sockets.
 const EXTRACT_THREADS: usize = 1;
@@ -195,7 +197,7 @@ impl TrackedConnections {
     }
 
     /// Starts the thread that reads descriptors in a freeze, in the caller's network namespace.
-    pub(super) fn start_reader(&self) -> Result<DescriptorReaderThread, String> {
+    pub(super) fn start_reader(&self) -> Result<DescriptorReaderThread, Failure> {
         let descriptors = Arc::clone(&self.descriptors);
         let expected = Arc::clone(&self.expected_sockets);
         DescriptorReaderThread::start(self.options.realtime, move |reader| {
@@ -241,8 +243,7 @@ impl TrackedConnections {
         stopped: &mut StoppedTree,
         flows: impl Iterator<Item = &'a Flow>,
         outgoing: &mut ImageSender,
-    ) -> Result<(), String> {
-        let text = |error: Error| error.to_string();
+    ) -> Result<(), Failure> {
         let at_us = match &self.snapshots {
             Some(snapshots) => snapshots.at_us(),
             None => monotonic_ns() / 1000,
@@ -259,7 +260,9 @@ impl TrackedConnections {
         } else if self.options.sockets == SocketStrategy::Iterative {
             let ids: Vec<FileId> = stopped.sockets().map(|(id, ..)| id).collect();
             for id in ids {
-                let states = stopped.extract_socket(id).map_err(text)?;
+                let states = stopped
+                    .extract_socket(id)
+                    .map_err(IntoFailure::into_own_failure)?;
                 let single = SocketStates {
                     at_us,
                     states,
@@ -276,7 +279,7 @@ impl TrackedConnections {
             let snapshot_count = states.len();
             let extracted_states =
                 stopped.extract_sockets(EXTRACT_THREADS, |id| states.contains_key(&id));
-            states.extend(extracted_states.map_err(text)?);
+            states.extend(extracted_states.map_err(IntoFailure::into_own_failure)?);
             tracing::debug!(
                 snapshot_count,
                 extracted = states.len() - snapshot_count,
@@ -377,7 +380,7 @@ impl DescriptorReaderThread {
     fn start(
         realtime: bool,
         read: impl Fn(&DescriptorReader) -> DescriptorReadResult + Send + 'static,
-    ) -> Result<DescriptorReaderThread, String> {
+    ) -> Result<DescriptorReaderThread, Failure> {
         let (requests, inbox) = mpsc::channel::<DescriptorReader>();
         let (results_sender, found) = mpsc::channel();
         let run = move || {
@@ -390,7 +393,7 @@ impl DescriptorReaderThread {
         };
         let builder = std::thread::Builder::new().name("fd-reader".to_owned());
         let started = builder.spawn(run);
-        started.map_err(|error| format!("cannot start a thread: {error}"))?;
+        started.map_err(|error| thread_failure(&error))?;
         Ok(DescriptorReaderThread {
             requests,
             results: found,
@@ -411,11 +414,12 @@ impl DescriptorReaderThread {
 }
 
 /// Encodes states for sending.
-pub(super) fn encode(states: &SocketStates) -> Result<Vec<u8>, String> {
-    postcard::to_stdvec(states).map_err(|error| error.to_string())
+pub(super) fn encode(states: &SocketStates) -> Result<Vec<u8>, Failure> {
+    postcard::to_stdvec(states).map_err(|error| NodeFault::NotEncoded(Text::of(error)).into())
 }
 
 /// Decodes received states.
-pub(super) fn decode(message: &[u8]) -> Result<SocketStates, String> {
-    postcard::from_bytes(message).map_err(|error| format!("cannot decode socket states: {error}"))
+pub(super) fn decode(message: &[u8]) -> Result<SocketStates, Failure> {
+    postcard::from_bytes(message)
+        .map_err(|error| ProtocolViolation::SocketStatesUnreadable(Text::of(error)).into())
 }

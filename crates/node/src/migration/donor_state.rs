@@ -4,9 +4,11 @@ use holdfast_checkpoint::donor::{StoppedTree, TreeTracker};
 use holdfast_checkpoint::error::Error;
 use holdfast_checkpoint::image::{DescriptorUpdate, ProcessTreeState};
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::{Failure, NodeFault};
 
 use super::lingering_listeners::LingeringListeners;
 use super::lock_handover;
+use crate::failure_conversion::IntoFailure;
 
 /// State of the departing process.
 pub(super) enum DonorState {
@@ -30,7 +32,7 @@ pub(super) struct FinalState {
 
 impl DonorState {
     /// Resumes the process here, after it has its locks again.
-    pub(super) fn thaw(self, id: MoveId) -> Result<(), String> {
+    pub(super) fn thaw(self, id: MoveId) -> Result<(), Failure> {
         if let DonorState::Stopped(stopped) = &self {
             lock_handover::retry_regain(id, || stopped.regain_locks());
         }
@@ -58,8 +60,8 @@ impl DonorState {
     pub(super) fn after_send<T>(
         stopped: Box<StoppedTree>,
         (id, is_clone): (MoveId, bool),
-        result: Result<T, String>,
-    ) -> (DonorState, Result<T, String>) {
+        result: Result<T, Failure>,
+    ) -> (DonorState, Result<T, Failure>) {
         let stopped = DonorState::Stopped(stopped);
         if !is_clone {
             return (stopped, result);
@@ -80,18 +82,18 @@ impl DonorState {
     }
 
     /// Ends the process, because it runs elsewhere.
-    pub(super) fn release(self) -> Result<(), String> {
+    pub(super) fn release(self) -> Result<(), Failure> {
         match self {
             DonorState::Stopped(stopped) => ignore_gone(stopped.release()),
-            _ => Err("the process was not stopped".to_owned()),
+            _ => Err(NodeFault::ProcessNotStopped.into()),
         }
     }
 }
 
 /// Treats a process that has already ended as success.
-fn ignore_gone(result: Result<(), Error>) -> Result<(), String> {
+fn ignore_gone(result: Result<(), Error>) -> Result<(), Failure> {
     match result {
         Err(Error::ProcessEnded(_)) => Ok(()),
-        other => other.map_err(|error| error.to_string()),
+        other => other.map_err(IntoFailure::into_own_failure),
     }
 }

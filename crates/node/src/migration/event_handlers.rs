@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use holdfast_checkpoint::postcopy::LazyPages;
 use holdfast_proto::migration::{Completion, Results};
+use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::move_frames::{MoveFrame, PageRequest};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
@@ -15,6 +16,7 @@ use super::move_records::{MoveRole, RecordEntry};
 use super::postcopy_receiver::PostcopyReceiver;
 use super::worker_events::WorkerEvent;
 use super::{Migrations, crash_recovery};
+use crate::failure_conversion::thread_failure;
 
 impl Migrations {
     /// Handles an event of a thread. Returns the frame to send, if any.
@@ -135,11 +137,10 @@ impl Migrations {
             .record_of(id, MoveRole::Donor)
             .read()
             .is_empty();
-        let lost =
-            "the original process is gone: the donor's host restarted, or gave up the process";
+        let lost = || Failure::from(NodeFault::OriginalGone).encode();
         let (kind, bytes) = match is_known {
             true => (MessageKind::PostcopyPages, missing_pages_question().into()),
-            false => (MessageKind::PostcopyFailed, lost.as_bytes().into()),
+            false => (MessageKind::PostcopyFailed, lost().into()),
         };
         self.events.send(WorkerEvent::SendPiece {
             id,
@@ -163,11 +164,10 @@ impl Migrations {
         }
         let is_alive =
             crash_recovery::restorer_of(&entries).is_some_and(|restorer| restorer.exists());
-        let ended = "the moved process or its daemon ended before all pages had arrived";
         let request = PageRequest {
             is_complete: true,
             ranges: Vec::new(),
-            problem: (!is_alive).then(|| ended.to_owned()),
+            problem: (!is_alive).then(|| ProgramFault::EndedBeforeAllPages.into()),
         };
         self.events.send(WorkerEvent::RequestPages { id, request });
     }
@@ -177,10 +177,10 @@ impl Migrations {
         &mut self,
         id: MoveId,
         following: LazyPages,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let receiver = PostcopyReceiver::new(id, following, self.events.clone());
         let acceptor = AcceptorThread::start_postcopy_receiver(receiver);
-        let acceptor = acceptor.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let acceptor = acceptor.map_err(|error| thread_failure(&error))?;
         self.acceptor_moves.begin_postcopy(id);
         self.acceptor_moves.add(id, acceptor);
         Ok(())

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use holdfast_checkpoint::image::{MESSAGE_MAX, PagesMessage};
 use holdfast_checkpoint::image_judge as conversation;
+use holdfast_wire::failure::{Failure, ProtocolViolation};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::compression::{Compressor, LinkRate};
 use super::worker_events::{EventSender, WorkerEvent};
+use crate::failure_conversion::IntoFailure;
 
 /// Bytes of a piece; short enough not to delay the event loop.
 const PIECE_BYTES: usize = 256 << 10;
@@ -134,9 +136,9 @@ pub(super) struct SendWindow {
 struct SendWindowState {
     free_bytes: usize,
     /// Reason why nothing more may be sent.
-    closed: Option<String>,
+    closed: Option<Failure>,
     /// The acceptor's verdict, once received: its refusals; empty if it takes the process.
-    verdict: Option<Vec<String>>,
+    verdict: Option<Vec<Failure>>,
     link_rate: LinkRate,
 }
 
@@ -171,14 +173,14 @@ impl SendWindow {
     }
 
     /// Records the acceptor's verdict.
-    pub(super) fn set_verdict(&self, refusals: Vec<String>) {
+    pub(super) fn set_verdict(&self, refusals: Vec<Failure>) {
         self.lock().verdict.get_or_insert(refusals);
         self.changed.notify_all();
     }
 
     /// Closes the window; waiting senders get the reason. The first reason stays.
-    pub(super) fn close(&self, why: &str) {
-        self.lock().closed.get_or_insert_with(|| why.to_owned());
+    pub(super) fn close(&self, why: Failure) {
+        self.lock().closed.get_or_insert(why);
         self.changed.notify_all();
     }
 
@@ -194,7 +196,7 @@ impl SendWindow {
     }
 
     /// Waits until `bytes` bytes are free.
-    fn wait_for_bytes(&self, bytes: usize) -> Result<MutexGuard<'_, SendWindowState>, String> {
+    fn wait_for_bytes(&self, bytes: usize) -> Result<MutexGuard<'_, SendWindowState>, Failure> {
         let mut state = self.lock();
         loop {
             if let Some(why) = &state.closed {
@@ -247,8 +249,10 @@ impl ImageSender {
     }
 
     /// Sends memory, compressed if that is faster.
-    pub(super) fn send_pages(&mut self, pages: PagesMessage) -> Result<(), String> {
-        let (header, content) = pages.into_message().map_err(|error| error.to_string())?;
+    pub(super) fn send_pages(&mut self, pages: PagesMessage) -> Result<(), Failure> {
+        let (header, content) = pages
+            .into_message()
+            .map_err(IntoFailure::into_own_failure)?;
         match self
             .compressor
             .compress(&[&header, &content], self.window.link_rate())
@@ -268,7 +272,7 @@ impl ImageSender {
     }
 
     /// Sends a message, as the window opens for each of its pieces.
-    pub(super) fn send(&mut self, kind: MessageKind, message: Vec<u8>) -> Result<(), String> {
+    pub(super) fn send(&mut self, kind: MessageKind, message: Vec<u8>) -> Result<(), Failure> {
         self.send_pieces(kind, false, message.into())
     }
 
@@ -278,7 +282,7 @@ impl ImageSender {
         kind: MessageKind,
         more: bool,
         mut remaining: Bytes,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         loop {
             let bytes = remaining.split_to(remaining.len().min(PIECE_BYTES));
             let mut state = self.window.wait_for_bytes(bytes.len())?;
@@ -328,7 +332,7 @@ impl ImageSender {
     }
 
     /// Waits for the acceptor's verdict on the process. Returns its refusals.
-    pub(super) fn wait_for_verdict(&self) -> Result<Vec<String>, String> {
+    pub(super) fn wait_for_verdict(&self) -> Result<Vec<Failure>, Failure> {
         let mut state = self.window.lock();
         loop {
             if let Some(refusals) = state.verdict.take() {
@@ -343,7 +347,7 @@ impl ImageSender {
     }
 
     /// Waits until the acceptor has taken everything.
-    pub(super) fn wait_until_taken(&self) -> Result<(), String> {
+    pub(super) fn wait_until_taken(&self) -> Result<(), Failure> {
         self.window.wait_for_bytes(WINDOW_BYTES).map(drop)
     }
 }
@@ -378,15 +382,14 @@ impl MessageAssembler {
         number: u8,
         more: bool,
         bytes: Bytes,
-    ) -> Result<Option<(MessageKind, ImageMessage)>, String> {
-        let kind = MessageKind::from_number(number)
-            .ok_or("received a message of an unknown kind: run the same release on both nodes")?;
+    ) -> Result<Option<(MessageKind, ImageMessage)>, Failure> {
+        let kind = MessageKind::from_number(number).ok_or(ProtocolViolation::UnknownMessageKind)?;
         if *self.kind.get_or_insert(kind) != kind {
-            return Err("parts of two messages are mixed".to_owned());
+            return Err(ProtocolViolation::MixedMessages.into());
         }
         self.bytes += bytes.len();
         if self.bytes > MESSAGE_MAX {
-            return Err("a message is too long".to_owned());
+            return Err(ProtocolViolation::MessageTooLong.into());
         }
         self.pieces.push(bytes);
         if more {
@@ -399,6 +402,8 @@ impl MessageAssembler {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_wire::failure::PeerFault;
+
     use super::super::worker_events;
     use super::*;
 
@@ -452,9 +457,9 @@ mod tests {
         let thread = std::thread::spawn(move || {
             image_sender.send(MessageKind::Tree, vec![0; 2 * WINDOW_BYTES])
         });
-        window.close("no room");
-        window.close("the channel was lost");
-        let why = Err("no room".to_owned());
+        window.close(PeerFault::MoveGivenUp.into());
+        window.close(PeerFault::AcceptorChannelLost.into());
+        let why = Err(PeerFault::MoveGivenUp.into());
         assert_eq!(thread.join().expect("it does not panic"), why);
     }
 

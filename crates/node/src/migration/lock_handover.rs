@@ -12,9 +12,11 @@ use holdfast_checkpoint::error::Error;
 use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
 use holdfast_proto::migration::{CommandToken, Completion, Results};
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::Failure;
 use serde::{Deserialize, Serialize};
 
 use super::worker_events::{EventSender, WorkerEvent};
+use crate::failure_conversion::IntoFailure;
 
 /// Pause between attempts to take a contended lock: at first, and at most.
 const RETRY_PAUSE_MIN: Duration = Duration::from_micros(500);
@@ -42,7 +44,7 @@ pub(super) struct LockRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LockAnswer {
     pub(super) step: LockHandoverStep,
-    pub(super) problem: Option<String>,
+    pub(super) problem: Option<Failure>,
 }
 
 impl LockRequest {
@@ -132,7 +134,7 @@ pub(super) fn retry_regain(id: MoveId, regain: impl Fn() -> Result<bool, Error>)
 pub(super) fn regain_then_thaw(
     (id, token): (MoveId, CommandToken),
     given_locks: Vec<LockHandover>,
-    thaw: impl FnOnce() -> Result<(), String> + Send + 'static,
+    thaw: impl FnOnce() -> Result<(), Failure> + Send + 'static,
     events: EventSender,
 ) -> std::io::Result<()> {
     let run = move || {
@@ -164,7 +166,7 @@ pub(super) fn acquire_then_report(
                 match restorer.advance_locks(step) {
                     Ok(excluded) if excluded.is_empty() => break,
                     Err(error) if restorer.has_ended() => {
-                        let results = Results::Resumed(Err(error.to_string()));
+                        let results = Results::Resumed(Err(error.into_failure()));
                         return events.command_done(Some(id), Completion { token, results });
                     }
                     Err(error) if !retry.tolerates(id, &error) => break,

@@ -11,6 +11,8 @@ use holdfast_proto::migration::{Event, MoveMeasurements, MoveOutcome};
 use holdfast_wire::MoveId;
 use holdfast_wire::move_frames::StepTime;
 
+use crate::failure_conversion::blame_of;
+
 /// Number of finished migrations that are remembered.
 const FINISHED_MAX: usize = 64;
 
@@ -165,6 +167,7 @@ fn set_outcome(status: &mut MigrationStatus, outcome: &MoveOutcome, summary: &Mo
         MoveOutcome::Cloned => MigrationOutcome::Cloned,
         MoveOutcome::Kept { reason } => MigrationOutcome::Kept {
             reason: reason.to_string(),
+            blame: blame_of(&reason.failure()),
         },
     };
     let phases = &summary.phases;

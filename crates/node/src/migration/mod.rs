@@ -203,7 +203,7 @@ impl Migrations {
                 tracing::info!(%id, flows = flows.len(), "a process has arrived");
             }
             Event::ProcessDiscarded { id, reason: why } => {
-                tracing::warn!(%id, why, "discarded an arriving process")
+                tracing::warn!(%id, %why, blame = %why.party(), "discarded an arriving process")
             }
             Event::HolderSilent { holder } => {
                 tracing::warn!(%holder, "the holder does not answer; asking again");
@@ -216,7 +216,7 @@ impl Migrations {
                 command,
                 error: why,
             } => {
-                tracing::error!(%id, command, why, "a command failed");
+                tracing::error!(%id, command, %why, blame = %why.party(), "a command failed");
             }
             Event::Ignored(IgnoredInput {
                 from,
@@ -249,7 +249,7 @@ impl Migrations {
                     },
             } => {
                 if let Some(donor) = self.donor_moves.thread_for(id, from) {
-                    donor.on_taken((bytes, busy_us), problem.as_deref());
+                    donor.on_taken((bytes, busy_us), problem);
                 }
             }
             Frame::Move {

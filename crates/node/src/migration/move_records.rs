@@ -11,6 +11,7 @@ use holdfast_checkpoint::donor::{LockHandover, ProcessRef};
 use holdfast_daemon::private_files::{self, private_directory};
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::failure::{Failure, OperatorFault, SystemError, Text};
 use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -193,19 +194,20 @@ fn armed_flows(entries: &[RecordEntry]) -> Vec<DonorFlow> {
 
 impl MoveRecord {
     /// Appends an entry.
-    pub(super) fn write(&self, entry: &RecordEntry) -> Result<(), String> {
-        let mut line = serde_json::to_vec(entry).map_err(|error| self.write_error(&error))?;
+    pub(super) fn write(&self, entry: &RecordEntry) -> Result<(), Failure> {
+        let mut line = serde_json::to_vec(entry)
+            .map_err(|error| self.write_failure(SystemError::Text(Text::of(error))))?;
         line.push(b'\n');
         private_files::private_options()
             .create(true)
             .append(true)
             .open(&self.path)
             .and_then(|mut file| file.write_all(&line))
-            .map_err(|error| self.write_error(&error))
+            .map_err(|error| self.write_failure((&error).into()))
     }
 
     /// Replaces all entries.
-    pub(super) fn replace(&self, entries: &[RecordEntry]) -> Result<(), String> {
+    pub(super) fn replace(&self, entries: &[RecordEntry]) -> Result<(), Failure> {
         let replacement = MoveRecord {
             path: self.path.with_extension("next"),
         };
@@ -213,7 +215,8 @@ impl MoveRecord {
         for entry in entries {
             replacement.write(entry)?;
         }
-        std::fs::rename(&replacement.path, &self.path).map_err(|error| self.write_error(&error))
+        std::fs::rename(&replacement.path, &self.path)
+            .map_err(|error| self.write_failure((&error).into()))
     }
 
     /// Returns all complete entries.
@@ -229,11 +232,9 @@ impl MoveRecord {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn write_error(&self, error: &dyn std::fmt::Display) -> String {
-        format!(
-            "{}: {error}; free space in the run directory",
-            self.path.display()
-        )
+    fn write_failure(&self, error: SystemError) -> Failure {
+        let path = Text::of(self.path.display());
+        OperatorFault::RecordNotWritten { path, error }.into()
     }
 }
 

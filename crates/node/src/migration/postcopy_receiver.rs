@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use holdfast_checkpoint::image::{MemorySpace, PAGE, PageRun};
 use holdfast_checkpoint::postcopy::{LazyPages, PageFault};
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProgramFault, ProtocolViolation};
 use holdfast_wire::move_frames::{PageRange, PageRequest};
 
 use super::acceptor::AcceptorJob;
 use super::image_messages::{MessageAssembler, MessageKind};
 use super::worker_events::{EventSender, WorkerEvent};
+use crate::failure_conversion::IntoFailure;
 
 /// Silence of the donor after which the missing pages are requested, and the interval of further requests.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,8 +61,7 @@ impl PostcopyReceiver {
                 Ok(true) => {}
                 Ok(false) if self.fault_handler.has_ended() => {
                     let is_complete = self.fault_handler.is_complete();
-                    break (!is_complete)
-                        .then(|| "the process has ended on the acceptor".to_owned());
+                    break (!is_complete).then(|| ProgramFault::EndedAtAcceptor.into());
                 }
                 Ok(false) => {
                     let PostcopyReceiver {
@@ -77,7 +78,7 @@ impl PostcopyReceiver {
             }
         };
         if let Some(why) = &problem {
-            tracing::error!(%id, why, "post-copy failed: a process ended before all its pages had arrived");
+            tracing::error!(%id, %why, blame = %why.party(), "post-copy failed: a process ended before all its pages had arrived");
         }
         // Dropping `self` ends the rest of the tree.
         drop(self);
@@ -85,13 +86,13 @@ impl PostcopyReceiver {
     }
 
     /// Handles the pending jobs and page faults. Returns true if pages are still missing.
-    fn handle_pending(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<bool, String> {
+    fn handle_pending(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<bool, Failure> {
         loop {
             match inbox.try_recv() {
                 Ok(AcceptorJob::Piece { kind, more, bytes }) => self.on_piece(kind, more, bytes)?,
                 Ok(_) => {}
                 Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return Err("the daemon is stopping".to_owned()),
+                Err(TryRecvError::Disconnected) => return Err(NodeFault::DaemonStopping.into()),
             }
             // Page faults are handled after each piece, so that a faulting thread does not wait for other pages.
             self.handle_faults()?;
@@ -101,8 +102,8 @@ impl PostcopyReceiver {
             return Ok(false);
         }
         if self.last_message_at.elapsed() > SILENCE_MAX {
-            let limit = SILENCE_MAX.as_secs();
-            return Err(format!("received nothing from the donor for {limit} s"));
+            let limit_s = SILENCE_MAX.as_secs() as u32;
+            return Err(PeerFault::DonorSilent { limit_s }.into());
         }
         if self.last_message_at.elapsed() > ASK_INTERVAL
             && self.last_request_at.elapsed() > ASK_INTERVAL
@@ -112,11 +113,11 @@ impl PostcopyReceiver {
         Ok(true)
     }
 
-    fn handle_faults(&mut self) -> Result<(), String> {
+    fn handle_faults(&mut self) -> Result<(), Failure> {
         let faults = self
             .fault_handler
             .handle_events()
-            .map_err(|error| error.to_string())?;
+            .map_err(IntoFailure::into_failure)?;
         self.request_pages(faults);
         Ok(())
     }
@@ -146,7 +147,7 @@ impl PostcopyReceiver {
         self.events.send(WorkerEvent::RequestPages { id, request });
     }
 
-    fn on_piece(&mut self, kind: u8, more: bool, bytes: bytes::Bytes) -> Result<(), String> {
+    fn on_piece(&mut self, kind: u8, more: bool, bytes: bytes::Bytes) -> Result<(), Failure> {
         let (started_at, count) = (Instant::now(), bytes.len() as u64);
         self.last_message_at = started_at;
         let message = self.assembler.add_piece(kind, more, bytes)?;
@@ -154,17 +155,17 @@ impl PostcopyReceiver {
             Some((MessageKind::PostcopyPages, message)) => {
                 let message = message.into_bytes();
                 let filled = self.fault_handler.place_pages(&message);
-                let is_question = filled.map_err(|error| error.to_string())?;
+                let is_question = filled.map_err(IntoFailure::into_failure)?;
                 // Not repeated at once, because the asking donor may not be able to send yet.
                 if is_question && self.last_request_at.elapsed() > ASK_INTERVAL {
                     self.request_all_missing();
                 }
             }
             Some((MessageKind::PostcopyFailed, message)) => {
-                return Err(String::from_utf8_lossy(&message.into_bytes()).into_owned());
+                return Err(Failure::decode(&message.into_bytes()).from_peer());
             }
             Some((other, _)) => {
-                return Err(format!("received a late message about {}", other.name()));
+                return Err(ProtocolViolation::LateMessage(other.name().into()).into());
             }
             None => {}
         }
@@ -179,7 +180,7 @@ impl PostcopyReceiver {
 }
 
 /// Reports that no page is missing, or that no page is needed any more.
-fn report_end(id: MoveId, events: &EventSender, problem: Option<String>) {
+fn report_end(id: MoveId, events: &EventSender, problem: Option<Failure>) {
     let (is_complete, ranges) = (true, Vec::new());
     let request = PageRequest {
         is_complete,

@@ -7,6 +7,7 @@ use holdfast_proto::migration::{
     CheckReport, CommandToken, Completion, ProcessId, ProcessTree, Results,
 };
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Context, Failure, OperatorFault, ProgramFault, Text};
 
 use super::admission_policy::{ProcessDescription, process_name};
 use super::keyrings;
@@ -16,6 +17,7 @@ use super::socket_endpoints::{MovableAddresses, connection_flows};
 use super::systemd_units::SystemdUnits;
 use super::worker_events::{EventSender, WorkerEvent};
 use crate::dataplane::shared_ports;
+use crate::failure_conversion::{IntoFailure, thread_failure};
 
 /// Advice if the process does not exist.
 const PID_ADVICE: &str = "use the PID of a process on this node; `ps -e` lists them";
@@ -27,17 +29,17 @@ struct TreeInspection {
 }
 
 /// Finds state that only eBPF can read and that a move would lose. Yields the process and a description.
-fn hidden_state(pids: &[i32]) -> impl Iterator<Item = (i32, String)> {
+fn hidden_state(pids: &[i32]) -> impl Iterator<Item = (i32, Failure)> {
     landlock_domains::find_in_domain(pids)
         .into_iter()
         .chain(keyrings::find_with_keys(pids))
 }
 
 /// Refuses a tree in which a process has acquired such state since the check.
-pub(super) fn refuse_hidden_state(root: i32) -> Result<(), String> {
-    let pids = inspect::tree_pids(root).map_err(|error| error.to_string())?;
+pub(super) fn refuse_hidden_state(root: i32) -> Result<(), Failure> {
+    let pids = inspect::tree_pids(root).map_err(IntoFailure::into_own_failure)?;
     match hidden_state(&pids).next() {
-        Some((pid, why)) => Err(format!("process {pid}: {why}")),
+        Some((pid, why)) => Err(why.within(Context::Process(pid))),
         None => Ok(()),
     }
 }
@@ -52,12 +54,12 @@ fn inspect_tree(
     if !is_clone {
         blockers.extend(report.split_connections.iter().map(blocker_entry));
     }
-    for (pid, reason) in hidden_state(&report.processes) {
+    for (pid, why) in hidden_state(&report.processes) {
         blockers.push(BlockerEntry {
             pid,
             fd: None,
             path: None,
-            reason,
+            reason: why.to_string(),
         });
     }
     if report.processes.contains(&(std::process::id() as i32)) {
@@ -69,22 +71,22 @@ fn inspect_tree(
         });
     }
     for socket in &report.sockets {
-        if let Err(reason) = addresses.check_socket(socket) {
+        if let Err(why) = addresses.check_socket(socket) {
             blockers.push(BlockerEntry {
                 pid: root,
                 fd: None,
                 path: None,
-                reason,
+                reason: why.to_string(),
             });
         }
     }
     match shared_ports::blockers(&report.processes) {
         Ok(obstacles) => {
-            let port_entry = |(pid, fd, reason): (i32, u32, &str)| BlockerEntry {
+            let port_entry = |(pid, fd, fault): (i32, u32, ProgramFault)| BlockerEntry {
                 pid,
                 fd: Some(fd),
                 path: None,
-                reason: reason.to_owned(),
+                reason: fault.to_string(),
             };
             blockers.extend(obstacles.into_iter().map(port_entry));
         }
@@ -182,9 +184,7 @@ pub(super) fn start_machine_check(
         events.command_done(None, Completion { token, results });
     };
     if let Err(error) = spawn_thread(run) {
-        let results = Results::Checked(Err(vec![format!(
-            "cannot start a thread to check the process: {error}"
-        )]));
+        let results = Results::Checked(Err(vec![thread_failure(&error)]));
         failure_events.command_done(None, Completion { token, results });
     }
 }
@@ -193,12 +193,15 @@ fn check_report(
     (process, is_clone): (ProcessId, bool),
     hops: u32,
     (addresses, units): (&MovableAddresses, &SystemdUnits),
-) -> Result<CheckReport, Vec<String>> {
-    let root = i32::try_from(process.0).map_err(|_| vec!["no such process".to_owned()])?;
-    let inspection = inspect_tree(root, addresses, is_clone)
-        .map_err(|error| vec![format!("{error}; {PID_ADVICE}")])?;
+) -> Result<CheckReport, Vec<Failure>> {
+    let no_such_process = || OperatorFault::NoSuchProcess { pid: process.0 };
+    let root = i32::try_from(process.0).map_err(|_| vec![no_such_process().into()])?;
+    let inspection = inspect_tree(root, addresses, is_clone).map_err(|error| match error {
+        Error::ProcessEnded(pid) if pid == root => vec![no_such_process().into()],
+        other => vec![other.into_own_failure()],
+    })?;
     if !inspection.blockers.is_empty() {
-        return Err(inspection.blockers.iter().map(blocker_text).collect());
+        return Err(inspection.blockers.into_iter().map(obstacle).collect());
     }
     let mut description = ProcessDescription::read(&inspection.report.processes);
     let group = units.group_of(&inspection.report.processes);
@@ -219,16 +222,15 @@ fn check_report(
     })
 }
 
-/// Formats a blocker as one line.
-fn blocker_text(blocker: &BlockerEntry) -> String {
-    let mut text = format!("process {}", blocker.pid);
-    if let Some(fd) = blocker.fd {
-        text += &format!(", descriptor {fd}");
+/// Returns the failure for a blocker.
+fn obstacle(blocker: BlockerEntry) -> Failure {
+    ProgramFault::Obstacle {
+        pid: blocker.pid,
+        fd: blocker.fd,
+        path: blocker.path.map(Text::from),
+        reason: blocker.reason.into(),
     }
-    if let Some(path) = &blocker.path {
-        text += &format!(" ({path})");
-    }
-    format!("{text}: {}", blocker.reason)
+    .into()
 }
 
 fn spawn_thread(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {

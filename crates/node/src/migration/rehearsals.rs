@@ -82,7 +82,9 @@ impl Migrations {
 fn refusals_of(reason: &ProcessKeptReason) -> Vec<String> {
     match reason {
         ProcessKeptReason::Rehearsed => Vec::new(),
-        ProcessKeptReason::Refused { whys, .. } | ProcessKeptReason::Blocked(whys) => whys.clone(),
+        ProcessKeptReason::Refused { whys, .. } | ProcessKeptReason::Blocked(whys) => {
+            whys.iter().map(ToString::to_string).collect()
+        }
         other => vec![other.to_string()],
     }
 }

@@ -13,7 +13,10 @@ use holdfast_checkpoint::image::DescriptorUpdate;
 use holdfast_checkpoint::sockets::{
     RestoredSockets, SocketAddresses, SocketStaticState, split_connections,
 };
+use holdfast_wire::failure::{Failure, ProgramFault};
 use holdfast_wire::{Flow, NodeId, Protocol};
+
+use crate::failure_conversion::system_call;
 
 /// Endpoints of a process's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,16 +129,18 @@ impl TreeSockets {
 
     /// Checks that all loopback connections of the stopped tree have both ends in the tree. Must be called by a thread
     /// in the tree's network namespace.
-    pub(super) fn check_loopback_ends(&self) -> Result<(), String> {
+    pub(super) fn check_loopback_ends(&self) -> Result<(), Failure> {
         if self.loopback.is_empty() {
             return Ok(());
         }
         let ends: Vec<SocketAddresses> =
             self.endpoints.values().map(SocketEndpoint::ends).collect();
         let halved_pairs = split_connections(&ends)
-            .map_err(|error| format!("cannot list connections of this host: {error}"))?;
+            .map_err(|error| system_call("cannot list connections of this host", &error))?;
         let first = halved_pairs.first();
-        first.map_or(Ok(()), |(ends, why)| Err(why.text(ends, None)))
+        first.map_or(Ok(()), |(ends, why)| {
+            Err(ProgramFault::LoopbackSplit(why.text(ends, None).into()).into())
+        })
     }
 
     /// Returns true if packets of a flow reach one of these sockets.
@@ -213,16 +218,14 @@ impl MovableAddresses {
 
     /// Checks that unaccepted connections at these addresses can be handed off after their program. Connections at
     /// service addresses can; the program must accept the others first.
-    pub(super) fn check_handoff_of(&self, addresses: &[SocketAddr]) -> Result<(), String> {
+    pub(super) fn check_handoff_of(&self, addresses: &[SocketAddr]) -> Result<(), Failure> {
         let can_hand_off = |address: &SocketAddr| {
             let ip = canonical(address.ip());
             ip.is_unspecified() || self.services.contains(&ip)
         };
         match addresses.iter().find(|at| !can_hand_off(at)) {
             None => Ok(()),
-            Some(at) => Err(format!(
-                "connections at {at} wait to be accepted: try again when the program has accepted them"
-            )),
+            Some(at) => Err(ProgramFault::UnacceptedConnections(*at).into()),
         }
     }
 
@@ -239,17 +242,17 @@ impl MovableAddresses {
     }
 
     /// Checks that this socket can exist at another node.
-    pub(super) fn check_socket(&self, socket: &SocketStaticState) -> Result<(), String> {
+    pub(super) fn check_socket(&self, socket: &SocketStaticState) -> Result<(), Failure> {
         endpoint_of(socket).map_or(Ok(()), |endpoint| self.check_endpoint(&endpoint))
     }
 
     /// Checks all sockets among these descriptors.
-    pub(super) fn check_descriptors(&self, found: &DescriptorUpdate) -> Result<(), String> {
+    pub(super) fn check_descriptors(&self, found: &DescriptorUpdate) -> Result<(), Failure> {
         let mut sockets = found.sockets.values();
         sockets.try_for_each(|socket| self.check_socket(socket))
     }
 
-    fn check_endpoint(&self, endpoint: &SocketEndpoint) -> Result<(), String> {
+    fn check_endpoint(&self, endpoint: &SocketEndpoint) -> Result<(), Failure> {
         let address = canonical(endpoint.local.ip());
         let is_unbound_wildcard = address.is_unspecified() && endpoint.remote.is_none();
         if is_unbound_wildcard || address.is_loopback() || self.services.contains(&address) {
@@ -257,17 +260,12 @@ impl MovableAddresses {
         }
         let flow = endpoint.flow().filter(|flow| self.is_private(flow));
         let Some(flow) = flow else {
-            return Err(format!(
-                "the socket at {} has an address that only this host has: use a service address of the group",
-                endpoint.local
-            ));
+            return Err(ProgramFault::HostOnlyAddress(endpoint.local).into());
         };
         let to = flow.remote.ip();
         if to == address || self.services.contains(&to) {
-            return Err(format!(
-                "the connection from {} to {} stays within this host: close it, or move both ends together",
-                flow.local, flow.remote
-            ));
+            let (local, remote) = (flow.local, flow.remote);
+            return Err(ProgramFault::ConnectionWithinHost { local, remote }.into());
         }
         Ok(())
     }
@@ -343,7 +341,11 @@ mod tests {
             let why = tree_sockets
                 .check_loopback_ends()
                 .expect_err("its other end is not in the tree");
-            assert!(why.contains("another process has the other end"), "{why}");
+            assert!(
+                why.to_string()
+                    .contains("another process has the other end"),
+                "{why}"
+            );
             tree_sockets.update(&descriptors_of(&[(2, &other_end)]));
             assert_eq!(tree_sockets.check_loopback_ends(), Ok(()));
             tree_sockets.update(&DescriptorUpdate {

@@ -4,18 +4,22 @@ use std::collections::BTreeSet;
 
 use holdfast_api::control::{ErrorBody, UnitEntry};
 use holdfast_sys::cgroup::{ControlGroup, ControlGroups};
+use holdfast_wire::failure::{Failure, OperatorFault, Text};
+
+use crate::failure_conversion::system_call;
 
 /// Suffix of the control groups of units that can move.
 const SERVICE_SUFFIX: &str = ".service";
 
 /// Returns the reasons why a process's control group cannot be made here; empty if it can.
-pub(super) fn group_refusals(groups: &ControlGroups, group: &ControlGroup) -> Vec<String> {
+pub(super) fn group_refusals(groups: &ControlGroups, group: &ControlGroup) -> Vec<Failure> {
     match group.path().ends_with(SERVICE_SUFFIX) {
-        true => groups.creation_obstacles(group),
-        false => vec![format!(
-            "control group {} does not belong to a service",
-            group.path()
-        )],
+        true => {
+            let obstacles = groups.creation_obstacles(group).into_iter();
+            let obstacles = obstacles.map(|why| OperatorFault::ControlGroup(why.into()).into());
+            obstacles.collect()
+        }
+        false => vec![OperatorFault::NotAServiceGroup(Text::of(group.path())).into()],
     }
 }
 
@@ -73,9 +77,9 @@ impl SystemdUnits {
     }
 
     /// Returns the group that moves with a tree: a unit's group, if the tree contains all its processes.
-    pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<ControlGroup>, String> {
+    pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<ControlGroup>, Failure> {
         let failed =
-            |error: std::io::Error| format!("cannot read the process's control group: {error}");
+            |error: std::io::Error| system_call("cannot read the process's control group", &error);
         let Some(root) = tree.first() else {
             return Ok(None);
         };

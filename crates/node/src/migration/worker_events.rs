@@ -8,6 +8,7 @@ use holdfast_api::control::{ErrorBody, PostCopyMemory, ProcessCheck};
 use holdfast_checkpoint::acceptor::Restorer;
 use holdfast_checkpoint::donor::ProcessRef;
 use holdfast_proto::migration::{CommandToken, Completion};
+use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{DonorFlow, PageRequest};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
@@ -40,10 +41,10 @@ pub(crate) enum WorkerEvent {
         id: MoveId,
         bytes: u64,
         busy_us: u64,
-        problem: Option<String>,
+        problem: Option<Failure>,
     },
     /// Send this node's verdict on the process to the donor.
-    SendVerdict { id: MoveId, refusals: Vec<String> },
+    SendVerdict { id: MoveId, refusals: Vec<Failure> },
     /// Request missing pages from the donor.
     RequestPages { id: MoveId, request: PageRequest },
     /// Request the next step of the hand-over of locks from the donor.
@@ -79,7 +80,7 @@ pub(crate) enum WorkerEvent {
         id: MoveId,
         redirect: Redirect,
         /// Reply with the datagram flows that began here since the last round.
-        reply: oneshot::Sender<Result<Vec<Flow>, String>>,
+        reply: oneshot::Sender<Result<Vec<Flow>, Failure>>,
     },
     /// Redirect new clients: these sockets are about to be made for a process that does not run here yet.
     RedirectNewClients {

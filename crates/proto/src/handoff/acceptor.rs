@@ -3,6 +3,7 @@
 use super::shared_state::{CommandPurpose, HandoffTimer, MovingFlow};
 use super::{Command, FlowToRestore, Handoff};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProtocolViolation};
 use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlowState};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, VecDeque};
@@ -38,7 +39,7 @@ pub(super) struct InboundBatch {
     pub states: BTreeMap<usize, FrozenFlowState>,
     pub times: AcceptorPhaseTimes,
     /// Reason for giving the batch up once its command is complete.
-    pub pending_failure: Option<String>,
+    pub pending_failure: Option<Failure>,
 }
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(super) struct InboundFlow {
     /// Epoch at which the donor owned the flow.
     pub epoch: Epoch,
     /// Reason the flow is not taken; none while it moves with the batch.
-    pub refusal: Option<String>,
+    pub refusal: Option<Failure>,
     /// Epoch at which this node owns the flow.
     pub owned_epoch: Option<Epoch>,
 }
@@ -71,9 +72,9 @@ impl InboundBatch {
     }
 
     /// Removes a flow from the batch.
-    pub(super) fn refuse(&mut self, index: usize, reason: &str) -> Flow {
+    pub(super) fn refuse(&mut self, index: usize, reason: Failure) -> Flow {
         let flow = &mut self.flows[index];
-        flow.refusal = Some(reason.to_owned());
+        flow.refusal = Some(reason);
         flow.flow
     }
 }
@@ -124,19 +125,20 @@ impl Handoff {
         let mut accepted = Vec::with_capacity(flows.len());
         for flow in flows {
             let refusal = if flow.flow.is_process() {
-                Some("the flow names a process, which cannot be handed off like a connection")
+                Some(ProtocolViolation::ProcessAsFlow.into())
             } else if self.core.moving_flows.contains_key(&flow.flow) {
-                Some("the flow takes part in another handoff on the acceptor")
+                Some(NodeFault::FlowInOtherHandoff.into())
             } else {
                 None
             };
+            let is_accepted = refusal.is_none();
             inbound.flows.push(InboundFlow {
                 flow: flow.flow,
                 epoch: flow.epoch,
-                refusal: refusal.map(str::to_owned),
+                refusal,
                 owned_epoch: None,
             });
-            if refusal.is_none() {
+            if is_accepted {
                 self.core
                     .moving_flows
                     .insert(flow.flow, MovingFlow::default());
@@ -161,7 +163,7 @@ impl Handoff {
         &mut self,
         now: Duration,
         batch: BatchId,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Preparing) else {
             return;
@@ -172,7 +174,7 @@ impl Handoff {
         let mut unprepared_flows = Vec::new();
         for (index, result) in inbound.active_indices().into_iter().zip(results) {
             if let Err(error) = result {
-                unprepared_flows.push(inbound.refuse(index, &error));
+                unprepared_flows.push(inbound.refuse(index, error));
             }
         }
         let refusals = inbound
@@ -185,7 +187,7 @@ impl Handoff {
             self.core.end_move(&flow, None);
         }
         if let Some(reason) = doomed {
-            return self.discard_batch(batch, &reason);
+            return self.discard_batch(batch, reason);
         }
         self.core
             .send(donor, Frame::PrepareResponse { batch, results });
@@ -218,7 +220,7 @@ impl Handoff {
             );
         }
         if !self.acceptor.batches.contains_key(&batch) {
-            let reason = "the batch is unknown or was aborted".to_owned();
+            let reason = NodeFault::UnknownBatch.into();
             self.core.send(from, Frame::Abort { batch, reason });
             return self
                 .core
@@ -260,7 +262,7 @@ impl Handoff {
         let mut missing = Vec::new();
         for index in inbound.active_indices() {
             if !inbound.states.contains_key(&index) {
-                missing.push(inbound.refuse(index, "the flow's state did not arrive"));
+                missing.push(inbound.refuse(index, PeerFault::FlowStateMissing.into()));
             }
         }
         let flows: Vec<FlowToRestore> = std::mem::take(&mut inbound.states)
@@ -272,7 +274,7 @@ impl Handoff {
             })
             .collect();
         if flows.is_empty() {
-            self.discard_flows(Some(batch), missing, "the flow's state did not arrive");
+            self.discard_flows(Some(batch), missing, PeerFault::FlowStateMissing);
             return self.send_done(now, batch);
         }
         self.core
@@ -281,6 +283,6 @@ impl Handoff {
                 batch,
                 flows,
             });
-        self.discard_flows(Some(batch), missing, "the flow's state did not arrive");
+        self.discard_flows(Some(batch), missing, PeerFault::FlowStateMissing);
     }
 }

@@ -7,6 +7,7 @@ use super::requests_to_holder::HolderAnswers;
 use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff};
 use core::time::Duration;
+use holdfast_wire::failure::{Context, Failure, PeerFault};
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange};
 
@@ -18,24 +19,26 @@ impl Handoff {
         &mut self,
         now: Duration,
         batch: BatchId,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Restoring) else {
             return;
         };
         inbound.times.restore_us = inbound.enter_stage(now, InboundBatchStage::Committing);
         if let Some(reason) = inbound.pending_failure.take() {
-            return self.discard_batch(batch, &reason);
+            return self.discard_batch(batch, reason);
         }
         let mut failed = Vec::new();
+        let mut failure = None;
         let mut changes = Vec::new();
         for (index, result) in inbound.active_indices().into_iter().zip(results) {
             match result {
                 Ok(()) => changes.push(commit_change(&inbound.flows[index])),
-                Err(error) => failed.push(inbound.refuse(
-                    index,
-                    &format!("the flow's state could not be restored: {error}"),
-                )),
+                Err(error) => {
+                    let reason = error.within(Context::FlowNotRestored);
+                    failure.get_or_insert_with(|| reason.clone());
+                    failed.push(inbound.refuse(index, reason));
+                }
             }
         }
         if changes.is_empty() {
@@ -43,11 +46,9 @@ impl Handoff {
         } else {
             self.request_changes(now, changes, HolderRequestPurpose::Commit(batch));
         }
-        self.discard_flows(
-            Some(batch),
-            failed,
-            "the flow's state could not be restored",
-        );
+        if let Some(failure) = failure {
+            self.discard_flows(Some(batch), failed, failure);
+        }
     }
 
     /// Handles the holder's answer. A flow that the holder does not grant to this node is discarded.
@@ -68,7 +69,7 @@ impl Handoff {
                         epoch: record.epoch,
                     });
                 }
-                _ => refused.push(inbound.refuse(index, "the holder did not commit the flow")),
+                _ => refused.push(inbound.refuse(index, PeerFault::FlowNotCommitted.into())),
             }
         }
         inbound.stage = InboundBatchStage::Activating;
@@ -77,7 +78,7 @@ impl Handoff {
         } else {
             self.command_activate(Some(batch), Retryable::first_attempt(activations));
         }
-        self.discard_flows(Some(batch), refused, "the holder did not commit the flow");
+        self.discard_flows(Some(batch), refused, PeerFault::FlowNotCommitted);
     }
 
     pub(super) fn command_activate(
@@ -96,7 +97,7 @@ impl Handoff {
         now: Duration,
         batch: Option<BatchId>,
         retryable: Retryable<FlowEpoch>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let (ended, to_retry) = self.core.split_ended(retryable, results, "Activate");
         let complete = to_retry.is_none();
@@ -136,7 +137,7 @@ impl Handoff {
             .map(|flow| match (&flow.owned_epoch, &flow.refusal) {
                 (Some(epoch), _) => Ok(*epoch),
                 (None, Some(why)) => Err(why.clone()),
-                (None, None) => Err("the handoff was aborted".to_owned()),
+                (None, None) => Err(PeerFault::HandoffAborted.into()),
             });
         let results = results.collect();
         self.core.send(
@@ -165,20 +166,25 @@ impl Handoff {
     }
 
     /// Gives up a batch for which no commit was requested.
-    pub(super) fn discard_batch(&mut self, batch: BatchId, reason: &str) {
+    pub(super) fn discard_batch(&mut self, batch: BatchId, reason: Failure) {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
         let flows = inbound
             .active_indices()
             .into_iter()
-            .map(|index| inbound.refuse(index, reason))
+            .map(|index| inbound.refuse(index, reason.clone()))
             .collect();
         self.end_batch(batch);
         self.discard_flows(Some(batch), flows, reason);
     }
 
-    pub(super) fn discard_flows(&mut self, batch: Option<BatchId>, flows: Vec<Flow>, reason: &str) {
+    pub(super) fn discard_flows(
+        &mut self,
+        batch: Option<BatchId>,
+        flows: Vec<Flow>,
+        reason: impl Into<Failure>,
+    ) {
         if flows.is_empty() {
             return;
         }
@@ -186,11 +192,10 @@ impl Handoff {
         let discarded = flows.clone();
         self.core
             .push_command(purpose, |token| Command::Discard { token, flows });
-        let (flows, reason) = (discarded, reason.to_owned());
         self.core.outputs.push_event(Event::FlowsDiscarded {
             batch,
-            flows,
-            reason,
+            flows: discarded,
+            reason: reason.into(),
         });
     }
 
@@ -205,16 +210,16 @@ impl Handoff {
     pub(super) fn abort_inbound(
         &mut self,
         batch: BatchId,
-        reason: &str,
+        reason: Failure,
         complete_state_continues: bool,
     ) {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
         match inbound.stage {
-            InboundBatchStage::Preparing => inbound.pending_failure = Some(reason.to_owned()),
+            InboundBatchStage::Preparing => inbound.pending_failure = Some(reason),
             InboundBatchStage::Restoring if !complete_state_continues => {
-                inbound.pending_failure = Some(reason.to_owned())
+                inbound.pending_failure = Some(reason)
             }
             InboundBatchStage::Waiting => self.discard_batch(batch, reason),
             InboundBatchStage::Restoring
@@ -229,7 +234,7 @@ impl Handoff {
         let affected = batches.filter(|(_, inbound)| inbound.donor == peer);
         let affected: Vec<BatchId> = affected.map(|(batch, _)| *batch).collect();
         for batch in affected {
-            self.abort_inbound(batch, "the channel to the donor was lost", true);
+            self.abort_inbound(batch, PeerFault::DonorChannelLost.into(), true);
         }
     }
 
@@ -239,10 +244,11 @@ impl Handoff {
             return;
         };
         inbound.deadline = None;
-        let reason = "the flow's state did not arrive in time".to_owned();
-        self.core
-            .send(inbound.donor, Frame::Abort { batch, reason });
-        self.discard_batch(batch, "the flow's state did not arrive in time");
+        let donor = inbound.donor;
+        let failure = Failure::from(PeerFault::FlowStateLate);
+        let reason = failure.clone();
+        self.core.send(donor, Frame::Abort { batch, reason });
+        self.discard_batch(batch, failure);
     }
 }
 

@@ -23,6 +23,7 @@
 use super::FlowKeptReason;
 use bytes::Bytes;
 use core::time::Duration;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 
@@ -180,21 +181,21 @@ pub struct Completion {
 
 /// Results per flow (per change for `Arbitrated`), in the order of the command of the corresponding name.
 ///
-/// A text explains the failure. After a failed `Freeze` a flow must be in "transit out" or in its state before the
-/// command; the machine rolls it back. The remains of a failed `Restore` or `PrepareSockets` are cleaned up by
-/// `Discard`. A failed `Resume`, `Close` or `Activate` is retried.
+/// After a failed `Freeze` a flow must be in "transit out" or in its state before the command; the machine rolls it
+/// back. The remains of a failed `Restore` or `PrepareSockets` are cleaned up by `Discard`. A failed `Resume`, `Close`
+/// or `Activate` is retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
     ReadStatic(Vec<Result<StaticFlow, FlowKeptReason>>),
     /// Queue contents after the wait.
     Drained(Vec<SendQueueInfo>),
-    Frozen(Vec<Result<FrozenFlow, String>>),
-    Resumed(Vec<Result<(), String>>),
-    Closed(Vec<Result<(), String>>),
-    PreparedSockets(Vec<Result<(), String>>),
-    Restored(Vec<Result<(), String>>),
-    Activated(Vec<Result<(), String>>),
+    Frozen(Vec<Result<FrozenFlow, Failure>>),
+    Resumed(Vec<Result<(), Failure>>),
+    Closed(Vec<Result<(), Failure>>),
+    PreparedSockets(Vec<Result<(), Failure>>),
+    Restored(Vec<Result<(), Failure>>),
+    Activated(Vec<Result<(), Failure>>),
     Discarded,
     Arbitrated(Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>),
     LookedUp(Vec<Option<OwnershipRecord>>),

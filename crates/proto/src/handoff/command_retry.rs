@@ -6,6 +6,7 @@ use super::event::Event;
 use super::shared_state::{CommandPurpose, HandoffCore};
 use super::{CommandToken, Handoff};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::Failure;
 
 /// Most attempts of such a command.
 const ATTEMPTS_MAX: u32 = 5;
@@ -46,7 +47,7 @@ impl HandoffCore {
     pub(super) fn split_ended<T: HasFlow>(
         &mut self,
         retryable: Retryable<T>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
         command: &'static str,
     ) -> (Vec<T>, Option<Retryable<T>>) {
         let attempt = retryable.attempt;

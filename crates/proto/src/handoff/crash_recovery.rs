@@ -11,6 +11,7 @@ use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
 use super::shared_state::{HolderRequestPurpose, MovingFlow};
 use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
 use core::time::Duration;
+use holdfast_wire::failure::NodeFault;
 use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
 
 /// A flow that this node was taking before the restart.
@@ -89,11 +90,7 @@ impl Handoff {
         if !owned.is_empty() {
             self.command_activate(None, Retryable::first_attempt(owned));
         }
-        self.discard_flows(
-            None,
-            not_owned,
-            "the daemon restarted before the flow was committed",
-        );
+        self.discard_flows(None, not_owned, NodeFault::RestartedBeforeFlowCommit);
     }
 }
 

@@ -10,6 +10,7 @@ use super::requests_to_holder::HolderAnswers;
 use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff, SendQueueInfo, drain_prediction};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, PeerFault};
 use holdfast_wire::{ChangeKind, NodeId, OwnershipChange, RecordState};
 
 impl OutboundBatch {
@@ -100,7 +101,7 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         seq: u64,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Preparing) else {
             return self.core.outputs.report_ignored(
@@ -127,7 +128,7 @@ impl Handoff {
                     false,
                     FlowKeptReason::Refused {
                         by: from,
-                        why: error,
+                        why: error.from_peer(),
                     },
                 );
                 let epoch = ending_flow.epoch;
@@ -316,7 +317,7 @@ impl Handoff {
         self.resume(resume);
         self.close(close);
         if flows.is_empty() {
-            self.send_abort(acceptor, seq, "no flow was diverted");
+            self.send_abort(acceptor, seq, PeerFault::NoFlowDiverted.into());
             return self.start_settling(now, seq);
         }
         self.core

@@ -11,6 +11,7 @@ use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
 use super::shared_state::{CommandPurpose, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff, RequestId};
 use core::time::Duration;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::{
     ChangeKind, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, RecordState,
 };
@@ -166,7 +167,7 @@ impl Handoff {
         &mut self,
         now: Duration,
         retryable: Retryable<(EndingFlow, FlowEpoch)>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let (ended, to_retry) = self.core.split_ended(retryable, results, "Resume");
         if let Some(to_retry) = to_retry {
@@ -190,7 +191,7 @@ impl Handoff {
         &mut self,
         now: Duration,
         retryable: Retryable<(EndingFlow, FlowEpoch)>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         let (ended, to_retry) = self.core.split_ended(retryable, results, "Close");
         if let Some(to_retry) = to_retry {

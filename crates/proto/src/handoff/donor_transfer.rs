@@ -1,9 +1,10 @@
 //! The donor's last third: the frozen batch is transferred, and moved or given up.
 
 use super::donor::{OutboundBatch, OutboundBatchStage};
-use super::event::{FlowKeptReason, HandoffStep};
+use super::event::FlowKeptReason;
 use super::{FrozenFlow, Handoff};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, HandoffStep, NodeFault, ProtocolViolation};
 use holdfast_wire::frame::{AcceptorPhaseTimes, FrozenFlowState};
 use holdfast_wire::{Epoch, Frame, LENGTH_MAX, NodeId};
 
@@ -19,7 +20,7 @@ impl Handoff {
         &mut self,
         now: Duration,
         seq: u64,
-        results: Vec<Result<FrozenFlow, String>>,
+        results: Vec<Result<FrozenFlow, Failure>>,
     ) {
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Freezing) else {
             return;
@@ -59,7 +60,7 @@ impl Handoff {
         }
         let bytes = batch.bytes;
         if states.is_empty() {
-            self.send_abort(acceptor, seq, "no flow could be frozen");
+            self.send_abort(acceptor, seq, NodeFault::NoFlowFrozen.into());
             self.start_settling(now, seq);
         } else {
             self.send_states(acceptor, seq, states);
@@ -107,7 +108,7 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         seq: u64,
-        results: Vec<Result<Epoch, String>>,
+        results: Vec<Result<Epoch, Failure>>,
         times: AcceptorPhaseTimes,
     ) {
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Transferring) else {
@@ -141,26 +142,24 @@ impl Handoff {
                     moved.push((batch.remove_flow(seq, index, true, reason), committed_epoch));
                 }
                 Ok(_) => {
-                    let explanation = "the committed epoch does not match the transit's".to_owned();
                     doubtful.push(batch.remove_flow(
                         seq,
                         index,
                         true,
                         FlowKeptReason::Refused {
                             by: from,
-                            why: explanation,
+                            why: ProtocolViolation::EpochMismatch.into(),
                         },
                     ));
                 }
                 Err(error) => {
-                    let explanation = error.clone();
                     doubtful.push(batch.remove_flow(
                         seq,
                         index,
                         true,
                         FlowKeptReason::Refused {
                             by: from,
-                            why: explanation,
+                            why: error.clone().from_peer(),
                         },
                     ));
                 }
@@ -189,9 +188,8 @@ impl Handoff {
         }
     }
 
-    pub(super) fn send_abort(&mut self, acceptor: NodeId, seq: u64, reason: &str) {
+    pub(super) fn send_abort(&mut self, acceptor: NodeId, seq: u64, reason: Failure) {
         let batch = self.batch_id(seq);
-        let reason = reason.to_owned();
         self.core.send(acceptor, Frame::Abort { batch, reason });
     }
 
@@ -251,7 +249,7 @@ impl Handoff {
                 self.roll_back(now, flows);
             }
         }
-        self.send_abort(acceptor, seq, &reason.to_string());
+        self.send_abort(acceptor, seq, reason.failure());
     }
 
     /// Handles the loss of the channel to an acceptor.

@@ -3,6 +3,9 @@
 use super::RequestId;
 use crate::machine_output::IgnoredInput;
 use core::time::Duration;
+use holdfast_wire::failure::{
+    Context, Failure, HandoffStep, NodeFault, OperatorFault, PeerFault, ProgramFault, Step,
+};
 use holdfast_wire::frame::BatchId;
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 use std::fmt;
@@ -25,41 +28,31 @@ pub enum FlowHandoffOutcome {
 }
 
 /// Reason for a flow to stay.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowKeptReason {
     /// The flow does not exist on this node.
-    #[error("there is no such flow on this node; `holdfast flow list` shows those there are")]
     UnknownFlow,
     /// Another node owns the flow.
-    #[error("this node does not own the flow: {}", owner_text(.0))]
     OwnedElsewhere(Option<OwnershipRecord>),
     /// The flow is in a handoff already, here as donor or as acceptor.
-    #[error("the flow is moving already; try again when that has ended")]
     AlreadyMoving,
     /// The flow uses something that cannot move.
-    #[error("the flow cannot move: {0}")]
-    Unmovable(String),
+    Unmovable(Failure),
     /// The acceptor refused.
-    #[error("node {by} refused: {why}")]
     Refused {
         /// The acceptor.
         by: NodeId,
-        /// The acceptor's explanation.
-        why: String,
+        /// The acceptor's failure, as seen from this node.
+        why: Failure,
     },
     /// Extraction of the state failed on this node.
-    #[error("the state of the flow could not be extracted: {0}")]
-    Extract(String),
+    Extract(Failure),
     /// The state is larger than a frame may be.
-    #[error(
-        "the queues of the flow hold {bytes} bytes, more than fits into a frame; drain first, or try again later"
-    )]
     TooBig {
         /// Size of the state in bytes.
         bytes: usize,
     },
     /// A node did not answer in time.
-    #[error("node {peer} did not answer in time ({step}); check that its holdfastd runs")]
     TimedOut {
         /// The node that did not answer.
         peer: NodeId,
@@ -67,7 +60,6 @@ pub enum FlowKeptReason {
         step: HandoffStep,
     },
     /// The channel to the acceptor was lost.
-    #[error("the channel to node {peer} was lost ({step})")]
     PeerLost {
         /// The acceptor.
         peer: NodeId,
@@ -75,54 +67,56 @@ pub enum FlowKeptReason {
         step: HandoffStep,
     },
     /// The acceptor aborted the batch.
-    #[error("node {by} aborted the handoff: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
-        /// The acceptor's explanation.
-        why: String,
+        /// The acceptor's failure, as seen from this node.
+        why: Failure,
     },
     /// The holder's record of the flow contradicts this node's request.
-    #[error("the holder refused to divert the flow: {0}")]
     NotDiverted(ChangeRefusal),
     /// The daemon restarted during the handoff.
-    #[error("the daemon restarted during the handoff")]
     Restarted,
 }
 
-fn owner_text(record: &Option<OwnershipRecord>) -> String {
-    match record {
-        Some(record) => record.to_string(),
-        None => "another node does".to_owned(),
+impl FlowKeptReason {
+    /// Returns the failure that keeps the flow here, with the party to blame.
+    pub fn failure(&self) -> Failure {
+        match self {
+            Self::UnknownFlow => OperatorFault::UnknownFlow.into(),
+            Self::OwnedElsewhere(record) => OperatorFault::FlowOwnedElsewhere(*record).into(),
+            Self::AlreadyMoving => OperatorFault::FlowAlreadyMoving.into(),
+            Self::Unmovable(why) => why.clone().within(Context::FlowCannotMove),
+            Self::Refused { by, why } => why.clone().within(Context::RefusedBy(*by)),
+            Self::Extract(why) => why.clone().within(Context::FlowNotExtracted),
+            Self::TooBig { bytes } => ProgramFault::FlowTooBig {
+                bytes: *bytes as u64,
+            }
+            .into(),
+            Self::TimedOut { peer, step } => PeerFault::NoAnswer {
+                node: *peer,
+                step: Step::Handoff(*step),
+            }
+            .into(),
+            Self::PeerLost { peer, step } => PeerFault::ChannelLost {
+                node: *peer,
+                step: Step::Handoff(*step),
+            }
+            .into(),
+            Self::Aborted { by, why } => why.clone().within(Context::HandoffAbortedBy(*by)),
+            Self::NotDiverted(refusal) => PeerFault::FlowNotDiverted(*refusal).into(),
+            Self::Restarted => NodeFault::RestartedInHandoff.into(),
+        }
     }
 }
 
-/// Steps of a handoff, as the donor sees them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum HandoffStep {
-    /// Read the static state, make sockets at the acceptor.
-    Prepare,
-    /// Wait until the send queue is empty.
-    Drain,
-    /// Mark the flow as in transit at the holder.
-    Divert,
-    /// Freeze the flow and extract its state.
-    Extract,
-    /// Send, restore and commit the state, until the acceptor reports `Done`.
-    Transfer,
-}
-
-impl fmt::Display for HandoffStep {
+impl fmt::Display for FlowKeptReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            HandoffStep::Prepare => "prepare",
-            HandoffStep::Drain => "drain",
-            HandoffStep::Divert => "divert",
-            HandoffStep::Extract => "extract",
-            HandoffStep::Transfer => "transfer",
-        })
+        self.failure().fmt(f)
     }
 }
+
+impl std::error::Error for FlowKeptReason {}
 
 /// Durations of a batch's phases, as its donor measures them. Zero for a phase that was not reached.
 ///
@@ -205,7 +199,7 @@ pub enum Event {
         /// The flows.
         flows: Vec<Flow>,
         /// Reason for giving up.
-        reason: String,
+        reason: Failure,
     },
     /// The holder answered a change reported by `handle_changes`.
     ///
@@ -229,8 +223,8 @@ pub enum Event {
         flow: Flow,
         /// Name of the command.
         command: &'static str,
-        /// The daemon's explanation.
-        error: String,
+        /// The last failure.
+        error: Failure,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored(IgnoredInput),

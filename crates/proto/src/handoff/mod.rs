@@ -35,7 +35,8 @@ pub use command::{
     SendQueueInfo, StaticFlow,
 };
 pub use config::HandoffMachineConfig;
-pub use event::{BatchPhaseTimes, Event, FlowHandoffOutcome, FlowKeptReason, HandoffStep};
+pub use event::{BatchPhaseTimes, Event, FlowHandoffOutcome, FlowKeptReason};
+pub use holdfast_wire::failure::HandoffStep;
 
 use self::acceptor::Acceptor;
 use self::donor::Donor;
@@ -43,6 +44,7 @@ use self::holder::Holder;
 use self::shared_state::{CommandPurpose, HandoffCore, HandoffTimer};
 use crate::machine_output::MachineOutput;
 use crate::view::View;
+use holdfast_wire::failure::{Context, Failure};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
 
@@ -164,7 +166,7 @@ impl Handoff {
             } if self.is_own_batch(batch) => {
                 self.on_done(now, from, batch.seq, results, times);
             }
-            Frame::Abort { batch, reason } => self.on_abort(now, from, batch, reason),
+            Frame::Abort { batch, reason } => self.on_abort(now, from, batch, reason.from_peer()),
             Frame::ChangeRequest { request, changes } => {
                 self.on_change_request(from, request, changes)
             }
@@ -343,10 +345,10 @@ impl Handoff {
         now: Duration,
         from: NodeId,
         batch: holdfast_wire::BatchId,
-        reason: String,
+        reason: Failure,
     ) {
         if batch.donor == from {
-            return self.abort_inbound(batch, &format!("the donor aborted: {reason}"), false);
+            return self.abort_inbound(batch, reason.within(Context::DonorAborted), false);
         }
         let acceptor = self
             .donor

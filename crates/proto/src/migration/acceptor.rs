@@ -5,6 +5,7 @@ use super::command::Command;
 use super::event::Event;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use core::time::Duration;
+use holdfast_wire::failure::{Context, Failure, NodeFault, PeerFault};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, MoveOffer, PeerConnections, StepTime};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
@@ -140,10 +141,7 @@ impl Migration {
             .values()
             .filter(|inbound| !running(inbound.stage));
         if incoming.count() >= self.core.config.incoming_max {
-            let refusals = vec![
-                "the acceptor is receiving another process; try again when that has ended"
-                    .to_owned(),
-            ];
+            let refusals = vec![NodeFault::ReceivingOtherProcess.into()];
             return self
                 .core
                 .send(from, id, MoveFrame::OfferResponse { refusals });
@@ -164,7 +162,7 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        result: Result<(), Vec<String>>,
+        result: Result<(), Vec<Failure>>,
     ) {
         let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Examining) else {
             return;
@@ -188,7 +186,7 @@ impl Migration {
             });
     }
 
-    pub(super) fn on_built(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+    pub(super) fn on_built(&mut self, now: Duration, id: MoveId, result: Result<(), Failure>) {
         let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Building) else {
             return;
         };
@@ -196,7 +194,7 @@ impl Migration {
         let failed = result.clone().err();
         self.core.send(id.donor, id, MoveFrame::Ready(result));
         if let Some(error) = failed {
-            self.discard(id, &error);
+            self.discard(id, error);
         }
     }
 
@@ -214,7 +212,7 @@ impl Migration {
         }
         let flow_names = flows.iter().map(|flow| flow.flow);
         if let Err(flow) = self.core.begin_flows(id, flow_names.clone()) {
-            let result = Err(format!("{flow} takes part in another move on the acceptor"));
+            let result = Err(NodeFault::FlowInOtherMove(flow).into());
             return self
                 .core
                 .send(from, id, MoveFrame::ArmResponse { part, result });
@@ -226,7 +224,7 @@ impl Migration {
             .push_command(purpose, |token| Command::Arm { token, id, flows });
     }
 
-    pub(super) fn on_hold_armed(&mut self, id: MoveId, part: u32, result: Result<(), String>) {
+    pub(super) fn on_hold_armed(&mut self, id: MoveId, part: u32, result: Result<(), Failure>) {
         if self
             .inbound_in_stage(id, InboundMoveStage::Waiting)
             .is_some()
@@ -242,14 +240,14 @@ impl Migration {
             .outputs
             .report_ignored(from, frame, "unknown move");
         if id.donor == from {
-            self.send_never_runs(id, "the move is unknown or was aborted");
+            self.send_never_runs(id, NodeFault::UnknownMove);
         }
     }
 
     /// Tells the donor that the process will never run here.
-    pub(super) fn send_never_runs(&mut self, id: MoveId, reason: &str) {
+    pub(super) fn send_never_runs(&mut self, id: MoveId, reason: impl Into<Failure>) {
         let frame = MoveFrame::Done {
-            result: Err(reason.to_owned()),
+            result: Err(reason.into()),
             times: AcceptorPhaseTimes::default(),
             since_resume_us: 0,
             steps: Vec::new(),
@@ -258,7 +256,7 @@ impl Migration {
     }
 
     /// Gives up a move for which no commit was requested, or whose commit was refused.
-    pub(super) fn discard(&mut self, id: MoveId, reason: &str) {
+    pub(super) fn discard(&mut self, id: MoveId, reason: impl Into<Failure>) {
         let Some(inbound) = self.inbound_moves.get(&id) else {
             return;
         };
@@ -271,7 +269,7 @@ impl Migration {
                     token,
                     id,
                 });
-            let reason = reason.to_owned();
+            let reason = reason.into();
             self.core
                 .outputs
                 .push_event(Event::ProcessDiscarded { id, reason });
@@ -288,7 +286,7 @@ impl Migration {
     }
 
     /// Handles the donor's abort. A move with a requested commit continues: the holder decides.
-    pub(super) fn on_abort(&mut self, from: NodeId, id: MoveId, reason: &str) {
+    pub(super) fn on_abort(&mut self, from: NodeId, id: MoveId, reason: Failure) {
         if id.donor != from {
             return self.core.outputs.report_ignored(
                 from,
@@ -304,8 +302,8 @@ impl Migration {
                 | InboundMoveStage::Waiting
                 | InboundMoveStage::Restoring,
             ) => {
-                self.discard(id, &format!("the donor aborted: {reason}"));
-                self.send_never_runs(id, "the move was aborted");
+                self.discard(id, reason.within(Context::DonorAborted));
+                self.send_never_runs(id, PeerFault::MoveAborted);
             }
             Some(_) => {}
         }
@@ -325,7 +323,7 @@ impl Migration {
         let moves = moves.filter(|(id, inbound)| id.donor == peer && is_waiting(inbound.stage));
         let moves: Vec<MoveId> = moves.map(|(id, _)| *id).collect();
         for id in moves {
-            self.discard(id, "the channel to the donor was lost");
+            self.discard(id, PeerFault::DonorChannelLost);
         }
     }
 
@@ -337,8 +335,8 @@ impl Migration {
         inbound.deadline = None;
         match inbound.stage {
             InboundMoveStage::Building | InboundMoveStage::Waiting => {
-                self.discard(id, "the process did not arrive in time");
-                self.send_never_runs(id, "the process did not arrive in time");
+                self.discard(id, PeerFault::ProcessLate);
+                self.send_never_runs(id, PeerFault::ProcessLate);
             }
             InboundMoveStage::Running => self.send_done(now, id),
             _ => {}

@@ -10,6 +10,7 @@ use super::requests_to_holder::{
 };
 use super::shared_state::CommandPurpose;
 use core::time::Duration;
+use holdfast_wire::failure::{Context, Failure, PeerFault, ProtocolViolation};
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections, TranslationStep};
 use holdfast_wire::{ChangeKind, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::collections::BTreeMap;
@@ -38,8 +39,8 @@ impl Migration {
             .iter()
             .any(|flow| !inbound.held_flows.contains(&flow.flow))
         {
-            self.discard(id, "the process has flows that were not announced");
-            return self.send_never_runs(id, "the process has flows that were not announced");
+            self.discard(id, ProtocolViolation::UnannouncedFlows);
+            return self.send_never_runs(id, ProtocolViolation::UnannouncedFlows);
         }
         inbound.enter_stage(now, InboundMoveStage::Restoring);
         inbound.flows = flows.clone();
@@ -56,14 +57,14 @@ impl Migration {
             });
     }
 
-    pub(super) fn on_restored(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+    pub(super) fn on_restored(&mut self, now: Duration, id: MoveId, result: Result<(), Failure>) {
         let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Restoring) else {
             return;
         };
         if let Err(error) = result {
-            let explanation = format!("the process could not be restored: {error}");
-            self.discard(id, &explanation);
-            return self.send_never_runs(id, &explanation);
+            let failure = error.within(Context::ProcessNotRestored);
+            self.discard(id, failure.clone());
+            return self.send_never_runs(id, failure);
         }
         inbound.times.restore_us = inbound.enter_stage(now, InboundMoveStage::Committing);
         // The flows are the ones diverted with the process: none was closed before the freeze, and none appeared late.
@@ -118,8 +119,8 @@ impl Migration {
         match records.next().flatten() {
             Some(record) if record.is_owned_by(node) => self.resume(now, id, record, records),
             _ => {
-                self.discard(id, "the holder did not commit the move");
-                self.send_never_runs(id, "the holder did not commit the move");
+                self.discard(id, PeerFault::MoveNotCommitted);
+                self.send_never_runs(id, PeerFault::MoveNotCommitted);
             }
         }
     }
@@ -181,7 +182,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         attempt: u32,
-        result: Result<ResumeReport, String>,
+        result: Result<ResumeReport, Failure>,
     ) {
         if self
             .inbound_in_stage(id, InboundMoveStage::Resuming)

@@ -29,6 +29,7 @@
 use super::freeze_cost::ProcessTree;
 use bytes::Bytes;
 use core::time::Duration;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{
     DonorFlow, MoveOffer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
 };
@@ -193,8 +194,8 @@ pub struct CheckReport {
 /// Report on a round of copying.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoundReport {
-    /// The acceptor's reasons for refusing the process; the other fields are then empty.
-    pub refusals: Vec<String>,
+    /// The acceptor's reasons for refusing the process, as seen from this node; the other fields are then empty.
+    pub refusals: Vec<Failure>,
     /// Bytes of memory and sockets sent.
     pub sent_bytes: u64,
     /// Bytes that compression saved.
@@ -247,28 +248,28 @@ pub struct Completion {
 
 /// Results of the command of the corresponding name.
 ///
-/// A text explains the failure. After a failed `CopyRound`, `SaveFlows` or `Freeze` the machine resumes the process
-/// (`Thaw`), unless it moved after all; after a failed `Build`, `Arm` or `Restore` it discards. A failed `Thaw`,
-/// `Release` or `Resume` is retried, five times.
+/// After a failed `CopyRound`, `SaveFlows` or `Freeze` the machine resumes the process (`Thaw`), unless it moved after
+/// all; after a failed `Build`, `Arm` or `Restore` it discards. A failed `Thaw`, `Release` or `Resume` is retried, five
+/// times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Results {
     /// The report, or all obstacles.
-    Checked(Result<CheckReport, Vec<String>>),
-    Copied(Result<RoundReport, String>),
-    FlowsSaved(Result<(), String>),
-    Frozen(Result<FreezeReport, String>),
-    Thawed(Result<(), String>),
-    Released(Result<(), String>),
+    Checked(Result<CheckReport, Vec<Failure>>),
+    Copied(Result<RoundReport, Failure>),
+    FlowsSaved(Result<(), Failure>),
+    Frozen(Result<FreezeReport, Failure>),
+    Thawed(Result<(), Failure>),
+    Released(Result<(), Failure>),
     /// Success, or all obstacles.
-    Examined(Result<(), Vec<String>>),
-    Built(Result<(), String>),
-    Armed(Result<(), String>),
-    Restored(Result<(), String>),
-    Resumed(Result<ResumeReport, String>),
+    Examined(Result<(), Vec<Failure>>),
+    Built(Result<(), Failure>),
+    Armed(Result<(), Failure>),
+    Restored(Result<(), Failure>),
+    Resumed(Result<ResumeReport, Failure>),
     Discarded,
     Forgotten,
-    Translated(Result<(), String>),
+    Translated(Result<(), Failure>),
     Arbitrated(Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>),
     LookedUp(Vec<Option<OwnershipRecord>>),
 }

@@ -5,12 +5,13 @@
 
 use super::command::{Command, RoundReport};
 use super::donor::OutboundMoveStage;
-use super::event::{Event, MigrationStep, ProcessKeptReason};
+use super::event::{Event, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use super::{Migration, MigrationMachineConfig};
 use core::time::Duration;
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::{Failure, MigrationStep};
 
 /// Share by which a round must shorten the predicted freeze to pay.
 const SHRINK_MIN: f64 = 0.1;
@@ -117,7 +118,7 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        result: Result<RoundReport, String>,
+        result: Result<RoundReport, Failure>,
     ) {
         let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Copying) else {
             return;
@@ -233,7 +234,7 @@ impl Migration {
 
     /// Handles `Ready`: the acceptor has made the stub process. A round that ended before is stale, so another one
     /// starts.
-    pub(super) fn on_ready(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+    pub(super) fn on_ready(&mut self, now: Duration, id: MoveId, result: Result<(), Failure>) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };

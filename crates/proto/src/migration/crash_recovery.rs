@@ -13,6 +13,7 @@ use super::event::ProcessKeptReason;
 use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose};
 use super::{Migration, MoveRequestOptions};
 use core::time::Duration;
+use holdfast_wire::failure::NodeFault;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 
@@ -120,7 +121,7 @@ impl Migration {
         self.outbound_moves.insert(id, outbound);
         let flows_free = self.core.begin_flows(id, flow_names.into_iter());
         debug_assert!(flows_free.is_ok(), "a flow was recorded twice");
-        let reason = ProcessKeptReason::Restarted.to_string();
+        let reason = ProcessKeptReason::Restarted.failure();
         self.core.send(to, id, MoveFrame::Abort { reason });
         match divert_requested {
             true => self.request_rollback(now, id),
@@ -158,10 +159,7 @@ impl Migration {
         debug_assert!(flows_free.is_ok(), "a flow was recorded twice");
         match was_restoring {
             true => drop(self.request_changes(now, rollback, HolderRequestPurpose::Recovery(id))),
-            false => self.discard(
-                id,
-                "the daemon restarted before it had received the whole process",
-            ),
+            false => self.discard(id, NodeFault::RestartedBeforeWholeProcess),
         }
     }
 
@@ -184,11 +182,8 @@ impl Migration {
         match records.next().flatten() {
             Some(record) if record.is_owned_by(node) => self.resume(now, id, record, records),
             _ => {
-                self.discard(id, "the daemon restarted before the move was committed");
-                self.send_never_runs(
-                    id,
-                    "the acceptor's daemon restarted before the move was committed",
-                );
+                self.discard(id, NodeFault::RestartedBeforeMoveCommit);
+                self.send_never_runs(id, NodeFault::RestartedBeforeMoveCommit);
             }
         }
     }

@@ -5,11 +5,12 @@
 use super::command::{CheckReport, Command, ProcessId};
 use super::copy_rounds::CopyRounds;
 use super::donor_divert::{OutboundFlow, outbound_flow};
-use super::event::{Event, MigrationStep, MoveMeasurements, MoveOutcome, ProcessKeptReason};
+use super::event::{Event, MoveMeasurements, MoveOutcome, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use super::{Migration, MoveRequest, MoveRequestError, MoveRequestOptions};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, MigrationStep};
 use holdfast_wire::frame::ENTRIES_MAX;
 use holdfast_wire::move_frames::{MoveFrame, MoveOffer, PeerConnections};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
@@ -205,7 +206,7 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        result: Result<CheckReport, Vec<String>>,
+        result: Result<CheckReport, Vec<Failure>>,
     ) {
         let model = &self.model;
         let checking = |outbound: &&mut OutboundMove| outbound.stage == OutboundMoveStage::Checking;
@@ -281,7 +282,7 @@ impl Migration {
         now: Duration,
         from: NodeId,
         id: MoveId,
-        refusals: Vec<String>,
+        refusals: Vec<Failure>,
     ) {
         if self
             .outbound_in_stage(id, OutboundMoveStage::Offering)

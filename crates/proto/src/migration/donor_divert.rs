@@ -6,10 +6,11 @@
 use super::Migration;
 use super::command::Command;
 use super::donor::{OutboundMove, OutboundMoveStage};
-use super::event::{Event, MigrationStep, ProcessKeptReason};
+use super::event::{Event, ProcessKeptReason};
 use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, process_change};
 use super::shared_state::{CommandPurpose, MoveTimer, MovingFlow};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, MigrationStep};
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, TranslationStep};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, RecordState,
@@ -102,7 +103,7 @@ impl Migration {
         from: NodeId,
         id: MoveId,
         part: u32,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Arming) else {
             return self.core.outputs.report_ignored(
@@ -132,7 +133,7 @@ impl Migration {
         now: Duration,
         peer: NodeId,
         id: MoveId,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
@@ -209,7 +210,12 @@ impl Migration {
             });
     }
 
-    pub(super) fn on_flows_saved(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+    pub(super) fn on_flows_saved(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        result: Result<(), Failure>,
+    ) {
         if self
             .outbound_in_stage(id, OutboundMoveStage::SavingFlows)
             .is_none()

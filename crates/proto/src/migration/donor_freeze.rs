@@ -3,12 +3,13 @@
 use super::command::{Command, FlowEpoch, FreezeReport};
 use super::donor::OutboundMoveStage;
 use super::donor_divert::{OutboundFlowState, outbound_flow};
-use super::event::{Event, MigrationStep, MoveOutcome, ProcessKeptReason};
+use super::event::{Event, MoveOutcome, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
 use super::requests_to_holder::HolderRequestPurpose;
 use super::shared_state::CommandPurpose;
 use super::{Migration, requests_to_holder};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, MigrationStep};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, StepTime};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange};
@@ -52,7 +53,7 @@ impl Migration {
         &mut self,
         now: Duration,
         id: MoveId,
-        result: Result<FreezeReport, String>,
+        result: Result<FreezeReport, Failure>,
     ) {
         let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Freezing) else {
             return;
@@ -140,7 +141,7 @@ impl Migration {
         now: Duration,
         from: NodeId,
         id: MoveId,
-        result: Result<Epoch, String>,
+        result: Result<Epoch, Failure>,
         (times, ran_at, steps): (AcceptorPhaseTimes, Duration, Vec<StepTime>),
     ) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
@@ -263,7 +264,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         attempt: u32,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         if self
             .outbound_in_stage(id, OutboundMoveStage::Releasing)

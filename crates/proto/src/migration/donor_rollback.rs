@@ -14,6 +14,7 @@ use super::requests_to_holder::{
 };
 use super::shared_state::CommandPurpose;
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, PeerFault};
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange};
 use std::collections::BTreeMap;
@@ -33,9 +34,8 @@ impl Migration {
             | OutboundMoveStage::Removing => return,
             _ => {}
         }
-        let explanation = reason.to_string();
         let frame = MoveFrame::Abort {
-            reason: explanation,
+            reason: reason.failure(),
         };
         self.core.send(to, id, frame);
         if outbound.stage == OutboundMoveStage::Offering {
@@ -131,7 +131,7 @@ impl Migration {
         if !std::mem::replace(&mut outbound.in_doubt, true) {
             self.core.outputs.push_event(Event::HolderLostTable { id });
         }
-        let reason = "the holder lost its record of the move".to_owned();
+        let reason = PeerFault::HolderLostRecord.into();
         self.core.send(to, id, MoveFrame::Abort { reason });
         let retry_at = now + self.core.config.retry_max;
         self.set_deadline(id, Some(retry_at));
@@ -192,7 +192,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         attempt: u32,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         if self
             .outbound_in_stage(id, OutboundMoveStage::Thawing)

@@ -2,6 +2,9 @@
 
 use crate::machine_output::IgnoredInput;
 use core::time::Duration;
+use holdfast_wire::failure::{
+    Cause, Context, Failure, MigrationStep, NodeFault, OperatorFault, PeerFault, ProgramFault, Step,
+};
 use holdfast_wire::move_frames::StepTime;
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::fmt;
@@ -21,41 +24,31 @@ pub enum MoveOutcome {
 }
 
 /// Reason for a process to stay.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessKeptReason {
     /// The process uses something that cannot move.
-    #[error("the process cannot move: {}", .0.join("; "))]
-    Blocked(Vec<String>),
+    Blocked(Vec<Failure>),
     /// One of its flows takes part in another move.
-    #[error("flow {0} of the process is moving already; try again when that has ended")]
     FlowMoving(Flow),
     /// The other end of one of its connections is moving.
-    #[error("the other end of connection {0} is moving; try again when that has ended")]
     PeerMoving(Flow),
     /// The process has more flows than a request to the holder can name.
-    #[error("the process has {0} flows, more than can be moved at once")]
     TooManyFlows(usize),
     /// The acceptor refused.
-    #[error("node {by} refused: {}", .whys.join("; "))]
     Refused {
         /// The acceptor.
         by: NodeId,
-        /// The acceptor's explanations.
-        whys: Vec<String>,
+        /// The acceptor's failures, as seen from this node.
+        whys: Vec<Failure>,
     },
     /// The peer of one of its connections refused.
-    #[error("node {by}, to which the process has connections, refused: {why}")]
     PeerRefused {
         /// The peer.
         by: NodeId,
-        /// The peer's explanation.
-        why: String,
+        /// The peer's failure, as seen from this node.
+        why: Failure,
     },
     /// The predicted freeze exceeds the limit.
-    #[error(
-        "the predicted freeze is {:.1} ms, more than {:.1} ms; allow more, or try again when the process is less busy",
-        .predicted.as_secs_f64() * 1e3, .max.as_secs_f64() * 1e3
-    )]
     FreezeTooLong {
         /// The least freeze predicted.
         predicted: Duration,
@@ -63,15 +56,13 @@ pub enum ProcessKeptReason {
         max: Duration,
     },
     /// A command failed on this node.
-    #[error("{step} failed: {why}")]
     Failed {
         /// Step of the move.
         step: MigrationStep,
-        /// The daemon's explanation.
-        why: String,
+        /// The failure.
+        why: Failure,
     },
     /// A node did not answer in time.
-    #[error("node {peer} did not answer in time ({step}); check that its holdfastd runs")]
     TimedOut {
         /// The node that did not answer.
         peer: NodeId,
@@ -79,7 +70,6 @@ pub enum ProcessKeptReason {
         step: MigrationStep,
     },
     /// The channel to the acceptor was lost.
-    #[error("the channel to node {peer} was lost ({step})")]
     PeerLost {
         /// The acceptor.
         peer: NodeId,
@@ -87,18 +77,15 @@ pub enum ProcessKeptReason {
         step: MigrationStep,
     },
     /// The acceptor aborted the move.
-    #[error("node {by} aborted the move: {why}")]
     Aborted {
         /// The acceptor.
         by: NodeId,
-        /// The acceptor's explanation.
-        why: String,
+        /// The acceptor's failure, as seen from this node.
+        why: Failure,
     },
     /// The holder's record of the process contradicts this node's request.
-    #[error("the holder refused to divert the process: {0}")]
     NotDiverted(ChangeRefusal),
     /// Another node owns one of its flows.
-    #[error("this node does not own flow {flow} of the process: {record}")]
     NotOurs {
         /// The flow.
         flow: Flow,
@@ -106,49 +93,76 @@ pub enum ProcessKeptReason {
         record: OwnershipRecord,
     },
     /// The daemon restarted during the move.
-    #[error("the daemon restarted during the move")]
     Restarted,
     /// The move was cancelled by request.
-    #[error("the move was cancelled")]
     Cancelled,
     /// Only a rehearsal was requested, and the acceptor would take the process
     /// ([`MoveRequestOptions::rehearsal`](super::MoveRequestOptions::rehearsal)).
-    #[error("the process can move; only a check was requested")]
     Rehearsed,
 }
 
-/// Steps of a move, as the donor sees them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MigrationStep {
-    /// Read which resources the process uses.
-    Check,
-    /// Ask if the acceptor can take the process.
-    Offer,
-    /// Copy the process while it runs.
-    Copy,
-    /// Prepare acceptor and peers for the freeze.
-    Arm,
-    /// Mark the process and its flows as in transit at the holder.
-    Divert,
-    /// Stop the process and send the rest.
-    Freeze,
-    /// Restore and commit the process, until the acceptor reports `Done`.
-    Transfer,
-}
-
-impl fmt::Display for MigrationStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            MigrationStep::Check => "check",
-            MigrationStep::Offer => "offer",
-            MigrationStep::Copy => "copy",
-            MigrationStep::Arm => "arm",
-            MigrationStep::Divert => "divert",
-            MigrationStep::Freeze => "freeze",
-            MigrationStep::Transfer => "transfer",
-        })
+impl ProcessKeptReason {
+    /// Returns the failure that keeps the process here, with the party to blame: the first one if there are several.
+    pub fn failure(&self) -> Failure {
+        match self {
+            Self::Blocked(whys) => first(whys).within(Context::ProcessCannotMove),
+            Self::FlowMoving(flow) => OperatorFault::FlowOfProcessAlreadyMoving(*flow).into(),
+            Self::PeerMoving(flow) => OperatorFault::OtherEndMoving(*flow).into(),
+            Self::TooManyFlows(flows) => ProgramFault::TooManyFlows(*flows as u64).into(),
+            Self::Refused { by, whys } => first(whys).within(Context::RefusedBy(*by)),
+            Self::PeerRefused { by, why } => {
+                why.clone().within(Context::RefusedByConnectedNode(*by))
+            }
+            Self::FreezeTooLong { predicted, max } => OperatorFault::FreezeTooLong {
+                predicted: *predicted,
+                max: *max,
+            }
+            .into(),
+            Self::Failed { step, why } => why.clone().within(Context::StepFailed(*step)),
+            Self::TimedOut { peer, step } => PeerFault::NoAnswer {
+                node: *peer,
+                step: Step::Migration(*step),
+            }
+            .into(),
+            Self::PeerLost { peer, step } => PeerFault::ChannelLost {
+                node: *peer,
+                step: Step::Migration(*step),
+            }
+            .into(),
+            Self::Aborted { by, why } => why.clone().within(Context::MoveAbortedBy(*by)),
+            Self::NotDiverted(refusal) => PeerFault::ProcessNotDiverted(*refusal).into(),
+            Self::NotOurs { flow, record } => OperatorFault::FlowOfProcessOwnedElsewhere {
+                flow: *flow,
+                record: *record,
+            }
+            .into(),
+            Self::Restarted => NodeFault::RestartedInMove.into(),
+            Self::Cancelled => OperatorFault::Cancelled.into(),
+            Self::Rehearsed => OperatorFault::Rehearsed.into(),
+        }
     }
 }
+
+/// Returns the first of several failures. A list without failures is a defect of its sender.
+fn first(failures: &[Failure]) -> Failure {
+    let first = failures.first().cloned();
+    first.unwrap_or_else(|| Cause::Unknown.into())
+}
+
+impl fmt::Display for ProcessKeptReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure().fmt(f)?;
+        match self {
+            Self::Blocked(whys) | Self::Refused { whys, .. } => {
+                let mut others = whys.iter().skip(1);
+                others.try_for_each(|why| write!(f, "; {why}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for ProcessKeptReason {}
 
 /// Durations of a move's phases, as its donor measures them. Zero for a phase that was not reached.
 ///
@@ -259,7 +273,7 @@ pub enum Event {
         /// The move.
         id: MoveId,
         /// Reason for giving up.
-        reason: String,
+        reason: Failure,
     },
     /// Changes to report to the holder, by `handle_changes` of the handoff. The machine deferred them during a move.
     ReportChanges {
@@ -282,8 +296,8 @@ pub enum Event {
         id: MoveId,
         /// Name of the command.
         command: &'static str,
-        /// The daemon's explanation.
-        error: String,
+        /// The last failure.
+        error: Failure,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.
     Ignored(IgnoredInput),

@@ -57,10 +57,9 @@ pub use command::{
 };
 pub use config::MigrationMachineConfig;
 pub use crash_recovery::{RecoveredMove, RecoveredRole};
-pub use event::{
-    Event, MigrationStep, MoveMeasurements, MoveOutcome, MovePhaseTimes, ProcessKeptReason,
-};
+pub use event::{Event, MoveMeasurements, MoveOutcome, MovePhaseTimes, ProcessKeptReason};
 pub use freeze_cost::{FreezeLoad, ProcessTree};
+pub use holdfast_wire::failure::MigrationStep;
 
 use self::acceptor::InboundMove;
 use self::donor::OutboundMove;
@@ -69,6 +68,7 @@ use self::peer_translation::{PreparedTranslation, TranslateRequest};
 use self::shared_state::{CommandPurpose, MigrationCore, MoveTimer};
 use crate::machine_output::MachineOutput;
 use crate::view::View;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, VecDeque};
@@ -349,7 +349,7 @@ impl Migration {
                 bytes,
             } => self.on_final(now, from, id, flows, (peers, forwarded, bytes)),
             MoveFrame::Released => self.on_donor_released(now, from, id),
-            MoveFrame::Abort { reason } => self.on_abort(from, id, &reason),
+            MoveFrame::Abort { reason } => self.on_abort(from, id, reason.from_peer()),
             MoveFrame::Translate {
                 hops,
                 step,
@@ -357,7 +357,7 @@ impl Migration {
                 connections,
             } => self.on_translate(now, from, id, (hops, step, to), connections),
             MoveFrame::TranslateResponse { step, result } => {
-                self.on_translated(now, from, id, step, result);
+                self.on_translated(now, from, id, step, result.map_err(Failure::from_peer));
             }
             MoveFrame::Done {
                 result,
@@ -366,6 +366,7 @@ impl Migration {
                 steps,
             } if id.donor == self.core.config.node => {
                 let ran_at = now.saturating_sub(Duration::from_micros(ran_us.into()));
+                let result = result.map_err(Failure::from_peer);
                 self.on_done(now, from, id, result, (times, ran_at, steps));
             }
             MoveFrame::Piece { .. }
@@ -390,9 +391,16 @@ impl Migration {
                     "the move is unknown, or the sender is not its acceptor",
                 );
             }
-            MoveFrame::OfferResponse { refusals } => self.on_offered(now, from, id, refusals),
-            MoveFrame::Ready(result) => self.on_ready(now, id, result),
-            MoveFrame::ArmResponse { part, result } => self.on_armed(now, from, id, part, result),
+            MoveFrame::OfferResponse { refusals } => {
+                let refusals = refusals.into_iter().map(Failure::from_peer).collect();
+                self.on_offered(now, from, id, refusals);
+            }
+            MoveFrame::Ready(result) => {
+                self.on_ready(now, id, result.map_err(Failure::from_peer));
+            }
+            MoveFrame::ArmResponse { part, result } => {
+                self.on_armed(now, from, id, part, result.map_err(Failure::from_peer));
+            }
             MoveFrame::Done { .. } => {}
         }
     }

@@ -11,6 +11,7 @@ use super::event::Event;
 use super::requests_to_holder::HolderRequestPurpose;
 use super::shared_state::{CommandPurpose, MoveTimer};
 use core::time::Duration;
+use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::move_frames::{MoveFrame, PeerConnections, TranslationStep};
 use holdfast_wire::{Flow, MoveId, NodeId, OwnershipRecord, RecordState};
 
@@ -127,7 +128,7 @@ impl Migration {
         peer: NodeId,
         id: MoveId,
         step: TranslationStep,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         if self
             .translate_requests
@@ -185,8 +186,8 @@ impl Migration {
                 .iter()
                 .any(|connection| self.is_other_end_moving(connection))
             {
-                let explanation = "the other end of a connection is also moving".to_owned();
-                return self.answer_translate(now, asker, id, step, Err(explanation));
+                let failure = NodeFault::BothEndsMoving.into();
+                return self.answer_translate(now, asker, id, step, Err(failure));
             }
             self.drop_prepared_translation(id);
             let prepared = PreparedTranslation {
@@ -216,7 +217,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         (asker, step): (Option<NodeId>, TranslationStep),
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         match (step, &result) {
             (TranslationStep::Prepare, Ok(())) => self.schedule_outcome_query(now, id),
@@ -232,7 +233,7 @@ impl Migration {
         asker: Option<NodeId>,
         id: MoveId,
         step: TranslationStep,
-        result: Result<(), String>,
+        result: Result<(), Failure>,
     ) {
         match (asker, result) {
             (Some(asker), result) if asker == self.core.config.node => {

@@ -8,6 +8,7 @@ use crate::holder_client::HolderClient;
 use crate::machine_output::OutputQueue;
 use crate::view::View;
 use core::time::Duration;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{MoveFrame, TranslationStep};
 use holdfast_wire::{ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,7 +138,7 @@ impl MigrationCore {
         (id, command): (MoveId, &'static str),
         purpose: CommandPurpose,
         attempt: u32,
-        error: String,
+        error: Failure,
     ) -> bool {
         if self.schedule_retry(now, purpose, attempt) {
             return true;

@@ -248,6 +248,7 @@ fn outcome_name(outcome: &FlowHandoffOutcome) -> String {
             FlowKeptReason::Refused { .. } => "kept: refused".to_owned(),
             FlowKeptReason::Aborted { .. } => "kept: aborted".to_owned(),
             FlowKeptReason::Extract(_) => "kept: not extracted".to_owned(),
+            FlowKeptReason::Unmovable(_) => "kept: unmovable".to_owned(),
             FlowKeptReason::NotDiverted(_) => "kept: not diverted".to_owned(),
             other => format!("kept: {other:?}"),
         },

@@ -8,6 +8,7 @@ use holdfast_proto::handoff::{
     Command, CommandToken, FlowKeptReason, FrozenFlow, RecoveredFlow, RecoveredRole, RequestId,
     Results, SendQueueInfo, StaticFlow,
 };
+use holdfast_wire::failure::{Failure, KernelFault, NodeFault, ProgramFault, SystemError};
 use holdfast_wire::{Flow, NodeId};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -172,9 +173,8 @@ impl SimulatedNode {
             return Err(FlowKeptReason::OwnedElsewhere(None));
         }
         if fails || entry.epoch == 0 {
-            return Err(FlowKeptReason::Unmovable(
-                "the flow has urgent data".to_owned(),
-            ));
+            let urgent = ProgramFault::UnmovableSocket("the flow has urgent data".into());
+            return Err(FlowKeptReason::Unmovable(urgent.into()));
         }
         entry.state = KernelFlowState::Prepared;
         let unsent = random.between(0, 3) as u32 * 30_000;
@@ -197,7 +197,7 @@ impl SimulatedNode {
         acceptor: NodeId,
         fails: bool,
         bug: Option<HandoffBug>,
-    ) -> Result<FrozenFlow, String> {
+    ) -> Result<FrozenFlow, Failure> {
         match (self.kernel.get_mut(&flow), self.sockets.get(&flow)) {
             (Some(entry), Some(socket)) if entry.state == KernelFlowState::Prepared => {
                 if bug != Some(HandoffBug::FreezeKeepsSending) {
@@ -205,14 +205,14 @@ impl SimulatedNode {
                     *entry = KernelFlowEntry { state, epoch, peer };
                 }
                 if fails {
-                    return Err("the queue could not be read".to_owned());
+                    return Err(injected_failure());
                 }
                 Ok(FrozenFlow {
                     dynamic: socket.content.to_le_bytes().to_vec().into(),
                     application: vec![7].into(),
                 })
             }
-            _ => Err("the flow is closed".to_owned()),
+            _ => Err(ProgramFault::FlowClosed.into()),
         }
     }
 
@@ -245,10 +245,16 @@ impl SimulatedNode {
         }
     }
 
-    fn prepare(&mut self, flow: Flow, epoch: u32, peer: NodeId, fails: bool) -> Result<(), String> {
+    fn prepare(
+        &mut self,
+        flow: Flow,
+        epoch: u32,
+        peer: NodeId,
+        fails: bool,
+    ) -> Result<(), Failure> {
         let known = self.kernel.get(&flow).map(|entry| entry.state);
         if fails || !matches!(known, None | Some(KernelFlowState::Moved)) {
-            return Err(format!("no socket for the flow: {known:?}"));
+            return Err(injected_failure());
         }
         let state = KernelFlowState::Incoming;
         self.kernel
@@ -265,12 +271,16 @@ impl SimulatedNode {
         dynamic: &[u8],
         fails: bool,
         bug: Option<HandoffBug>,
-    ) -> Result<(), String> {
-        let socket = self.sockets.get_mut(&flow).ok_or("no socket")?;
+    ) -> Result<(), Failure> {
+        let socket = self
+            .sockets
+            .get_mut(&flow)
+            .ok_or(NodeFault::FlowNotPrepared)?;
         if fails {
-            return Err("the repair failed".to_owned());
+            return Err(injected_failure());
         }
-        let content = u64::from_le_bytes(dynamic.try_into().map_err(|_| "no state")?);
+        let content: [u8; 8] = dynamic.try_into().map_err(|_| NodeFault::TcpStateMissing)?;
+        let content = u64::from_le_bytes(content);
         let times = if bug == Some(HandoffBug::RestoresTwice) {
             2
         } else {
@@ -302,12 +312,19 @@ impl SimulatedNode {
     }
 }
 
-fn unless_failing(fails: bool, effect: impl FnOnce()) -> Result<(), String> {
+fn unless_failing(fails: bool, effect: impl FnOnce()) -> Result<(), Failure> {
     if fails {
-        return Err("try again".to_owned());
+        return Err(injected_failure());
     }
     effect();
     Ok(())
+}
+
+/// Returns the failure of a step that the plan makes fail.
+fn injected_failure() -> Failure {
+    let action = "injected failure".into();
+    let error = SystemError::Text("try again".into());
+    KernelFault::SystemCall { action, error }.into()
 }
 
 /// Returns the flows of a command that is executed flow by flow; none for the holder's commands.

@@ -4,6 +4,7 @@ use super::MigrationBug;
 use super::host::{KernelFlowEntry, KernelFlowState, MoveRecord, ProcessIdentity};
 use super::world::{MigrationWorld, injected_outcome};
 use holdfast_proto::migration::{Command, RecoveredRole, Results, ResumeReport};
+use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::{Flow, MoveId};
 
 impl MigrationWorld {
@@ -71,13 +72,13 @@ impl MigrationWorld {
         node: usize,
         id: MoveId,
         held: Vec<(Flow, u32)>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let host = &mut self.hosts[node];
         for (flow, epoch) in held {
             match host.entries.get(&flow).map(|entry| entry.state) {
                 None | Some(KernelFlowState::Moved) => {}
                 Some(KernelFlowState::Incoming) if host.entries[&flow].id == Some(id) => {}
-                other => return Err(format!("{flow} is {other:?}")),
+                Some(_) => return Err(NodeFault::FlowInOtherMove(flow).into()),
             }
             let (state, id) = (KernelFlowState::Incoming, Some(id));
             host.entries
@@ -110,7 +111,7 @@ impl MigrationWorld {
             None | Some(RecoveredRole::Acceptor { resumed: true, .. })
         );
         if done || fails {
-            let failed = Err("try again".to_owned());
+            let failed = injected_outcome(true).map(|()| ResumeReport::default());
             return Some(Results::Resumed(if done {
                 Ok(ResumeReport::default())
             } else {

@@ -4,6 +4,7 @@ use super::host::{MoveRecord, RunningCommand};
 use super::world::{MigrationDaemonAction, MigrationWorld};
 use crate::time::Time;
 use holdfast_proto::migration::{Command, CommandToken, RecoveredRole, Results};
+use holdfast_wire::failure::OperatorFault;
 use holdfast_wire::move_frames::TranslationStep;
 use holdfast_wire::{Flow, MoveId};
 
@@ -141,9 +142,7 @@ impl MigrationWorld {
                     ends.any(|end| has_connection(command, &end.flow))
                 });
                 if !is_known {
-                    return Results::Translated(Err(
-                        "the connection is not on this node".to_owned()
-                    ));
+                    return Results::Translated(Err(OperatorFault::UnknownFlow.into()));
                 }
                 host.peer_translations
                     .insert(*id, MoveRecord { hops, role });

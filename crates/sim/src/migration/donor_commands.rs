@@ -9,6 +9,7 @@ use holdfast_proto::migration::{
     CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, ProcessTree, RecoveredRole, Results,
     RoundReport,
 };
+use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::{Flow, MoveId};
 
 /// Size of every simulated process.
@@ -81,7 +82,8 @@ impl MigrationWorld {
     fn examine(&mut self, node: usize, process: ProcessId, fails: bool) -> Results {
         let host = &self.hosts[node];
         let Some(process) = host.processes.get(&process).filter(|_| !fails) else {
-            return Results::Checked(Err(vec!["the process uses io_uring".to_owned()]));
+            let io_uring = ProgramFault::CannotMove("the process uses io_uring".into());
+            return Results::Checked(Err(vec![io_uring.into()]));
         };
         let peers = SimulatedHost::peers_of(process);
         Results::Checked(Ok(CheckReport {
@@ -112,7 +114,7 @@ impl MigrationWorld {
         let duration = self.core.micros(100, 3_000).into();
         let host = &mut self.hosts[node];
         let Some(of) = host.processes.get(process).cloned().filter(|_| !fails) else {
-            return Results::Copied(Err("the process has ended".to_owned()));
+            return Results::Copied(Err(ProgramFault::ProgramEnded.into()));
         };
         let role = RecoveredRole::Donor {
             process: *process,
@@ -159,10 +161,10 @@ impl MigrationWorld {
         else {
             unreachable!("{command:?} as a freeze");
         };
-        let failed = |why: &str| Some(Results::Frozen(Err(why.to_owned())));
+        let failed = |why: Failure| Some(Results::Frozen(Err(why)));
         let host = &mut self.hosts[node];
         let Some(process) = host.outbound_process(*id) else {
-            return failed("the move has no record");
+            return failed(NodeFault::UnknownMove.into());
         };
         if step == 0 {
             if let Some(written) = host.move_records.get_mut(id)
@@ -180,7 +182,7 @@ impl MigrationWorld {
             return None;
         }
         let Some(of) = host.processes.get_mut(&process).filter(|_| !fails) else {
-            return failed("the process has ended");
+            return failed(ProgramFault::ProgramEnded.into());
         };
         if !clone && self.bug != Some(MigrationBug::FreezeKeepsRunning) {
             of.running = false;

@@ -10,6 +10,7 @@ use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::flow_ownership::ProcessTransits;
 use holdfast_proto::migration::{Command, CommandToken, Completion, Event, Migration, Results};
+use holdfast_wire::failure::{Failure, KernelFault, SystemError};
 use holdfast_wire::move_frames::TranslationStep;
 use holdfast_wire::{Flow, Frame, MoveId, OwnershipChange, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
@@ -239,9 +240,11 @@ impl MigrationWorld {
 }
 
 /// Returns the outcome of a step that the plan makes fail or succeed.
-pub(super) fn injected_outcome(fails: bool) -> Result<(), String> {
+pub(super) fn injected_outcome(fails: bool) -> Result<(), Failure> {
     if fails {
-        Err("injected failure".to_owned())
+        let action = "injected failure".into();
+        let error = SystemError::Text("try again".into());
+        Err(KernelFault::SystemCall { action, error }.into())
     } else {
         Ok(())
     }

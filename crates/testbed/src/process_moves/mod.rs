@@ -186,7 +186,7 @@ impl NodeGroup {
             status.ok().filter(ended)
         })?;
         let span = (requested_at, Instant::now());
-        if let MigrationOutcome::Kept { reason } = &status.outcome {
+        if let MigrationOutcome::Kept { reason, .. } = &status.outcome {
             return Ok(MoveAttemptOutcome::Kept(reason.clone()));
         }
         let acceptor = self.cluster.blocking_control_client(to)?;

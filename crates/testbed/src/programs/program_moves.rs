@@ -86,7 +86,7 @@ impl RunningProgram {
             let status = self.migrate(self.location.pid, from, to)?;
             match &status.outcome {
                 MigrationOutcome::Moved => break status,
-                MigrationOutcome::Kept { reason }
+                MigrationOutcome::Kept { reason, .. }
                     if is_node_stall(reason) && stalls < STALLS_MAX =>
                 {
                     stalls += 1;

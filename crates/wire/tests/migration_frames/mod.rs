@@ -1,5 +1,6 @@
 //! Tests of the frames about moving a process, and of its record's key.
 
+use crate::failures::{failure, result};
 use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{
@@ -38,10 +39,6 @@ fn step() -> impl Strategy<Value = TranslationStep> {
     ]
 }
 
-fn result() -> impl Strategy<Value = Result<(), String>> {
-    proptest::result::maybe_ok(Just(()), ".*")
-}
-
 fn offer() -> impl Strategy<Value = MoveFrame> {
     let sockets = prop_oneof![
         Just(SocketStrategy::Iterative),
@@ -73,7 +70,7 @@ fn offer() -> impl Strategy<Value = MoveFrame> {
 fn pre_freeze_frame() -> impl Strategy<Value = MoveFrame> {
     prop_oneof![
         offer(),
-        vec(".*", 0..4).prop_map(|refusals| MoveFrame::OfferResponse { refusals }),
+        vec(failure(), 0..4).prop_map(|refusals| MoveFrame::OfferResponse { refusals }),
         result().prop_map(MoveFrame::Ready),
         (any::<u32>(), flows()).prop_map(|(part, flows)| MoveFrame::Arm { part, flows }),
         (any::<u32>(), result()).prop_map(|(part, result)| MoveFrame::ArmResponse { part, result }),
@@ -92,7 +89,7 @@ fn freeze_or_later_frame() -> impl Strategy<Value = MoveFrame> {
     let peers = peers.prop_map(|(node, connections)| PeerConnections { node, connections });
     let final_fields = (flows(), vec(peers, 0..4), connections(), any::<u64>());
     let done = (
-        proptest::result::maybe_ok(any::<u32>(), ".*"),
+        proptest::result::maybe_ok(any::<u32>(), failure()),
         any::<[u32; 3]>(),
     );
     prop_oneof![
@@ -117,7 +114,7 @@ fn freeze_or_later_frame() -> impl Strategy<Value = MoveFrame> {
             }
         ),
         Just(MoveFrame::Released),
-        ".*".prop_map(|reason| MoveFrame::Abort { reason }),
+        failure().prop_map(|reason| MoveFrame::Abort { reason }),
         (any::<u32>(), step(), node(), connections()).prop_map(|(hops, step, to, connections)| {
             MoveFrame::Translate {
                 hops,
@@ -132,7 +129,7 @@ fn freeze_or_later_frame() -> impl Strategy<Value = MoveFrame> {
             more,
             bytes
         }),
-        (any::<u64>(), any::<u64>(), proptest::option::of(".*")).prop_map(
+        (any::<u64>(), any::<u64>(), proptest::option::of(failure())).prop_map(
             |(bytes, busy_us, problem)| MoveFrame::PiecesProcessed {
                 bytes,
                 busy_us,
@@ -140,7 +137,7 @@ fn freeze_or_later_frame() -> impl Strategy<Value = MoveFrame> {
             }
         ),
         page_request().prop_map(MoveFrame::PageRequest),
-        vec(".*", 0..9).prop_map(|refusals| MoveFrame::CheckResult { refusals }),
+        vec(failure(), 0..9).prop_map(|refusals| MoveFrame::CheckResult { refusals }),
         blob().prop_map(|bytes| MoveFrame::LockHandover { bytes }),
     ]
 }
@@ -151,7 +148,11 @@ fn page_request() -> impl Strategy<Value = PageRequest> {
         start,
         end,
     });
-    let fields = (any::<bool>(), vec(range, 0..9), proptest::option::of(".*"));
+    let fields = (
+        any::<bool>(),
+        vec(range, 0..9),
+        proptest::option::of(failure()),
+    );
     fields.prop_map(|(is_complete, ranges, problem)| PageRequest {
         is_complete,
         ranges,

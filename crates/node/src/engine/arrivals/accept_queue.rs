@@ -7,6 +7,7 @@ use holdfast_bpf::shared_with_c::{FlowState, Handshake};
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_sys::sock_diag;
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
+use holdfast_wire::failure::{Failure, KernelFault, NodeFault, OperatorFault, ProgramFault, Text};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 use super::super::packet_hold::PacketHold;
@@ -15,6 +16,7 @@ use super::journal::JournaledFlow;
 use super::{ArrivalSocket, Arrivals};
 use crate::config::{Config, ServiceConfig};
 use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, flow_key, sort_for_replay};
+use crate::failure_conversion::{IntoFailure, system_call};
 
 /// Number of attempts to put a connection into a full queue, one a second.
 const ATTEMPTS_MAX: u32 = 30;
@@ -39,7 +41,7 @@ pub struct UnacceptedConnection {
 /// Result of [`Arrivals::create_queued`].
 pub struct QueueAttempt {
     connection: UnacceptedConnection,
-    created: Result<(), String>,
+    created: Result<(), Failure>,
 }
 
 impl UnacceptedConnection {
@@ -53,7 +55,7 @@ impl UnacceptedConnection {
     }
 
     /// Creates the connection's socket in its listener's queue.
-    fn create(&self, queue: Option<&AcceptQueue>, hold: &HoldDevice) -> Result<(), String> {
+    fn create(&self, queue: Option<&AcceptQueue>, hold: &HoldDevice) -> Result<(), Failure> {
         let states = (&self.static_state, &self.state);
         create_in_queue(queue, hold, &self.flow_epoch.flow, states)
     }
@@ -78,25 +80,24 @@ impl Arrivals {
     /// accept queues.
     ///
     /// # Errors
-    /// An unaccepted connection cannot arrive here; the text says why.
-    pub fn check_listener(&self, config: &Config, local: SocketAddr) -> Result<(), String> {
+    /// An unaccepted connection cannot arrive here.
+    pub fn check_listener(&self, config: &Config, local: SocketAddr) -> Result<(), Failure> {
         let is_tcp_service =
             |service: &ServiceConfig| (service.protocol, service.address) == (Protocol::Tcp, local);
         if !config.services.iter().any(is_tcp_service) {
-            return Err(format!("{local} is not a service of the group"));
+            return Err(OperatorFault::NotAService(local).into());
         }
         if self.unaccepted.accept_queues.is_none() {
-            return Err(
-                "the acceptor's kernel does not support adding connections to accept queues".into(),
-            );
+            return Err(KernelFault::AcceptQueuesUnsupported.into());
         }
         match sock_diag::tcp_service_connections(local) {
             Ok(Some(_)) => Ok(()),
-            Ok(None) => Err(format!(
-                "no program listens at {local} on node {}",
-                config.node.name
-            )),
-            Err(error) => Err(format!("cannot list the acceptor's sockets: {error}")),
+            Ok(None) => Err(OperatorFault::NoProgramListens {
+                address: local,
+                node: Text::of(&config.node.name),
+            }
+            .into()),
+            Err(error) => Err(system_call("cannot list the acceptor's sockets", &error)),
         }
     }
 
@@ -116,20 +117,20 @@ impl Arrivals {
         dataplane: &Dataplane,
         hold: &HoldDevice,
         flow_epoch: &FlowEpoch,
-    ) -> Result<QueueAttempt, String> {
+    ) -> Result<QueueAttempt, Failure> {
         let arrival = self
             .connections
             .get_mut(&flow_epoch.flow)
-            .ok_or("the flow is not arriving here")?;
+            .ok_or(NodeFault::FlowNotArriving)?;
         let static_state = arrival
             .static_state
             .take()
-            .ok_or("the flow's socket options are missing")?;
+            .ok_or(NodeFault::SocketOptionsMissing)?;
         let state = arrival
             .dynamic_state
             .tcp
             .take()
-            .ok_or("the flow's TCP state is missing")?;
+            .ok_or(NodeFault::TcpStateMissing)?;
         let connection = UnacceptedConnection::new(*flow_epoch, static_state, state);
         let created = connection.create(self.unaccepted.accept_queues.as_ref(), hold);
         if created.is_ok() {
@@ -150,7 +151,7 @@ impl Arrivals {
         dataplane: &Dataplane,
         hold: &mut PacketHold,
         attempt: QueueAttempt,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let QueueAttempt {
             connection,
             created,
@@ -158,7 +159,7 @@ impl Arrivals {
         let arrival = self
             .connections
             .remove(&connection.flow_epoch.flow)
-            .ok_or("the flow is not arriving here")?;
+            .ok_or(NodeFault::FlowNotArriving)?;
         self.ids.remove(&arrival.id);
         hold.release_slot(arrival.slot);
         let mut packets = arrival.held_packets;
@@ -201,16 +202,16 @@ impl Arrivals {
         }
     }
 
-    fn add_waiting(&mut self, dataplane: &Dataplane, waiting: UnacceptedConnection, why: &str) {
+    fn add_waiting(&mut self, dataplane: &Dataplane, waiting: UnacceptedConnection, why: &Failure) {
         let (flow, tries) = (waiting.flow_epoch.flow, waiting.attempts + 1);
         if tries > ATTEMPTS_MAX {
-            tracing::warn!(%flow, why, "lost an unaccepted connection: its accept queue had no room");
+            tracing::warn!(%flow, %why, "lost an unaccepted connection: its accept queue had no room");
             return self.on_queued(dataplane, &waiting.flow_epoch);
         }
-        tracing::debug!(%flow, why, "an unaccepted connection waits for room in an accept queue");
+        tracing::debug!(%flow, %why, "an unaccepted connection waits for room in an accept queue");
         // No packet of the flow may reach the stack before its socket exists.
         if let Err(error) = set_queued_state(dataplane, &waiting.flow_epoch, FlowState::TransitIn) {
-            tracing::warn!(%flow, error, "an unaccepted connection may be reset while it waits");
+            tracing::warn!(%flow, %error, "an unaccepted connection may be reset while it waits");
         }
         self.unaccepted.waiting.push(UnacceptedConnection {
             attempts: tries,
@@ -221,7 +222,7 @@ impl Arrivals {
     /// Marks the connection as owned here; from then on the kernel serves it.
     fn on_queued(&mut self, dataplane: &Dataplane, flow_epoch: &FlowEpoch) {
         if let Err(error) = set_queued_state(dataplane, flow_epoch, FlowState::Owned) {
-            tracing::warn!(flow = %flow_epoch.flow, error, "an unaccepted connection does not resume");
+            tracing::warn!(flow = %flow_epoch.flow, %error, "an unaccepted connection does not resume");
         }
         self.journal.remove(&flow_epoch.flow);
     }
@@ -231,7 +232,7 @@ fn set_queued_state(
     dataplane: &Dataplane,
     flow_epoch: &FlowEpoch,
     state: FlowState,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let entry = FilterEntry {
         flow: flow_epoch.flow,
         epoch: flow_epoch.epoch,
@@ -239,7 +240,7 @@ fn set_queued_state(
         hold_slot: 0,
     };
     let set = dataplane.set_flows(&[entry], state);
-    set.map_err(|error| error.to_string())
+    set.map_err(IntoFailure::into_failure)
 }
 
 /// Decodes the journaled state of an unaccepted connection.
@@ -255,25 +256,31 @@ fn create_in_queue(
     hold: &HoldDevice,
     flow: &Flow,
     (static_state, state): (&TcpStaticState, &TcpDynamicState),
-) -> Result<(), String> {
-    let queue = queue.ok_or("this kernel does not support adding connections to accept queues")?;
+) -> Result<(), Failure> {
+    let queue = queue.ok_or(KernelFault::AcceptQueuesUnsupported)?;
     let queued = holdfast_tcp_repair::unaccepted_connection(static_state, state)
-        .map_err(|error| error.to_string())?;
+        .map_err(IntoFailure::into_failure)?;
     let key = flow_key(flow);
-    let bpf_error = |error: holdfast_bpf::Error| error.to_string();
     let handshake = to_repair_handshake(&queued.handshake);
     queue
         .pending_handshakes
         .set(&key, &handshake)
-        .map_err(bpf_error)?;
+        .map_err(IntoFailure::into_failure)?;
     for packet in &queued.packets {
         hold.inject(packet);
     }
-    match queue.pending_handshakes.get(&key).map_err(bpf_error)? {
+    match queue
+        .pending_handshakes
+        .get(&key)
+        .map_err(IntoFailure::into_failure)?
+    {
         None => Ok(()),
         Some(_) => {
-            queue.pending_handshakes.remove(&key).map_err(bpf_error)?;
-            Err("the listener is closed, or its accept queue is full".to_owned())
+            queue
+                .pending_handshakes
+                .remove(&key)
+                .map_err(IntoFailure::into_failure)?;
+            Err(ProgramFault::AcceptQueueFull.into())
         }
     }
 }

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use holdfast_proto::handoff::FlowEpoch;
 use holdfast_tcp_repair::WindowProbe;
+use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::{Flow, NodeId};
 
 use super::super::packet_hold::PacketHold;
 use super::{ArrivalSocket, Arrivals, ArrivingConnection};
 use crate::app_server::SessionId;
 use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, sort_for_replay};
+use crate::failure_conversion::IntoFailure;
 
 impl Arrivals {
     /// Returns the filters' entries with which packets of the flows are held until the hold is empty.
@@ -46,12 +48,12 @@ impl Arrivals {
     /// Activates the socket of a restored connection.
     ///
     /// # Errors
-    /// The socket cannot be activated; the text says why.
-    pub fn activate(&mut self, hold: &HoldDevice, flow: &Flow) -> Result<(), String> {
+    /// The socket cannot be activated.
+    pub fn activate(&mut self, hold: &HoldDevice, flow: &Flow) -> Result<(), Failure> {
         let arrival = self
             .connections
             .get_mut(flow)
-            .ok_or("the flow is not arriving here")?;
+            .ok_or(NodeFault::FlowNotArriving)?;
         match std::mem::replace(&mut arrival.socket, ArrivalSocket::Closed) {
             ArrivalSocket::Restored(socket) => {
                 let (static_state, state) = arrival.tcp_states()?;
@@ -67,12 +69,12 @@ impl Arrivals {
                     state,
                     WindowProbe::IfUnacknowledged,
                 );
-                arrival.socket = ArrivalSocket::Active(active.map_err(|error| error.to_string())?);
+                arrival.socket = ArrivalSocket::Active(active.map_err(IntoFailure::into_failure)?);
             }
             ArrivalSocket::Reclaimed(socket) => {
                 let (static_state, state) = arrival.tcp_states()?;
                 let active = holdfast_tcp_repair::activate_again(socket, static_state, state);
-                arrival.socket = ArrivalSocket::Active(active.map_err(|error| error.to_string())?);
+                arrival.socket = ArrivalSocket::Active(active.map_err(IntoFailure::into_failure)?);
             }
             ArrivalSocket::SharedUdp => {
                 for datagram in &arrival.dynamic_state.packets {
@@ -80,7 +82,7 @@ impl Arrivals {
                 }
             }
             ArrivalSocket::Prepared(_) | ArrivalSocket::Queued => {
-                return Err("the flow was never restored".into());
+                return Err(NodeFault::FlowNotRestored.into());
             }
             unchanged @ (ArrivalSocket::Active(_) | ArrivalSocket::Closed) => {
                 arrival.socket = unchanged

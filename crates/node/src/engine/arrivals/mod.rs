@@ -18,6 +18,7 @@ use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::handoff::{CommandToken, Completion, Results};
 use holdfast_tcp_repair::{PreparedSocket, RestoredSocket, SocketPreparer, TcpStaticState};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProgramFault, ProtocolViolation};
 
 use self::accept_queue::UnacceptedConnections;
 use self::congestion::CongestionRestorer;
@@ -30,6 +31,7 @@ use super::setup::{SetupError, other_error, system_error};
 use super::state_blobs::DynamicBlob;
 use crate::app_server::SessionId;
 use crate::dataplane::{Dataplane, HeldPacket, HoldDevice};
+use crate::failure_conversion::IntoFailure;
 
 /// Time limit for a program to take its arrivals. Shorter than the donor's limit, so that the donor learns the reason.
 const PROGRAM_RECEIPT_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -110,7 +112,7 @@ pub struct AnnouncedConnection {
 struct PendingPrepare {
     token: CommandToken,
     flows: Vec<Flow>,
-    results: Vec<Result<(), String>>,
+    results: Vec<Result<(), Failure>>,
     /// Deadline; arrivals not taken by then are given up.
     deadline: Duration,
 }
@@ -182,13 +184,13 @@ impl Arrivals {
     /// Makes and binds the socket of an announced connection. Returns the connection's slot of the hold counters.
     ///
     /// # Errors
-    /// The connection cannot arrive here; the text says why.
+    /// The connection cannot arrive here.
     pub fn add(
         &mut self,
         dataplane: &Dataplane,
         hold: &mut PacketHold,
         announced: AnnouncedConnection,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, Failure> {
         let flow = announced.flow;
         let socket = match &announced.static_state {
             _ if announced.is_unaccepted => ArrivalSocket::Queued,
@@ -198,15 +200,15 @@ impl Arrivals {
                 ArrivalSocket::Prepared(
                     self.preparer
                         .prepare(static_state)
-                        .map_err(|error| error.to_string())?,
+                        .map_err(IntoFailure::into_failure)?,
                 )
             }
-            Some(_) => return Err("the received state belongs to another flow".into()),
+            Some(_) => return Err(ProtocolViolation::StateOfOtherFlow.into()),
             None => ArrivalSocket::SharedUdp,
         };
         let slot = hold
             .take_slot()
-            .ok_or("too many connections are in transit here; try again")?;
+            .ok_or(NodeFault::TooManyConnectionsInTransit)?;
         dataplane.programs.hold_counters.reset(slot);
         let id = self.next_id;
         self.next_id += 1;
@@ -279,7 +281,7 @@ impl Arrivals {
         now: Duration,
         token: CommandToken,
         flows: Vec<Flow>,
-        results: Vec<Result<(), String>>,
+        results: Vec<Result<(), Failure>>,
     ) {
         self.pending_prepares.push(PendingPrepare {
             token,
@@ -316,7 +318,8 @@ impl Arrivals {
             for prepare in &mut self.pending_prepares {
                 for (prepared_flow, result) in prepare.flows.iter().zip(&mut prepare.results) {
                     if prepared_flow == flow && result.is_ok() {
-                        *result = Err(format!("the acceptor's server program refused: {reason}"));
+                        let reason = reason.to_owned().into();
+                        *result = Err(ProgramFault::AcceptingProgramRefused(reason).into());
                     }
                 }
             }
@@ -341,18 +344,16 @@ impl Arrivals {
                 }
                 match self.connections.get(flow) {
                     Some(arrival) if programs.has_ended(arrival.session) => {
-                        *result = Err("the acceptor's server program has ended".into());
+                        *result = Err(ProgramFault::AcceptingProgramEnded.into());
                     }
                     Some(arrival) if !arrival.is_received && prepare.deadline <= now => {
                         prepared.overdue.push((arrival.session, arrival.id));
-                        *result = Err(format!(
-                            "the acceptor's server program did not take the flow within {} ms",
-                            PROGRAM_RECEIPT_TIMEOUT.as_millis()
-                        ));
+                        let limit_ms = PROGRAM_RECEIPT_TIMEOUT.as_millis() as u32;
+                        *result = Err(ProgramFault::AcceptingProgramLate { limit_ms }.into());
                     }
                     Some(arrival) if !arrival.is_received => waiting = true,
                     Some(_) => {}
-                    None => *result = Err("the handoff was given up meanwhile".into()),
+                    None => *result = Err(PeerFault::HandoffGivenUp.into()),
                 }
             }
             if waiting {

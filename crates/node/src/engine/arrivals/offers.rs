@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem, StateItem, split};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::Failure;
 
 use super::super::flow_text;
 use super::super::program_messages::ProgramMessages;
 use super::{ArrivalSocket, Arrivals};
 use crate::app_server::SessionId;
+use crate::failure_conversion::system_call;
 
 impl Arrivals {
     /// Sends descriptors and application state to the programs that take the flows. Returns the flows whose descriptors
@@ -18,7 +20,7 @@ impl Arrivals {
         &self,
         messages: &mut ProgramMessages,
         states: Vec<(Flow, Vec<u8>)>,
-    ) -> BTreeMap<Flow, String> {
+    ) -> BTreeMap<Flow, Failure> {
         let mut failed = BTreeMap::new();
         let mut by_session: BTreeMap<SessionId, (Vec<Flow>, Vec<StateItem>)> = BTreeMap::new();
         for (flow, application_state) in states {
@@ -54,7 +56,7 @@ impl Arrivals {
         messages: &mut ProgramMessages,
         session: SessionId,
         flows: &[Flow],
-    ) -> Vec<(Flow, String)> {
+    ) -> Vec<(Flow, Failure)> {
         let mut failed = Vec::new();
         let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(flows.len());
         let mut items = Vec::with_capacity(flows.len());
@@ -69,7 +71,7 @@ impl Arrivals {
                     Err(error) => {
                         failed.push((
                             *flow,
-                            format!("cannot copy the socket's descriptor: {error}"),
+                            system_call("cannot copy the socket's descriptor", &error),
                         ));
                         continue;
                     }

@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use holdfast_proto::handoff::FlowToRestore;
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Failure, NodeFault};
 
 use super::super::state_blobs::{StaticBlob, decode};
 use super::{ArrivalSocket, Arrivals, ArrivingConnection};
 use crate::app_server::SessionId;
 use crate::dataplane::Dataplane;
+use crate::failure_conversion::IntoFailure;
 
 /// A connection that an earlier daemon had restored or was restoring, as its program reclaims it.
 pub struct ReclaimedArrival {
@@ -39,16 +41,16 @@ impl ArrivingConnection {
     ///
     /// # Errors
     /// The donor has not sent them.
-    pub(super) fn tcp_states(&self) -> Result<(&TcpStaticState, &TcpDynamicState), String> {
+    pub(super) fn tcp_states(&self) -> Result<(&TcpStaticState, &TcpDynamicState), Failure> {
         let static_state = self
             .static_state
             .as_ref()
-            .ok_or("the flow's socket options are missing")?;
+            .ok_or(NodeFault::SocketOptionsMissing)?;
         let state = self
             .dynamic_state
             .tcp
             .as_ref()
-            .ok_or("the flow's TCP state is missing")?;
+            .ok_or(NodeFault::TcpStateMissing)?;
         Ok((static_state, state))
     }
 }
@@ -57,20 +59,20 @@ impl Arrivals {
     /// Restores the socket of a prepared connection, which stays in repair mode.
     ///
     /// # Errors
-    /// The socket cannot be restored; the text says why.
+    /// The socket cannot be restored.
     pub fn restore(
         &mut self,
         dataplane: &Dataplane,
         restore: &FlowToRestore,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let arrival = self.connections.get_mut(&restore.flow);
-        let arrival = arrival.ok_or("the flow was never prepared")?;
+        let arrival = arrival.ok_or(NodeFault::FlowNotPrepared)?;
         arrival.dynamic_state = decode(&restore.dynamic)?;
         match std::mem::replace(&mut arrival.socket, ArrivalSocket::Closed) {
             ArrivalSocket::Prepared(prepared) => {
                 let (static_state, state) = arrival.tcp_states()?;
                 let socket = holdfast_tcp_repair::restore(prepared, static_state, state)
-                    .map_err(|error| error.to_string())?;
+                    .map_err(IntoFailure::into_failure)?;
                 let states = (static_state, state);
                 arrival.has_congestion_entry =
                     self.congestion
@@ -81,14 +83,14 @@ impl Arrivals {
             ArrivalSocket::Queued => {
                 let (static_state, state) = arrival.tcp_states()?;
                 holdfast_tcp_repair::unaccepted_connection(static_state, state)
-                    .map_err(|error| error.to_string())?;
+                    .map_err(IntoFailure::into_failure)?;
                 arrival.socket = ArrivalSocket::Queued;
             }
             ArrivalSocket::Restored(_)
             | ArrivalSocket::Reclaimed(_)
             | ArrivalSocket::Active(_)
             | ArrivalSocket::Closed => {
-                return Err("the flow was already restored".into());
+                return Err(NodeFault::FlowAlreadyRestored.into());
             }
         }
         Ok(())

@@ -12,6 +12,7 @@ use holdfast_proto::handoff::{
     CommandToken, Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo,
 };
 use holdfast_tcp_repair::{RepairError, TcpStaticReader, TcpStaticState};
+use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::{Flow, Protocol};
 use serde_bytes::ByteBuf;
 
@@ -21,6 +22,7 @@ use super::fault_injection::test_clock_shift;
 use super::state_blobs::{DynamicBlob, encode};
 use crate::app_server::SessionId;
 use crate::dataplane::HeldPacket;
+use crate::failure_conversion::IntoFailure;
 
 /// Polling interval of a send queue that drains.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_micros(500);
@@ -315,16 +317,16 @@ impl Donations {
     /// Extracts the state of a frozen flow.
     ///
     /// # Errors
-    /// The state cannot be read; the text says why.
-    pub fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
+    /// The state cannot be read.
+    pub fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, Failure> {
         let donation = self
             .connections
             .get_mut(flow)
-            .ok_or("the flow's server program has ended")?;
+            .ok_or(ProgramFault::ProgramEnded)?;
         let mut blob = DynamicBlob::default();
         if let (Some(socket), Some(static_state)) = (&donation.socket, &donation.static_state) {
             let state = holdfast_tcp_repair::extract(socket.as_fd(), static_state)
-                .map_err(|error| error.to_string())?;
+                .map_err(IntoFailure::into_own_failure)?;
             let is_missing = |packet: &HeldPacket| {
                 packet.segment.is_some_and(|segment| {
                     segment
@@ -346,8 +348,7 @@ impl Donations {
         }
         if flow.protocol == Protocol::Udp {
             let unread = donation.unread_datagrams.take();
-            blob.packets =
-                unread.ok_or("the server program did not return its unread datagrams")?;
+            blob.packets = unread.ok_or(ProgramFault::DatagramsNotReturned)?;
         }
         Ok(FrozenFlow {
             dynamic: encode(&blob)?,
@@ -358,8 +359,8 @@ impl Donations {
     /// Resumes a donated connection, which stays at this node unless the holder's answer is `in_doubt`.
     ///
     /// # Errors
-    /// The socket cannot be resumed; the text says why.
-    pub fn resume(&mut self, flow: &Flow, in_doubt: bool) -> Result<(), String> {
+    /// The socket cannot be resumed.
+    pub fn resume(&mut self, flow: &Flow, in_doubt: bool) -> Result<(), Failure> {
         let Some(donation) = self.connections.get_mut(flow) else {
             return Ok(());
         };
@@ -368,9 +369,9 @@ impl Donations {
             let static_state = donation
                 .static_state
                 .as_ref()
-                .ok_or("the flow's state was never read")?;
+                .ok_or(NodeFault::FlowStateNeverRead)?;
             holdfast_tcp_repair::resume(socket.as_fd(), static_state)
-                .map_err(|error| error.to_string())?;
+                .map_err(IntoFailure::into_own_failure)?;
         }
         if donation.is_notified && !in_doubt {
             self.connections.remove(flow);

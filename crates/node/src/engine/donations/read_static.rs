@@ -7,6 +7,7 @@ use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_bpf::socket_snapshots::SocketSnapshot;
 use holdfast_proto::handoff::{FlowKeptReason, SendQueueInfo, StaticFlow};
 use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
+use holdfast_wire::failure::{Failure, ProgramFault};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
@@ -14,6 +15,7 @@ use super::super::program_messages::NO_SESSION;
 use super::super::state_blobs::{StaticBlob, encode};
 use super::Donations;
 use crate::dataplane::{Dataplane, FilterEntry, SocketObserver};
+use crate::failure_conversion::IntoFailure;
 
 impl Donations {
     /// Forgets the socket options of earlier flows; the first flow of a command reads them again.
@@ -64,10 +66,10 @@ impl Donations {
             let socket = donation
                 .socket
                 .as_ref()
-                .ok_or_else(|| unmovable("the server program sent no descriptor"))?;
+                .ok_or_else(|| unmovable(ProgramFault::NoDescriptorSent))?;
             if let Some(ticks) = self.clock_shift {
                 holdfast_tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks)
-                    .map_err(unmovable)?;
+                    .map_err(|error| unmovable(error.into_own_failure()))?;
             }
             let snapshot =
                 observed.and_then(|observed| dataplane.sockets.to_tcp_snapshot(observed));
@@ -76,9 +78,9 @@ impl Donations {
                 Some(snapshot) => self.static_reader.read_snapshot(socket.as_fd(), snapshot),
                 None => self.static_reader.read(socket.as_fd()),
             };
-            let static_state = static_state.map_err(unmovable)?;
+            let static_state = static_state.map_err(|error| unmovable(error.into_own_failure()))?;
             if static_state.local != flow.local || static_state.remote != flow.remote {
-                return Err(unmovable("the descriptor belongs to another connection"));
+                return Err(unmovable(ProgramFault::DescriptorOfOtherFlow));
             }
             queue = snapshot.map_or_else(
                 || send_queue(socket),
@@ -122,8 +124,8 @@ fn check_owned(state: FlowState) -> Result<(), FlowKeptReason> {
     }
 }
 
-fn unmovable(why: impl ToString) -> FlowKeptReason {
-    FlowKeptReason::Unmovable(why.to_string())
+fn unmovable(why: impl Into<Failure>) -> FlowKeptReason {
+    FlowKeptReason::Unmovable(why.into())
 }
 
 pub(super) fn send_queue(socket: &OwnedFd) -> SendQueueInfo {

@@ -20,6 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::{BlockerEntry, ProcessCheck};
 use holdfast_bpf::shared_with_c::{FlowState, Translation};
+use holdfast_wire::failure::{Failure, OperatorFault, ProtocolViolation};
 use holdfast_wire::move_frames::{PeerConnections, TranslationStep};
 use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange};
 
@@ -27,6 +28,7 @@ use self::sweep::QuerySubject;
 use super::Engine;
 use crate::config::Config;
 use crate::dataplane::{Dataplane, FilterEntry, flow_key};
+use crate::failure_conversion::IntoFailure;
 use crate::migration::{MovableAddresses, SocketEndpoint};
 use crate::peer_channel::Peers;
 
@@ -81,7 +83,7 @@ impl PrivateFlows {
         &self,
         dataplane: &Dataplane,
         flows: impl IntoIterator<Item = Flow>,
-    ) -> Result<Vec<OwnershipChange>, String> {
+    ) -> Result<Vec<OwnershipChange>, Failure> {
         let new_flows = flows.into_iter().filter(|flow| {
             let is_here = flow.local.ip() == self.own_address && self.is_private(flow);
             is_here && dataplane.flow(flow).is_none()
@@ -102,7 +104,7 @@ impl PrivateFlows {
         };
         let entries: Vec<FilterEntry> = new_flows.iter().map(entry).collect();
         let set = dataplane.set_flows(&entries, FlowState::Owned);
-        set.map_err(|error| error.to_string())?;
+        set.map_err(IntoFailure::into_failure)?;
         let establish = |flow| OwnershipChange {
             flow,
             kind: ChangeKind::Establish,
@@ -119,16 +121,13 @@ impl PrivateFlows {
         &self,
         (dataplane, peers): (&Dataplane, &Peers),
         flows: impl IntoIterator<Item = Flow>,
-    ) -> Result<RemoteEnds, String> {
+    ) -> Result<RemoteEnds, Failure> {
         let mut ends = RemoteEnds::default();
         let mut by_node: BTreeMap<NodeId, Vec<Flow>> = BTreeMap::new();
         for flow in flows.into_iter().filter(|flow| self.is_private(flow)) {
             match self.remote_node(dataplane, &flow) {
                 Some(node) if node == self.own_id && flow.local.ip() == self.own_address => {
-                    return Err(format!(
-                        "both ends of connection {flow} are at this node: move the process at {} first",
-                        flow.remote
-                    ));
+                    return Err(OperatorFault::BothEndsHere(flow).into());
                 }
                 Some(node) if node == self.own_id || peers.is_up(node) => {
                     by_node.entry(node).or_default().push(flow);
@@ -154,13 +153,13 @@ impl PrivateFlows {
             Ok(ends) => {
                 check.forwarded = ends.forwarded.iter().map(ToString::to_string).collect();
             }
-            Err(reason) => {
+            Err(failure) => {
                 check.movable = false;
                 check.blockers.push(BlockerEntry {
                     pid: check.pid,
                     fd: None,
                     path: None,
-                    reason,
+                    reason: failure.to_string(),
                 });
             }
         }
@@ -180,7 +179,7 @@ impl PrivateFlows {
     }
 
     /// Returns the reason why a private flow cannot move here, if any.
-    pub fn refuse_arrival(&self, dataplane: &Dataplane, flow: &Flow) -> Option<String> {
+    pub fn refuse_arrival(&self, dataplane: &Dataplane, flow: &Flow) -> Option<Failure> {
         if !self.is_private(flow) {
             return None;
         }
@@ -189,14 +188,11 @@ impl PrivateFlows {
             matches!(entry, Some((FlowState::Moved | FlowState::TransitOut, _)))
         };
         if flow.local.ip() == self.own_address && !has_left(flow) {
-            return Some(format!(
-                "connection {flow} was not moved away from this node"
-            ));
+            return Some(ProtocolViolation::NotMovedAway(*flow).into());
         }
         // Packets of the connection would not leave this host.
-        (flow.remote.ip() == self.own_address && has_left(&flow.mirrored())).then(|| {
-            format!("the other end of connection {flow} has left this node; move it back first")
-        })
+        (flow.remote.ip() == self.own_address && has_left(&flow.mirrored()))
+            .then(|| OperatorFault::OtherEndLeft(*flow).into())
     }
 
     /// Handles the move of a process that has connections to this node.
@@ -209,7 +205,7 @@ impl PrivateFlows {
         hops: u32,
         (step, to): (TranslationStep, NodeId),
         connections: &[Flow],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         // This node accepts packets from any node, so only the switch needs action.
         if step != TranslationStep::Switch {
             return Ok(());
@@ -227,7 +223,7 @@ impl PrivateFlows {
                 continue;
             }
             self.set_translation(dataplane, &local_flow, (to, hops))
-                .map_err(|error| error.to_string())?;
+                .map_err(IntoFailure::into_failure)?;
         }
         Ok(())
     }
@@ -258,7 +254,7 @@ impl Engine {
     pub(super) fn create_private_entries(
         &mut self,
         flows: impl IntoIterator<Item = Flow>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let changes = self.private_flows.create_entries(&self.dataplane, flows)?;
         if !changes.is_empty() {
             self.report_changes(changes);
@@ -270,7 +266,7 @@ impl Engine {
     pub(super) fn create_private_entries_of(
         &mut self,
         endpoints: &[SocketEndpoint],
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let flows: Vec<Flow> = endpoints.iter().filter_map(SocketEndpoint::flow).collect();
         self.create_private_entries(flows)
     }

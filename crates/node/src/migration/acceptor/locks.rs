@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
 use holdfast_proto::migration::CommandToken;
+use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProgramFault, ProtocolViolation};
 
 use super::super::image_messages::MessageKind;
 use super::super::lock_handover::{
@@ -12,7 +13,8 @@ use super::super::lock_handover::{
 };
 use super::super::move_records::RecordEntry;
 use super::super::worker_events::WorkerEvent;
-use super::{AcceptorJob, AcceptorWorker, error_text};
+use super::{AcceptorJob, AcceptorWorker};
+use crate::failure_conversion::IntoFailure;
 
 /// Maximum wait for the donor's answer: before the commit in total; after the commit until the request is repeated.
 const SHARE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -50,7 +52,7 @@ impl AcceptorWorker {
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
                     self.lock_handover.deadline = None;
-                    self.refuse("the donor did not share its locks in time".to_owned());
+                    self.refuse(PeerFault::LocksNotShared.into());
                 }
             }
         }
@@ -58,14 +60,17 @@ impl AcceptorWorker {
     }
 
     /// Starts the hand-over of locks that are contended after the process's state was restored.
-    pub(super) fn hand_over_locks(&mut self, locks: Vec<ContendedLock>) -> Result<(), String> {
+    pub(super) fn hand_over_locks(&mut self, locks: Vec<ContendedLock>) -> Result<(), Failure> {
         if locks.is_empty() {
             return Ok(());
         }
         if self.is_clone {
             let count = locks.len();
             tracing::warn!(id = %self.id, count, "a clone runs without the exclusive locks of its original");
-            return self.restorer()?.renounce_locks().map_err(error_text);
+            return self
+                .restorer()?
+                .renounce_locks()
+                .map_err(IntoFailure::into_failure);
         }
         let step = LockHandoverStep::ShareRemainder;
         let request = LockRequest { step, locks };
@@ -76,26 +81,23 @@ impl AcceptorWorker {
     }
 
     /// Handles the donor's answer to the request to share its locks.
-    pub(super) fn on_locks_shared(&mut self, message: &[u8]) -> Result<(), String> {
-        let answer =
-            LockAnswer::decode(message).ok_or("cannot parse the donor's answer about locks")?;
+    pub(super) fn on_locks_shared(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let answer = LockAnswer::decode(message).ok_or(ProtocolViolation::LockAnswerUnreadable)?;
         if answer.step != LockHandoverStep::ShareRemainder
             || self.lock_handover.deadline.take().is_none()
         {
-            return Err("received an answer about locks that was not requested".to_owned());
+            return Err(ProtocolViolation::LockAnswerUnrequested.into());
         }
         if let Some(problem) = answer.problem {
-            return Err(problem);
+            return Err(problem.from_peer());
         }
         let excluded_locks = self
             .restorer()?
             .advance_locks(LockHandoverStep::ShareRemainder)
-            .map_err(error_text)?;
+            .map_err(IntoFailure::into_failure)?;
         if let Some(lock) = excluded_locks.first() {
             let (process, fd) = (lock.process, lock.fd);
-            return Err(format!(
-                "another process took a lock on the file of descriptor {fd} of process {process} meanwhile; try again"
-            ));
+            return Err(ProgramFault::LockTaken { process, fd }.into());
         }
         if let Some((token, entry)) = self.lock_handover.pending_restore.take() {
             self.complete_restore(token, &entry);
@@ -104,7 +106,7 @@ impl AcceptorWorker {
     }
 
     /// Completes the hand-over after the commit: the process must not run before its locks are exclusive again.
-    pub(super) fn take_locks(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<(), String> {
+    pub(super) fn take_locks(&mut self, inbox: &Receiver<AcceptorJob>) -> Result<(), Failure> {
         let locks = std::mem::take(&mut self.lock_handover.locks);
         for step in AFTER_COMMIT {
             if step_concerns_locks(step, &locks) {
@@ -121,7 +123,7 @@ impl AcceptorWorker {
         &mut self,
         inbox: &Receiver<AcceptorJob>,
         step: LockHandoverStep,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let (id, mut retry) = (self.id, LockRetry::new());
         loop {
             let locks = Vec::new();
@@ -130,7 +132,7 @@ impl AcceptorWorker {
             let restorer = self.restorer()?;
             match restorer.advance_locks(step) {
                 Ok(excluded_locks) if excluded_locks.is_empty() => return Ok(()),
-                Err(error) if restorer.has_ended() => return Err(error_text(error)),
+                Err(error) if restorer.has_ended() => return Err(error.into_failure()),
                 Err(error) if !retry.tolerates(id, &error) => return Ok(()),
                 Ok(_) | Err(_) => retry.wait(id),
             }
@@ -142,7 +144,7 @@ impl AcceptorWorker {
         &mut self,
         inbox: &Receiver<AcceptorJob>,
         step: LockHandoverStep,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let deadline = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             let (kind, bytes) =
@@ -152,7 +154,7 @@ impl AcceptorWorker {
                     Ok(_) => continue,
                     Err(RecvTimeoutError::Timeout) => return Ok(()),
                     Err(RecvTimeoutError::Disconnected) => {
-                        return Err("the daemon is stopping".to_owned());
+                        return Err(NodeFault::DaemonStopping.into());
                     }
                 };
             self.events.send(WorkerEvent::ReportTaken {

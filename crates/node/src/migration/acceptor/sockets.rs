@@ -3,23 +3,26 @@
 use holdfast_checkpoint::image::{DescriptorUpdate, decode};
 use holdfast_checkpoint::sockets::RestoredSockets;
 use holdfast_wire::MoveId;
+use holdfast_wire::failure::{Failure, ProtocolViolation};
 use tokio::sync::oneshot;
 
+use super::super::admission_policy::not_allowed;
 use super::super::donor_sockets::{SocketStates, port_members, shares_port};
 use super::super::image_messages::MessageKind;
 use super::super::socket_endpoints::endpoint_of;
 use super::super::worker_events::{EventSender, WorkerEvent};
-use super::{AcceptorWorker, RESTORE_THREADS, error_text};
+use super::{AcceptorWorker, RESTORE_THREADS};
 use crate::dataplane::retransmission_timeouts;
 use crate::dataplane::shared_ports::{self, SharedPortState};
+use crate::failure_conversion::IntoFailure;
 
 impl AcceptorWorker {
     pub(super) fn restore_descriptors(
         &mut self,
         kind: MessageKind,
         message: &[u8],
-    ) -> Result<(), String> {
-        let found: DescriptorUpdate = decode(message).map_err(error_text)?;
+    ) -> Result<(), Failure> {
+        let found: DescriptorUpdate = decode(message).map_err(IntoFailure::into_failure)?;
         self.policy.check_descriptors(&found)?;
         if !self.refusals.is_empty() {
             return Ok(());
@@ -27,7 +30,7 @@ impl AcceptorWorker {
         if self.sockets.is_none() {
             let first_port = self.policy.judge().first_port();
             self.sockets =
-                Some(RestoredSockets::new(first_port).map_err(|error| error.to_string())?);
+                Some(RestoredSockets::new(first_port).map_err(IntoFailure::into_failure)?);
             // Loaded before the freeze, which the loading would lengthen.
             retransmission_timeouts::load();
         }
@@ -35,18 +38,18 @@ impl AcceptorWorker {
             shared_ports::load();
         }
         let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
-            return Err("received descriptors before the process tree".to_owned());
+            return Err(ProtocolViolation::DescriptorsBeforeTree.into());
         };
         redirect_new_clients(&self.events, self.id, &found);
         let prepared = sockets.prepare(&found.sockets, &found.removed);
-        prepared.map_err(|error| error.to_string())?;
+        prepared.map_err(IntoFailure::into_failure)?;
         match kind {
             MessageKind::LastDescriptors => {
                 restorer.finish_descriptors(&found, &sockets.new_sockets())
             }
             _ => restorer.update_descriptors(&found, &sockets.new_sockets()),
         }
-        .map_err(error_text)?;
+        .map_err(IntoFailure::into_failure)?;
         sockets.mark_handed_over();
         Ok(())
     }
@@ -55,18 +58,19 @@ impl AcceptorWorker {
         &mut self,
         kind: MessageKind,
         given: SocketStates,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let sockets = self
             .sockets
             .as_mut()
-            .ok_or("received socket states before the sockets")?;
+            .ok_or(ProtocolViolation::SocketStatesBeforeSockets)?;
         let SocketStates {
             at_us,
             states,
             clients,
             programs,
         } = given;
-        self.policy.judge().check_socket_states(&states)?;
+        let verdict = self.policy.judge().check_socket_states(&states);
+        verdict.map_err(not_allowed)?;
         let packets = match kind {
             MessageKind::Snapshots => sockets
                 .restore_early(states, at_us, RESTORE_THREADS)
@@ -74,7 +78,7 @@ impl AcceptorWorker {
             MessageKind::Sockets => sockets.restore_some(states, RESTORE_THREADS),
             _ => sockets.restore_changed(states, at_us, RESTORE_THREADS),
         };
-        let packets = packets.map_err(|error| error.to_string())?;
+        let packets = packets.map_err(IntoFailure::into_failure)?;
         let shared = SharedPortState { clients, programs };
         shared_ports::restore(&port_members(sockets.iter()), &shared)?;
         if !packets.is_empty() {

@@ -9,6 +9,7 @@ use holdfast_checkpoint::image::{ProcessTreeState, encode};
 use holdfast_proto::migration::FreezeReport;
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_wire::Flow;
+use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::move_frames::DonorFlow;
 use tokio::sync::oneshot;
 
@@ -19,7 +20,8 @@ use super::super::move_records::RecordEntry;
 use super::super::step_timer::StepTimer;
 use super::super::worker_events::{Redirect, WorkerEvent};
 use super::postcopy_sender::PostcopySender;
-use super::{DonorWorker, PAGES_MESSAGE_BYTES, error_text};
+use super::{DonorWorker, PAGES_MESSAGE_BYTES};
+use crate::failure_conversion::IntoFailure;
 
 /// Time limit for stopping a tree whose descriptors cannot be saved yet, and the pause between attempts.
 const STOP_WAIT_MAX: Duration = Duration::from_millis(300);
@@ -41,7 +43,7 @@ impl DonorWorker {
     pub(super) fn freeze(
         &mut self,
         state: DonorState,
-    ) -> (DonorState, Result<FreezeReport, String>) {
+    ) -> (DonorState, Result<FreezeReport, Failure>) {
         let mut counts_before = self.sender.byte_counts();
         let realtime = self.options.realtime;
         let _priority_boost;
@@ -71,7 +73,7 @@ impl DonorWorker {
                     Err(why) => return (DonorState::Stopped(stopped), Err(why)),
                 }
             }
-            other => return (other, Err("no pre-copy round was completed".to_owned())),
+            other => return (other, Err(NodeFault::NoRoundCompleted.into())),
         };
         let closed_flows = self.sockets.closed_connections(&final_state.descriptors);
         match self.undiverted_flows(&final_state, newcomers, &closed_flows) {
@@ -103,7 +105,7 @@ impl DonorWorker {
         final_state: &FinalState,
         newcomers: Vec<Flow>,
         closed_flows: &[Flow],
-    ) -> Result<Vec<DonorFlow>, String> {
+    ) -> Result<Vec<DonorFlow>, Failure> {
         self.addresses.check_descriptors(&final_state.descriptors)?;
         if self.sockets.update(&final_state.descriptors) {
             self.report_sockets();
@@ -113,9 +115,7 @@ impl DonorWorker {
         }
         let mut undiverted = self.addresses.connections(&final_state.descriptors);
         if let Some(flow) = undiverted.iter().find(|flow| closed_flows.contains(flow)) {
-            return Err(format!(
-                "a client reused the port of a connection that was just closed ({flow}); try again"
-            ));
+            return Err(ProgramFault::PortReused(*flow).into());
         }
         undiverted.extend(
             newcomers
@@ -133,12 +133,12 @@ impl DonorWorker {
         });
         answer
             .blocking_recv()
-            .map_err(|_| "the daemon is stopping".to_owned())
+            .map_err(|_| NodeFault::DaemonStopping.into())
     }
 
     /// Sends memory, even if the descriptors cannot be saved; the acceptor takes it as another round. Returns the state
     /// of the tree, which is sent last.
-    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<ProcessTreeState, String> {
+    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<ProcessTreeState, Failure> {
         self.send_tree(stopped.tree())?;
         self.steps.mark("tree");
         if self.may_postcopy {
@@ -146,12 +146,14 @@ impl DonorWorker {
         }
         while let Some(pages) = stopped
             .read_pages(PAGES_MESSAGE_BYTES)
-            .map_err(error_text)?
+            .map_err(IntoFailure::into_own_failure)?
         {
             self.sender.send_pages(pages)?;
         }
         self.steps.mark("memory");
-        let state = stopped.read_state().map_err(error_text)?;
+        let state = stopped
+            .read_state()
+            .map_err(IntoFailure::into_own_failure)?;
         self.steps.mark("state");
         Ok(state)
     }
@@ -160,14 +162,16 @@ impl DonorWorker {
     fn send_memory_for_postcopy(
         &mut self,
         stopped: &mut StoppedTree,
-    ) -> Result<ProcessTreeState, String> {
+    ) -> Result<ProcessTreeState, Failure> {
         self.postcopy_sender = None;
-        let state = stopped.read_state().map_err(error_text)?;
+        let state = stopped
+            .read_state()
+            .map_err(IntoFailure::into_own_failure)?;
         let missing = stopped.defer_to_postcopy(&state);
         self.steps.mark("state");
         while let Some(pages) = stopped
             .read_pages(PAGES_MESSAGE_BYTES)
-            .map_err(error_text)?
+            .map_err(IntoFailure::into_own_failure)?
         {
             self.sender.send_pages(pages)?;
         }
@@ -175,10 +179,10 @@ impl DonorWorker {
         if !missing.is_empty() {
             self.sender.send(
                 MessageKind::MissingPages,
-                encode(&missing).map_err(error_text)?,
+                encode(&missing).map_err(IntoFailure::into_own_failure)?,
             )?;
-            let page_source =
-                PageSource::new(&stopped.process_ids(), &missing).map_err(error_text)?;
+            let page_source = PageSource::new(&stopped.process_ids(), &missing)
+                .map_err(IntoFailure::into_own_failure)?;
             self.postcopy_sender = Some(PostcopySender::new((self.id, self.to), page_source));
             self.is_postcopy.store(true, Ordering::Relaxed);
         }
@@ -192,8 +196,9 @@ impl DonorWorker {
         &mut self,
         stopped: &mut StoppedTree,
         final_state: FinalState,
-    ) -> Result<(), String> {
-        let descriptors = encode(&final_state.descriptors).map_err(error_text)?;
+    ) -> Result<(), Failure> {
+        let descriptors =
+            encode(&final_state.descriptors).map_err(IntoFailure::into_own_failure)?;
         self.sender
             .send(MessageKind::LastDescriptors, descriptors)?;
         // The original of a copy continues in any case, so it is not held.
@@ -204,22 +209,30 @@ impl DonorWorker {
                     .write(&RecordEntry::PostcopyPids(stopped.process_ids()))?;
             }
             self.record.write(&RecordEntry::HeldProcesses(
-                stopped.processes_to_hold().map_err(error_text)?,
+                stopped
+                    .processes_to_hold()
+                    .map_err(IntoFailure::into_own_failure)?,
             ))?;
-            stopped.send_pending_sigstop().map_err(error_text)?;
+            stopped
+                .send_pending_sigstop()
+                .map_err(IntoFailure::into_own_failure)?;
         }
         self.steps.mark("hold");
         let connections = self.connections.as_mut();
         connections
-            .ok_or("no pre-copy round was completed")?
+            .ok_or(NodeFault::NoRoundCompleted)?
             .send_states(stopped, self.held_flows.iter(), &mut self.sender)?;
         self.steps.mark("sockets");
-        let state = encode(&final_state.state).map_err(error_text)?;
+        let state = encode(&final_state.state).map_err(IntoFailure::into_own_failure)?;
         self.sender.send(MessageKind::Frozen, state)?;
         if self.options.verify {
-            let digest = stopped.digest(&final_state.state).map_err(error_text)?;
-            self.sender
-                .send(MessageKind::Digest, encode(&digest).map_err(error_text)?)?;
+            let digest = stopped
+                .digest(&final_state.state)
+                .map_err(IntoFailure::into_own_failure)?;
+            self.sender.send(
+                MessageKind::Digest,
+                encode(&digest).map_err(IntoFailure::into_own_failure)?,
+            )?;
             self.steps.mark("checksums");
         }
         tracing::debug!(id = %self.id, steps = %self.steps, "the process is frozen");
@@ -229,7 +242,7 @@ impl DonorWorker {
     /// Brings the acceptor up to date while the process still runs, repeatedly as long as far fewer connections change
     /// each time. Then diverts new data, so that all received data is answered and acknowledged when the process is
     /// stopped. Without post-copy, finally copies the pages dirtied meanwhile.
-    fn update_acceptor_before_stop(&mut self, tracker: &mut TreeTracker) -> Result<(), String> {
+    fn update_acceptor_before_stop(&mut self, tracker: &mut TreeTracker) -> Result<(), Failure> {
         let mut previous = usize::MAX;
         while let Some(states) = self
             .connections
@@ -265,7 +278,7 @@ impl DonorWorker {
         self.recopy_dirty_pages(tracker, Instant::now()).map(drop)
     }
 
-    fn send_snapshots(&mut self, states: &SocketStates) -> Result<(), String> {
+    fn send_snapshots(&mut self, states: &SocketStates) -> Result<(), Failure> {
         tracing::debug!(id = %self.id, changed = states.states.len(), "sending changed socket snapshots");
         self.sender
             .send(MessageKind::Snapshots, donor_sockets::encode(states)?)?;
@@ -313,7 +326,7 @@ impl DonorWorker {
     /// round.
     fn stop_tree(&mut self, mut tracker: TreeTracker) -> Result<StoppedTreeRead, StopFailure> {
         let reader =
-            (self.connections.as_ref()).ok_or_else(|| "no pre-copy round was completed".to_owned());
+            (self.connections.as_ref()).ok_or_else(|| Failure::from(NodeFault::NoRoundCompleted));
         let reader = match reader.and_then(TrackedConnections::start_reader) {
             Ok(reader) => reader,
             Err(why) => {
@@ -328,7 +341,7 @@ impl DonorWorker {
                 Err(unfrozen) => {
                     return Err(StopFailure {
                         tracker: Some(Box::new(unfrozen.tracker)),
-                        why: error_text(unfrozen.error),
+                        why: unfrozen.error.into_own_failure(),
                     });
                 }
             };
@@ -342,7 +355,7 @@ impl DonorWorker {
             let redirected = self.set_redirect(Redirect::Data);
             tracker = stopped.thaw().map_err(|error| StopFailure {
                 tracker: None,
-                why: error_text(error),
+                why: error.into_own_failure(),
             })?;
             if !is_temporary || redirected.is_err() || started_at.elapsed() > STOP_WAIT_MAX {
                 let tracker = Some(Box::new(tracker));
@@ -360,10 +373,10 @@ impl DonorWorker {
         &mut self,
         stopped: &mut StoppedTree,
         reader: &DescriptorReaderThread,
-    ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
-        let permanent = |why: String| (false, why);
+    ) -> Result<(FinalState, Vec<Flow>), (bool, Failure)> {
+        let permanent = |why: Failure| (false, why);
         let mut connections = (self.connections.take())
-            .ok_or_else(|| permanent("no pre-copy round was completed".to_owned()))?;
+            .ok_or_else(|| permanent(NodeFault::NoRoundCompleted.into()))?;
         let result = self.read_stopped_with(stopped, &mut connections, reader);
         self.connections = Some(connections);
         result
@@ -374,11 +387,11 @@ impl DonorWorker {
         stopped: &mut StoppedTree,
         connections: &mut TrackedConnections,
         reader: &DescriptorReaderThread,
-    ) -> Result<(FinalState, Vec<Flow>), (bool, String)> {
-        let permanent = |why: String| (false, why);
+    ) -> Result<(FinalState, Vec<Flow>), (bool, Failure)> {
+        let permanent = |why: Failure| (false, why);
         let failed = |error: Error| {
             let is_permanent = matches!(error, Error::ProcessEnded(_) | Error::StopTimeout(_));
-            (!is_permanent, error_text(error))
+            (!is_permanent, error.into_own_failure())
         };
         reader.start_reading(stopped.descriptor_reader().map_err(failed)?);
         // The event loop diverts the packets during the copy.
@@ -414,7 +427,7 @@ impl DonorWorker {
 
     /// Has the event loop set the forwarding rule for the process's packets, and waits until it is set. Returns the
     /// datagram flows that began here since the last round.
-    fn set_redirect(&self, redirect: Redirect) -> Result<Vec<Flow>, String> {
+    fn set_redirect(&self, redirect: Redirect) -> Result<Vec<Flow>, Failure> {
         wait_for_redirect(self.request_redirect(redirect))
     }
 
@@ -437,12 +450,12 @@ impl DonorWorker {
 }
 
 /// Waits until the event loop has set the forwarding rule.
-fn wait_for_redirect(pending: PendingRedirect) -> Result<Vec<Flow>, String> {
+fn wait_for_redirect(pending: PendingRedirect) -> Result<Vec<Flow>, Failure> {
     let answer = pending.blocking_recv();
-    answer.unwrap_or_else(|_| Err("the daemon is stopping".to_owned()))
+    answer.unwrap_or_else(|_| Err(NodeFault::DaemonStopping.into()))
 }
 
-type PendingRedirect = oneshot::Receiver<Result<Vec<Flow>, String>>;
+type PendingRedirect = oneshot::Receiver<Result<Vec<Flow>, Failure>>;
 
 /// A stopped tree; see [`DonorWorker::stop_tree`].
 type StoppedTreeRead = (Box<StoppedTree>, FinalState, Vec<Flow>);
@@ -451,5 +464,5 @@ type StoppedTreeRead = (Box<StoppedTree>, FinalState, Vec<Flow>);
 struct StopFailure {
     /// Tracker of the running tree; `None` if it is no longer tracked.
     tracker: Option<Box<TreeTracker>>,
-    why: String,
+    why: Failure,
 }

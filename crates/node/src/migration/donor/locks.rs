@@ -2,11 +2,13 @@
 
 use holdfast_checkpoint::donor::StoppedTree;
 use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
+use holdfast_wire::failure::Failure;
 
 use super::super::image_messages::MessageKind;
 use super::super::lock_handover::{LockAnswer, LockRequest};
 use super::super::move_records::RecordEntry;
-use super::{DonorWorker, error_text};
+use super::DonorWorker;
+use crate::failure_conversion::IntoFailure;
 
 impl DonorWorker {
     /// Performs the donor's part of a step of the hand-over.
@@ -16,7 +18,9 @@ impl DonorWorker {
         };
         let outcome = match step {
             LockHandoverStep::ShareRemainder => self.share_locks(stopped, &locks),
-            step => stopped.advance_handover(step).map_err(error_text),
+            step => stopped
+                .advance_handover(step)
+                .map_err(IntoFailure::into_own_failure),
         };
         let problem = outcome.err();
         let answer = LockAnswer { step, problem };
@@ -30,10 +34,14 @@ impl DonorWorker {
         &self,
         stopped: &mut StoppedTree,
         locks: &[ContendedLock],
-    ) -> Result<(), String> {
-        let given_locks = stopped.find_locks(locks).map_err(error_text)?;
+    ) -> Result<(), Failure> {
+        let given_locks = stopped
+            .find_locks(locks)
+            .map_err(IntoFailure::into_own_failure)?;
         self.record
             .write(&RecordEntry::GivenLocks(given_locks.clone()))?;
-        stopped.begin_handover(given_locks).map_err(error_text)
+        stopped
+            .begin_handover(given_locks)
+            .map_err(IntoFailure::into_own_failure)
     }
 }

@@ -11,12 +11,14 @@ use holdfast_api::control::PostCopyMemory;
 use holdfast_checkpoint::donor::PageSource;
 use holdfast_checkpoint::image::{MissingPages, PAGE, PagesMessage, ProcessMissingPages, Validate};
 use holdfast_checkpoint::postcopy::PageFault;
+use holdfast_wire::failure::{Context, Failure, PeerFault};
 use holdfast_wire::move_frames::{PageRange, PageRequest};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::super::image_messages::{ImageSender, MessageKind};
 use super::super::worker_events::{EventSender, WorkerEvent};
 use super::DonorJob;
+use crate::failure_conversion::{IntoFailure, blame_of};
 
 /// Bytes of a message; fits in one piece.
 const MESSAGE_BYTES: u64 = 128 << 10;
@@ -95,7 +97,7 @@ impl PostcopySender {
                 ask_for_missing(outgoing);
             }
             if heard_at.elapsed() > SILENCE_MAX {
-                self.fail(format!("node {} does not answer any more", self.to));
+                self.fail(&PeerFault::AcceptorSilent(self.to).into());
             }
             self.progress.duration_us = started_at.elapsed().as_secs_f64() * 1e6;
             if reported_at.elapsed() > REPORT_INTERVAL || self.is_over {
@@ -124,7 +126,7 @@ impl PostcopySender {
             return;
         };
         if let Some(why) = problem {
-            return self.fail(why);
+            return self.fail(&why.from_peer());
         }
         if !is_complete {
             let pages = |range: PageRange| {
@@ -186,9 +188,9 @@ impl PostcopySender {
             Ok(Some(_)) => limit > 0,
             Ok(None) => false,
             Err(error) => {
-                let why = error.to_string();
-                outgoing.send_unwindowed(MessageKind::PostcopyFailed, why.clone().into_bytes());
-                self.fail(format!("cannot read the original process any more: {why}"));
+                let why = error.into_own_failure();
+                outgoing.send_unwindowed(MessageKind::PostcopyFailed, why.encode());
+                self.fail(&why.within(Context::OriginalUnreadable));
                 false
             }
         }
@@ -196,19 +198,20 @@ impl PostcopySender {
 
     /// Sends pages. Pages that cannot be sent are requested again.
     fn send_pages(&self, outgoing: &mut ImageSender, pages: PagesMessage) {
-        let message = pages.into_message().map_err(|error| error.to_string());
+        let message = pages.into_message().map_err(IntoFailure::into_own_failure);
         let result = message.and_then(|(mut header, content)| {
             header.extend(content);
             outgoing.send(MessageKind::PostcopyPages, header)
         });
         if let Err(why) = result {
-            tracing::debug!(id = %self.id, why, "cannot send pages");
+            tracing::debug!(id = %self.id, %why, "cannot send pages");
         }
     }
 
-    fn fail(&mut self, why: String) {
-        tracing::error!(id = %self.id, why, "post-copy failed: a process ended before all its pages had arrived");
-        self.progress.problem = Some(why);
+    fn fail(&mut self, why: &Failure) {
+        tracing::error!(id = %self.id, %why, blame = %why.party(), "post-copy failed: a process ended before all its pages had arrived");
+        self.progress.problem = Some(why.to_string());
+        self.progress.blame = Some(blame_of(why));
         self.is_over = true;
     }
 }
