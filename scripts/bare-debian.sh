@@ -18,8 +18,9 @@ Exit status: 0 when every command succeeded, 77 when the mirror cannot be reache
 TEXT
 }
 
-suite=bookworm
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+# shellcheck source=scripts/debian-root.sh
+source "$root/scripts/debian-root.sh"
 
 say() { printf 'bare-debian: [%2d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 stop() {
@@ -36,7 +37,7 @@ outside() {
     ((EUID == 0)) || stop "needs root (mounts, namespaces)"
     command -v debootstrap >/dev/null || stop "needs the Debian package debootstrap"
     local base=${TMPDIR:-/var/tmp}
-    remove_stale "$base"
+    remove_stale "$base"/holdfast-bare.*
     folder=$(mktemp -d "$base/holdfast-bare.XXXXXX")
     echo $$ >"$folder/pid"
     # A control group of its own, which is the whole hierarchy inside: labs there and on this machine do not meet.
@@ -71,34 +72,13 @@ cleanup() {
     say "removed $folder"
 }
 
-# A process that was just killed may hold its files a moment longer.
-remove() {
-    local try
-    for try in 1 2 3 4 5; do
-        rm -rf --one-file-system "$1" 2>/dev/null && return 0
-        sleep "$try"
-    done
-    rm -rf --one-file-system "$1"
-}
-
-# Folders of earlier runs that were killed.
-remove_stale() {
-    local old
-    for old in "$1"/holdfast-bare.*; do
-        [[ -r $old/pid ]] || continue
-        kill -0 "$(<"$old/pid")" 2>/dev/null && continue
-        say "removing $old, left by a run that was killed"
-        remove "$old"
-    done
-}
-
 # --- Inside the namespaces. ---
 
 inside() {
     folder=$1
     shift
     system=$folder/debian
-    bootstrap
+    bootstrap_debian "$system" bash,git,curl "$folder/debootstrap.log" || stop "debootstrap failed"
     take_network_settings
     mount_all
     clone
@@ -111,26 +91,6 @@ inside() {
     for command in "$@"; do
         run_inside "./x $command"
     done
-}
-
-# The archives this machine's apt uses, as lines for sources.list.
-archives() {
-    # shellcheck disable=SC2016 # apt-get replaces these
-    apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
-        grep -E " $suite(-updates|-security)? main$" | sort -u || true
-}
-
-bootstrap() {
-    local mirror
-    mirror=$(archives | awk -v suite="$suite" '$3 == suite { print $2; exit }')
-    mirror=${mirror:-http://deb.debian.org/debian}
-    curl -sSf -o /dev/null --retry 2 --max-time 60 "${mirror%/}/dists/$suite/Release" ||
-        stop "the Debian mirror $mirror cannot be reached" 77
-    say "bootstrapping Debian $suite from $mirror"
-    debootstrap --variant=minbase --include=bash,git,curl "$suite" "$system" "$mirror" >"$folder/debootstrap.log" 2>&1 || {
-        tail -n 20 "$folder/debootstrap.log" >&2
-        stop "debootstrap failed"
-    }
 }
 
 take_network_settings() {
@@ -153,24 +113,7 @@ mount_all() {
     mount -t bpf bpf "$system/sys/fs/bpf"
     mount -t cgroup2 cgroup2 "$system/sys/fs/cgroup"
     mount -t tmpfs -o mode=755 tmpfs "$system/run"
-    mount -t tmpfs -o mode=755 tmpfs "$system/dev"
-    mkdir "$system/dev/pts" "$system/dev/shm" "$system/dev/net"
-    mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$system/dev/pts"
-    mount -t tmpfs -o mode=1777 tmpfs "$system/dev/shm"
-    ln -s pts/ptmx "$system/dev/ptmx"
-    ln -s /proc/self/fd "$system/dev/fd"
-    local name major minor
-    while read -r name major minor; do
-        mknod -m 666 "$system/dev/$name" c "$major" "$minor"
-    done <<'TEXT'
-null 1 3
-zero 1 5
-full 1 7
-random 1 8
-urandom 1 9
-tty 5 0
-net/tun 10 200
-TEXT
+    make_devices "$system/dev"
 }
 
 clone() {

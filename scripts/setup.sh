@@ -6,6 +6,7 @@ lab_packages=(curl ethtool iproute2 iputils-ping nftables procps tcpdump util-li
 test_packages=(tshark)
 pool_packages=(nginx)
 proof_packages=(debootstrap)
+package_packages=(dpkg-dev)
 guest_packages=(kmod iproute2 jq)
 # Unpacked, not installed: openarena-server depends on 420 MB of pictures and sounds, and is started when it is installed. A server
 # whose game is machine code needs the engine, that game and the maps (41 MB).
@@ -25,6 +26,7 @@ declare -A package_reason=(
     [game]="for OpenArena's dedicated server as a load, the one of paper 002; unpacked beside the build, not installed"
     [database]="for the database of the zone server, the load of paper 002; nothing of it is started"
     [program]="for the real programs that are put under load; installed without being started"
+    [package]="to make Debian packages"
     [proof]="for the bare Debian in which ./x proves itself"
 )
 

@@ -97,7 +97,15 @@ fn is_root() -> bool {
 fn script_without_arguments_lists_commands() {
     let (status, text) = run(&mut FakeMachine::new().x_command(&[]));
     assert_eq!(status, Some(0));
-    for command in ["demo", "test", "test-real", "build", "bench", "docs"] {
+    for command in [
+        "demo",
+        "test",
+        "test-real",
+        "build",
+        "package",
+        "bench",
+        "docs",
+    ] {
         assert!(
             text.lines()
                 .any(|line| line.trim_start().starts_with(command)),

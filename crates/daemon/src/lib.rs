@@ -4,9 +4,11 @@
 
 pub mod config;
 pub mod control;
+pub mod exit_code;
 pub mod log_limit;
 pub mod logs;
 pub mod polled_socket;
 pub mod private_files;
+pub mod service_manager;
 pub mod socket_path;
 pub mod tls;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::exit_code::SocketInUse;
 use crate::private_files::{self, run_directory};
 
 /// A taken path. Dropping it removes the socket's file, if it is still the one made here.
@@ -114,11 +115,7 @@ impl Drop for SocketPath {
 }
 
 fn in_use_error(path: &Path) -> io::Error {
-    let text = format!(
-        "{}: another daemon listens there; stop it, or set another run_dir",
-        path.display()
-    );
-    io::Error::new(io::ErrorKind::AddrInUse, text)
+    io::Error::new(io::ErrorKind::AddrInUse, SocketInUse(path.to_owned()))
 }
 
 fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error {

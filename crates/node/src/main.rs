@@ -1,13 +1,16 @@
 //! `holdfastd`: the daemon of a node.
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use holdfast_daemon::logs;
+use holdfast_daemon::exit_code::DaemonExitCode;
+use holdfast_daemon::{logs, service_manager};
 use holdfast_node::config::Config;
-use holdfast_node::pid_file::PidFile;
+use holdfast_node::engine::SetupError;
+use holdfast_node::pid_file::{PidFile, PidFileError};
 use holdfast_node::{engine, migration};
 
 /// The daemon of a node: owns service addresses, keeps connections alive and hands them off to other nodes.
@@ -28,6 +31,9 @@ struct Arguments {
     /// Only check the configuration.
     #[arg(long)]
     check: bool,
+    /// Remove the service addresses, filters and maps that the ended daemon left on this host, and end.
+    #[arg(long, conflicts_with = "check")]
+    detach: bool,
 }
 
 fn main() -> ExitCode {
@@ -42,12 +48,23 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("holdfastd: {error}");
-            ExitCode::FAILURE
+            service_manager::report_failure(&error.to_string());
+            exit_code(error.as_ref()).into()
         }
     }
 }
 
-fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+fn exit_code(error: &(dyn Error + 'static)) -> DaemonExitCode {
+    if let Some(error) = error.downcast_ref::<SetupError>() {
+        return error.exit_code();
+    }
+    match error.downcast_ref::<PidFileError>() {
+        Some(PidFileError::Taken { .. }) => DaemonExitCode::AlreadyRunning,
+        _ => DaemonExitCode::of(error),
+    }
+}
+
+fn run_node(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let config = Config::load(&arguments.config)?;
     if arguments.check {
         println!(
@@ -57,6 +74,10 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             config.group.name
         );
         return Ok(());
+    }
+    if arguments.detach {
+        let _pid_file = PidFile::acquire(&config)?;
+        return Ok(engine::detach(&config)?);
     }
     engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
@@ -69,4 +90,20 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         .build()?;
     let local = tokio::task::LocalSet::new();
     Ok(local.block_on(&runtime, engine::run_until_signal(config))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn manual_page_names_every_option() {
+        let page = include_str!("../../../packaging/man/holdfastd.8").replace('\\', "");
+        for argument in Arguments::command().get_arguments() {
+            let name = argument.get_long().expect("an option");
+            assert!(page.contains(&format!("--{name}")), "--{name} is missing");
+        }
+    }
 }

@@ -29,6 +29,7 @@ pub enum PidFileError {
         /// The file or its directory.
         path: PathBuf,
         /// Error from the system.
+        #[source]
         error: io::Error,
     },
 }

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use holdfast_daemon::config::{LogConfig, TlsConfig};
-use holdfast_daemon::logs;
+use holdfast_daemon::exit_code::DaemonExitCode;
+use holdfast_daemon::{logs, service_manager};
 use holdfast_rserpoold::config::pool::{PoolConfig, RegistrarAddress};
 use holdfast_rserpoold::config::registrar::{RegistrarConfig, RegistrarPeer};
 use holdfast_rserpoold::{pool, registrar};
@@ -103,7 +104,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rserpoold: {error}");
-            ExitCode::FAILURE
+            service_manager::report_failure(&error.to_string());
+            DaemonExitCode::of(error.as_ref()).into()
         }
     }
 }
@@ -182,5 +184,23 @@ impl CommonArguments {
             logs::init(log)?;
         }
         Ok(!self.check)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn manual_page_names_every_option() {
+        let page = include_str!("../../../packaging/man/rserpoold.8").replace('\\', "");
+        for role in CommandLine::command().get_subcommands() {
+            for argument in role.get_arguments() {
+                let name = argument.get_long().expect("an option");
+                assert!(page.contains(&format!("--{name}")), "--{name} is missing");
+            }
+        }
     }
 }

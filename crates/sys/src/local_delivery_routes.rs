@@ -37,6 +37,66 @@ pub fn deliver_locally(mark: u32, from_interface: &str, table: u32) -> io::Resul
     Ok(())
 }
 
+/// Removes the routes and rules of [`deliver_locally`] with these arguments. Absent ones are no error.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn end_local_delivery(mark: u32, from_interface: &str, table: u32) -> io::Result<()> {
+    let loopback = crate::net::interface_index("lo")?;
+    for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
+        let mut netlink = Netlink::new(libc::NETLINK_ROUTE)?;
+        for condition in rule_conditions(mark, from_interface) {
+            ignore_absent(netlink.change(rule_request(
+                libc::RTM_DELRULE,
+                0,
+                family,
+                table,
+                &condition,
+            )))?;
+        }
+        let request = NetlinkRequest::new(libc::RTM_DELROUTE, 0, &route_message(family))
+            .attribute(RTA_OIF, &loopback.to_ne_bytes())
+            .attribute(RTA_TABLE, &table.to_ne_bytes());
+        ignore_absent(netlink.change(request))?;
+    }
+    Ok(())
+}
+
+/// Turns the error of a removal into success if there was nothing to remove, or the host has no IPv6.
+fn ignore_absent(outcome: io::Result<()>) -> io::Result<()> {
+    let error_number = outcome.as_ref().err().and_then(io::Error::raw_os_error);
+    match error_number {
+        Some(libc::ENOENT | libc::ESRCH | libc::EAFNOSUPPORT | libc::EOPNOTSUPP) => Ok(()),
+        _ => outcome,
+    }
+}
+
+/// Attribute that selects the packets of a rule.
+type RuleCondition = (u16, Vec<u8>);
+
+/// Returns the condition of each rule.
+fn rule_conditions(mark: u32, from_interface: &str) -> [RuleCondition; 2] {
+    let mut name = from_interface.as_bytes().to_vec();
+    name.push(0);
+    [
+        (FRA_FWMARK, mark.to_ne_bytes().to_vec()),
+        (FRA_IIFNAME, name),
+    ]
+}
+
+fn rule_request(
+    kind: u16,
+    flags: i32,
+    family: u8,
+    table: u32,
+    (condition, value): &RuleCondition,
+) -> NetlinkRequest {
+    NetlinkRequest::new(kind, flags, &rule_message(family))
+        .attribute(FRA_PRIORITY, &table.to_ne_bytes())
+        .attribute(FRA_TABLE, &table.to_ne_bytes())
+        .attribute(*condition, value)
+}
+
 fn install_rules(family: u8, mark: u32, from_interface: &str, table: u32) -> io::Result<()> {
     let mut netlink = Netlink::new(libc::NETLINK_ROUTE)?;
     let loopback = crate::net::interface_index("lo")?;
@@ -45,15 +105,9 @@ fn install_rules(family: u8, mark: u32, from_interface: &str, table: u32) -> io:
         .attribute(RTA_OIF, &loopback.to_ne_bytes())
         .attribute(RTA_TABLE, &table.to_ne_bytes());
     netlink.change(route)?;
-    let mut name = from_interface.as_bytes().to_vec();
-    name.push(0);
-    let conditions = [(FRA_FWMARK, &mark.to_ne_bytes()[..]), (FRA_IIFNAME, &name)];
-    for (kind, value) in conditions {
+    for condition in rule_conditions(mark, from_interface) {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-        let rule = NetlinkRequest::new(libc::RTM_NEWRULE, flags, &rule_message(family))
-            .attribute(FRA_PRIORITY, &table.to_ne_bytes())
-            .attribute(FRA_TABLE, &table.to_ne_bytes())
-            .attribute(kind, value);
+        let rule = rule_request(libc::RTM_NEWRULE, flags, family, table, &condition);
         match netlink.change(rule) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
             other => other?,

@@ -3,12 +3,14 @@
 use holdfast_lab::testing::{
     SERVICE_V4, TestNetwork, exchange, pattern, service_addresses, wait_for,
 };
+use holdfast_sys::local_delivery_routes::{deliver_locally, end_local_delivery};
 use holdfast_sys::net::{
     Interface, add_address, is_local, neighbour, remove_address, resolve_neighbour, route_to,
 };
 use holdfast_sys::sock_diag::{tcp_connections, tcp_service_connections};
 use holdfast_sys::tcp_info::TcpState;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -33,6 +35,40 @@ fn addresses_are_added_and_removed() {
             }
             assert!(!is_local(address).expect("told"));
             assert!(UdpSocket::bind((address, 0)).is_err());
+        }
+    });
+}
+
+#[test]
+fn local_delivery_begins_and_ends() {
+    const TABLE: u32 = 4711;
+    let net = TestNetwork::new();
+    net.client.run(|| {
+        let entries = || -> usize {
+            let table = TABLE.to_string();
+            let count = |family: &str, arguments: &[&str]| {
+                let output = Command::new("ip")
+                    .arg(family)
+                    .args(arguments)
+                    .output()
+                    .expect("ip runs");
+                String::from_utf8_lossy(&output.stdout).lines().count()
+            };
+            let of_family = |family| {
+                count(family, &["rule", "show", "table", &table])
+                    + count(family, &["route", "show", "table", &table])
+            };
+            of_family("-4") + of_family("-6")
+        };
+        assert_eq!(entries(), 0);
+        // Two rules and a route for each family.
+        for _ in 0..2 {
+            deliver_locally(0x77, "eth0", TABLE).expect("made");
+            assert_eq!(entries(), 6);
+        }
+        for _ in 0..2 {
+            end_local_delivery(0x77, "eth0", TABLE).expect("removed");
+            assert_eq!(entries(), 0);
         }
     });
 }

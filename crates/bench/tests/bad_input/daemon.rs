@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
+use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_testbed::cluster::find_program;
 
 use crate::common::{LoadedGroup, assert_contains, eventually};
@@ -21,8 +22,9 @@ fn daemon_reports_start_failures() {
     world.finish();
 }
 
-fn error_text(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
+/// Returns the error text of a daemon that ended with this exit code.
+fn error_text(output: &Output, code: DaemonExitCode) -> String {
+    assert_eq!(output.status.code(), Some(code as i32), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -58,7 +60,8 @@ fn assert_missing_capabilities_reported(world: &LoadedGroup) {
             "--config",
             &path,
         ];
-        let text = error_text(&world.run("n2", &command));
+        let output = world.run("n2", &command);
+        let text = error_text(&output, DaemonExitCode::NoPermission);
         assert_contains(&text, &["holdfastd lacks", "docs/configuration.md"]);
         assert_contains(&text, &capability_names);
     }
@@ -73,7 +76,7 @@ fn assert_second_daemon_refused(world: &LoadedGroup) {
     let pid = world.cluster.daemon_pid("n2").unwrap();
     let output = world.run("n2", &[&holdfastd(), "--config", &path]);
     assert_contains(
-        error_text(&output),
+        error_text(&output, DaemonExitCode::AlreadyRunning),
         &["another holdfastd", "holdfastd.pid", "stop it"],
     );
     assert_eq!(world.cluster.daemon_pid("n2").unwrap(), pid);
@@ -87,7 +90,7 @@ fn assert_unwritable_run_dir_reported(world: &LoadedGroup) {
         .to_string();
     let output = world.run("n2", &[&holdfastd(), "--config", &path]);
     assert_contains(
-        error_text(&output),
+        error_text(&output, DaemonExitCode::Failure),
         &["/proc/holdfast", "cannot be written", "node.run_dir"],
     );
     world.assert_unharmed();
@@ -143,12 +146,12 @@ fn assert_bad_configurations_refused(world: &LoadedGroup) {
         let path = write_config(world, "bad.toml", changes)
             .display()
             .to_string();
-        let text = error_text(&check(&path));
+        let text = error_text(&check(&path), DaemonExitCode::Configuration);
         assert_contains(&text, &[&path, "; "]);
         assert_contains(&text, error_parts);
     }
     assert_contains(
-        error_text(&check("/nowhere.toml")),
+        error_text(&check("/nowhere.toml"), DaemonExitCode::Configuration),
         &["/nowhere.toml", "cannot be read"],
     );
     let path = write_config(world, "good.toml", &[]).display().to_string();

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
+use holdfast_daemon::service_manager;
 use holdfast_sys::read_notifier::ReadNotifier;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -74,6 +75,7 @@ pub(super) async fn run(
         // Written only after the answer is sent, so that the asking node does not wait for the table.
         engine.write_behind();
     }
+    service_manager::report_stopping();
     // Filters, maps and addresses stay in place: flows continue without a daemon, and the next daemon adopts them.
     engine.peers.shutdown();
     Ok(())

@@ -67,6 +67,7 @@ use holdfast_api::FlowText;
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
+pub use network_setup::detach;
 pub use setup::{SetupError, check_capabilities, run_until_signal};
 
 use crate::config::Config;

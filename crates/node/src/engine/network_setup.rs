@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use holdfast_bpf::shared_with_c::{Config as MapConfig, PRIVATE_MARK};
-use holdfast_sys::local_delivery_routes::deliver_locally;
+use holdfast_sys::local_delivery_routes::{deliver_locally, end_local_delivery};
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
 
@@ -166,15 +166,49 @@ pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<()
     } else {
         Interface::find("lo").map_err(system_error("lo"))?.index
     };
-    let addresses: BTreeSet<IpAddr> = config
-        .services
-        .iter()
-        .map(|service| service.address.ip())
-        .collect();
-    for address in addresses {
-        let prefix = if address.is_ipv6() { 128 } else { 32 };
-        net::add_address(ifindex, address, prefix)
+    for address in service_addresses(config) {
+        net::add_address(ifindex, address, prefix_length(address))
             .map_err(system_error(format!("service address {address}")))?;
     }
     Ok(())
+}
+
+/// Removes from the host what an ended daemon left on purpose: service addresses, routing rules, filters and maps. The
+/// node gives up all its flows. Addresses are removed before the filters, without which the stack would reset
+/// connections of other nodes.
+///
+/// # Errors
+/// The kernel refuses a removal; what is absent already is no error.
+pub fn detach(config: &Config) -> Result<(), SetupError> {
+    for name in [config.node.interface.as_str(), "lo"] {
+        // Addresses end with their interface.
+        let Ok(interface) = Interface::find(name) else {
+            continue;
+        };
+        for address in service_addresses(config) {
+            net::remove_address(interface.index, address, prefix_length(address)).map_err(
+                system_error(format!("removing service address {address} from {name}")),
+            )?;
+        }
+    }
+    end_local_delivery(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE)
+        .map_err(system_error("removing routing rules"))?;
+    // Removing the last reference to a link detaches its program.
+    match std::fs::remove_dir_all(&config.node.bpffs) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let pins = config.node.bpffs.display();
+            Err(system_error(format!("removing {pins}"))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn service_addresses(config: &Config) -> BTreeSet<IpAddr> {
+    let services = config.services.iter();
+    services.map(|service| service.address.ip()).collect()
+}
+
+/// Returns the length of a prefix that covers the address alone, bits.
+fn prefix_length(address: IpAddr) -> u8 {
+    if address.is_ipv6() { 128 } else { 32 }
 }

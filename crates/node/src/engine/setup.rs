@@ -3,6 +3,8 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
+use holdfast_daemon::exit_code::DaemonExitCode;
+use holdfast_daemon::service_manager;
 use holdfast_daemon::tls::Tls;
 use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
 use holdfast_proto::migration::MigrationMachineConfig as MoveConfig;
@@ -79,7 +81,8 @@ const YEAR_2020: u64 = 1_577_836_800;
 pub enum SetupError {
     /// The daemon lacks capabilities.
     #[error(
-        "holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md)"
+        "holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md). As a systemd \
+         service with [migration], it needs the drop-in migration.conf (docs/install.md)"
     )]
     Capabilities(String),
     /// The kernel refused an operation.
@@ -93,6 +96,20 @@ pub enum SetupError {
     /// Any error with a message of its own.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error>),
+}
+
+impl SetupError {
+    /// Returns the exit code of a daemon that ends with this error.
+    pub fn exit_code(&self) -> DaemonExitCode {
+        match self {
+            Self::Capabilities(_) => DaemonExitCode::NoPermission,
+            Self::Other(error) => match error.downcast_ref() {
+                Some(holdfast_bpf::Error::Load(_)) => DaemonExitCode::UnsupportedKernel,
+                _ => DaemonExitCode::of(error.as_ref()),
+            },
+            Self::System { source, .. } => DaemonExitCode::of(source),
+        }
+    }
 }
 
 pub(super) fn system_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
@@ -137,6 +154,7 @@ pub async fn run_until_signal(config: Config) -> Result<(), SetupError> {
         .events(move |event| sink.borrow_mut().push(event))
         .map_err(other_error)?;
     tracing::info!(node = engine.config.node.name, "ready");
+    service_manager::report_ready();
     run(engine, inputs, ring, kernel_events).await
 }
 

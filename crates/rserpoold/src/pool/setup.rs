@@ -1,9 +1,11 @@
 //! Start-up: from the configuration to a pool daemon with an open endpoint.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
+use holdfast_daemon::service_manager;
 use holdfast_proto::pool_user::PoolUserConfig as UserConfig;
 use holdfast_sctp::{
     self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
@@ -60,7 +62,11 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
         "starting"
     );
     let mut daemon = PoolEventLoop::new(config, endpoint, groups, (to_self, requests), tasks);
-    daemon.run().map_err(start_error("the transport"))
+    service_manager::report_ready();
+    let ended = daemon.run();
+    service_manager::report_stopping();
+    // A daemon that has served may be started again: the kind of the error, which may be that of a firewall, is left out.
+    ended.map_err(|error| start_error("the transport")(io::Error::other(error)))
 }
 
 impl PoolEventLoop {

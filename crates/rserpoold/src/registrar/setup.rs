@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use holdfast_daemon::service_manager;
 use holdfast_proto::registrar::{PoolProtocol, Registrar, RegistrarMachineConfig as MachineConfig};
 use holdfast_sctp::{
     self, ENCAPSULATION_PORT, TransportConfig as EndpointConfig, TransportEndpoint,
@@ -82,7 +83,11 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     };
     // The socket file is removed when this value is dropped.
     let _path = server.run().map_err(start_error("the control thread"))?;
-    daemon.run().map_err(start_error("the transport"))
+    service_manager::report_ready();
+    let ended = daemon.run();
+    service_manager::report_stopping();
+    // A daemon that has served may be started again: the kind of the error, which may be that of a firewall, is left out.
+    ended.map_err(|error| start_error("the transport")(io::Error::other(error)))
 }
 
 fn open_endpoint(
