@@ -16,6 +16,7 @@ mod group_stop;
 mod locks;
 mod mapped_object_store;
 mod mappings;
+mod memory_fields;
 mod missing_page_watch;
 mod process_state;
 mod restorer;

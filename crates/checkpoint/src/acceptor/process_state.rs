@@ -2,6 +2,7 @@
 
 use super::credentials;
 use super::mapped_object_store::MappedObjectStore;
+use super::memory_fields::add_original_memory_fields;
 use super::stub_process::{CallScript, StubProcess, ThreadCallScript, run_scripts};
 use crate::error::{Context, Error, Result, check_long};
 use crate::image::{
@@ -15,8 +16,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// `PR_SET_MM` with `PR_SET_MM_MAP`.
-const PR_SET_MM_MAP: [u64; 2] = [35, 14];
 /// `PR_SET_MEMORY_MERGE`.
 const PR_SET_MEMORY_MERGE: u64 = 67;
 /// `PR_SET_MDWE`.
@@ -112,7 +111,7 @@ fn process_script<'a>(
     let executable = stub_process.pass_fd(&mut script, objects.mapped_file(process.executable))?;
     stub_process.run_script(script)?;
     let mut script = stub_process.script();
-    add_memory_fields(&mut script, state, executable)?;
+    add_original_memory_fields(&mut script, state, executable)?;
     add_signal_actions(&mut script, state)?;
     add_simple_attributes(&mut script, state)?;
     if enters_directory_as_restorer(stub_process, state, objects) {
@@ -265,28 +264,6 @@ fn add_final_restrictions(script: &mut CallScript, state: &ProcessState) {
         let arguments = [PR_SET_MDWE, state.mdwe, 0, 0, 0];
         script.add_call("PR_SET_MDWE", libc::SYS_prctl, &arguments);
     }
-}
-
-fn add_memory_fields(script: &mut CallScript, state: &ProcessState, executable: u64) -> Result<()> {
-    let fields = &state.memory;
-    let auxiliary = script.add_bytes(&fields.auxiliary)?;
-    let mut words = fields.addresses.to_vec();
-    words.push(auxiliary);
-    words.push(fields.auxiliary.len() as u64 | executable << 32);
-    let map = script.add_words(&words)?;
-    script.add_call(
-        "PR_SET_MM_MAP",
-        libc::SYS_prctl,
-        &[
-            PR_SET_MM_MAP[0],
-            PR_SET_MM_MAP[1],
-            map,
-            words.len() as u64 * 8,
-            0,
-        ],
-    );
-    script.add_call("close", libc::SYS_close, &[executable]);
-    Ok(())
 }
 
 fn add_signal_actions(script: &mut CallScript, state: &ProcessState) -> Result<()> {

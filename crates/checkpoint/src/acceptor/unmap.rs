@@ -1,6 +1,7 @@
 //! Initial memory of a stub process: the stub, and the kernel's own pages (vDSO) at the original's addresses.
 
 use super::foreign_vdso::VdsoImages;
+use super::memory_fields::point_memory_fields_into_stub;
 use super::stub_process::StubProcess;
 use crate::address_ranges::AddressRanges;
 use crate::donor::free_range;
@@ -22,6 +23,7 @@ pub(super) fn unmap_all(
     );
     let mut script = stub_process.script();
     unregister_rseq(stub_process, &mut script)?;
+    point_memory_fields_into_stub(&mut script, start)?;
     let others = lines
         .iter()
         .filter(|line| !is_kernel_mapping(line) && (line.end <= start || line.start >= end));

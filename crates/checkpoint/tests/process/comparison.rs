@@ -125,6 +125,43 @@ fn differing_descriptors_are_named() {
     program.assert_good_verdict(tree);
 }
 
+/// Whoever reads the command line of a process that is being restored reads memory at the address of the arguments. The
+/// kernel would enlarge a stack above an address that is not mapped.
+#[test]
+fn arguments_of_process_being_restored_lie_in_mapped_memory() {
+    /// Fields of `/proc/PID/stat`, counted from the one after the name: begin and end of arguments and environment.
+    const ARGUMENTS_AND_ENVIRONMENT: std::ops::Range<usize> = 45..49;
+    let program = Program::start("memory");
+    let arguments_are_mapped = |root: i32| {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{root}/{file}"));
+        let stat = read("stat").expect("readable");
+        let (_, fields) = stat.rsplit_once(") ").expect("a name");
+        let fields: Vec<u64> = (fields.split_whitespace())
+            .map(|field| field.parse().unwrap_or(0))
+            .collect();
+        let maps = read("maps").expect("readable");
+        let ranges: Vec<(u64, u64)> = (maps.lines())
+            .filter_map(|line| line.split_once(' ')?.0.split_once('-'))
+            .filter_map(|(start, end)| {
+                let number = |text| u64::from_str_radix(text, 16).ok();
+                Some((number(start)?, number(end)?))
+            })
+            .collect();
+        for address in &fields[ARGUMENTS_AND_ENVIRONMENT] {
+            let is_mapped = (ranges.iter()).any(|(start, end)| (start..end).contains(&address));
+            assert!(is_mapped, "{address:x} is not in\n{maps}");
+        }
+    };
+    let looked = TransferChanges {
+        on_made: &arguments_are_mapped,
+        ..TransferChanges::default()
+    };
+    assert_eq!(difference_with(&program, &looked), None);
+    program.assert_runs_on();
+    let tree = program.tree(&migration::Host::local());
+    program.assert_good_verdict(tree);
+}
+
 /// Writes into a pipe of the copy, or through a socket of the copy to its other end.
 fn write_into_copy(root: i32, number: u32) {
     let path = format!("/proc/{root}/fd/{number}");
@@ -145,6 +182,8 @@ fn write_into_copy(root: i32, number: u32) {
 /// Changes made to a program's images while they are transferred.
 struct TransferChanges<'a> {
     on_tree: &'a dyn Fn(&mut TreeLayout),
+    /// Looks at the restored tree before the state is there; the argument is the root's PID as the test sees it.
+    on_made: &'a dyn Fn(i32),
     on_image: &'a dyn Fn(&mut FilesImage),
     on_pages: &'a dyn Fn(&mut PagesMessage),
     on_state: &'a dyn Fn(&mut ProcessTreeState),
@@ -156,6 +195,7 @@ impl Default for TransferChanges<'_> {
     fn default() -> Self {
         Self {
             on_tree: &|_| {},
+            on_made: &|_| {},
             on_image: &|_| {},
             on_pages: &|_| {},
             on_state: &|_| {},
@@ -205,6 +245,7 @@ fn restore_changed(
     let mut tree = stopped.tree().clone();
     (change.on_tree)(&mut tree);
     restorer.update_tree(&tree)?;
+    (change.on_made)(restorer.root()?.expect("a root"));
     while let Some(mut pages) = stopped.read_pages(1 << 20)? {
         (change.on_pages)(&mut pages);
         restorer.write_pages(pages)?;
