@@ -1,6 +1,6 @@
 //! State of a TCP socket from a donor: the acceptor decodes it, and builds a packet from it.
 
-use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState, state_packet};
+use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState, injected_peer_packet};
 use serde::{Deserialize, Serialize};
 
 /// Both parts of a socket's state, encoded like the blobs between nodes.
@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) -> bool {
         .wrapping_add(dynamic.outgoing.len() as u32);
     assert!(dynamic.write_seq.wrapping_sub(end) <= 1);
     assert!(dynamic.rcv_nxt.wrapping_sub(dynamic.received_data_end()) <= 1);
-    if let Some(packet) = state_packet(fixed, dynamic) {
+    if let Some(packet) = injected_peer_packet(fixed, dynamic) {
         assert!(packet.len() >= 40);
     }
     true

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::thread;
 
-use holdfast_api::blocking::{Connection, WaitResult};
+use holdfast_api::blocking::{TcpConnection, WaitResult};
 use holdfast_api::{Arrival, Session, app};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-fn serve(mut connection: Connection, mut count: u64) -> io::Result<()> {
+fn serve(mut connection: TcpConnection, mut count: u64) -> io::Result<()> {
     loop {
         if let WaitResult::HandoffRequested(destination) = connection.wait(None)? {
             // A safe point: `count` is all that another process needs to go on.

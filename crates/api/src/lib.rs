@@ -2,7 +2,7 @@
 //!
 //! - [`Session`] and the services that [`Session::serve`] makes of sockets: a server accepts connections from its
 //!   listener, hands a connection with its application state to another node, and receives connections handed to it.
-//!   The asynchronous interface ([`Service`], [`Connection`], [`UdpService`], over tokio) is in this module, the
+//!   The asynchronous interface ([`Service`], [`TcpConnection`], [`UdpService`], over tokio) is in this module, the
 //!   interface for threads in [`blocking`].
 //! - [`control`]: the types of the HTTP/JSON control API, its OpenAPI description, and a client.
 //! - [`pool`]: registration as an element of a Reliable Server Pooling pool, and sessions with pool elements.
@@ -57,13 +57,13 @@ pub mod ca;
 pub mod control;
 mod drain;
 mod flow;
-mod handoff_types;
 pub mod pool;
+mod program_handoff;
 mod session;
 
 #[cfg(feature = "tokio")]
-pub use asynchronous::{Connection, Service, UdpService};
+pub use asynchronous::{Service, TcpConnection, UdpService};
 pub use drain::Drain;
 pub use flow::{FlowText, FlowTextError, Protocol};
-pub use handoff_types::{Arrival, Destination, Kept, Moved};
+pub use program_handoff::{Arrival, Destination, Kept, Moved};
 pub use session::{Association, ConnectError, Session, Socket, UdpEvent};

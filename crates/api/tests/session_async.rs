@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 use fake::{DaemonSession, FakeDaemon, TIMEOUT, connect_client, flow_of};
 use holdfast_api::app::{FromDaemon, HandOffItem, ToDaemon};
-use holdfast_api::{Arrival, Connection, Drain, Service, Session};
+use holdfast_api::{Arrival, Drain, Service, Session, TcpConnection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
@@ -19,7 +19,7 @@ async fn serve_listener(session: &Session, peer: &DaemonSession) -> (Service, u3
     (service, peer.receive_serve("files"))
 }
 
-async fn accept(service: &Service) -> (Connection, Option<Vec<u8>>) {
+async fn accept(service: &Service) -> (TcpConnection, Option<Vec<u8>>) {
     match timeout(TIMEOUT, service.accept())
         .await
         .expect("exceeded time: an arrival")
@@ -30,7 +30,7 @@ async fn accept(service: &Service) -> (Connection, Option<Vec<u8>>) {
     }
 }
 
-async fn exchange(connection: &mut Connection, client: &mut TcpStream) {
+async fn exchange(connection: &mut TcpConnection, client: &mut TcpStream) {
     client.write_all(b"ping").unwrap();
     let mut buffer = [0; 4];
     connection.read_exact(&mut buffer).await.unwrap();

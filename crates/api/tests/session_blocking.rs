@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use fake::{DaemonSession, FakeDaemon, connect_client, flow_of, loopback_listener};
 use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, ReclaimedFlowState, ToDaemon};
-use holdfast_api::blocking::{Connection, Service, WaitResult};
+use holdfast_api::blocking::{Service, TcpConnection, WaitResult};
 use holdfast_api::{Arrival, Destination, Drain, Session};
 
-fn new_connection(arrival: Arrival<Connection>) -> Connection {
+fn new_connection(arrival: Arrival<TcpConnection>) -> TcpConnection {
     match arrival {
         Arrival::New(connection) => connection,
         Arrival::HandedOff { .. } => panic!("nobody handed that off"),
@@ -20,7 +20,7 @@ fn new_connection(arrival: Arrival<Connection>) -> Connection {
 }
 
 /// Returns a session with a service and one connection.
-fn served(daemon: &FakeDaemon) -> (Session, DaemonSession, Service, Connection, TcpStream) {
+fn served(daemon: &FakeDaemon) -> (Session, DaemonSession, Service, TcpConnection, TcpStream) {
     let (session, peer) = daemon.open("n1");
     let (listener, address) = loopback_listener();
     let service = session.serve("files", listener).unwrap();
@@ -32,7 +32,7 @@ fn served(daemon: &FakeDaemon) -> (Session, DaemonSession, Service, Connection, 
     (session, peer, service, connection, client)
 }
 
-fn exchange(connection: &mut Connection, client: &mut TcpStream) {
+fn exchange(connection: &mut TcpConnection, client: &mut TcpStream) {
     client.write_all(b"ping").unwrap();
     let mut buffer = [0; 4];
     connection.read_exact(&mut buffer).unwrap();

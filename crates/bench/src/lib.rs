@@ -9,5 +9,5 @@ pub mod handoff;
 pub mod migrate;
 pub mod registrar;
 pub mod repro;
-pub mod sim;
+pub mod simulator_speed;
 pub mod steer;

@@ -90,13 +90,13 @@ impl LandlockDomains {
         let Some(word_index) = self.word_index else {
             return Ok(false);
         };
-        let threads = self.read(self.iterator.over_process(pid)?)?;
+        let threads = self.read_security_blobs(self.iterator.over_process(pid)?)?;
         Ok(threads
             .iter()
             .any(|kept| kept.words[word_index] != 0 && kept.words[word_index] != self.own_domain))
     }
 
-    fn read(&self, iter: File) -> Result<Vec<SecurityBlob>, Error> {
+    fn read_security_blobs(&self, iter: File) -> Result<Vec<SecurityBlob>, Error> {
         let kept: Vec<SecurityBlob> = read_all(iter).map_err(|error| self.iterator.error(error))?;
         match kept.iter().all(|kept| kept.address != 0) {
             true => Ok(kept),
@@ -131,7 +131,7 @@ impl LandlockDomains {
                     .recv()
                     .map_err(channel_closed)?
                     .map_err(iterator_error)?;
-                let blobs = self.read(self.iterator.over_thread(tid)?)?;
+                let blobs = self.read_security_blobs(self.iterator.over_thread(tid)?)?;
                 let missing = || self.error(io::ErrorKind::NotFound);
                 blobs.first().copied().ok_or_else(missing)
             };

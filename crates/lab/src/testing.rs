@@ -9,12 +9,44 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::libc::{self, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::namespace::run_on_thread;
 
 /// Longest wait for any condition that must become true.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Options of a TCP socket that must survive a move: level, name, and a value that is not the default. `IP_TOS` stands
+/// before `SO_PRIORITY`, which it changes.
+pub const TCP_OPTIONS: &[(i32, i32, i32)] = &[
+    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
+    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
+    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
+    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
+    (IPPROTO_TCP, 44, 60_000), // TCP_RTO_MAX_MS
+    (IPPROTO_IP, libc::IP_TOS, 0x48),
+    (IPPROTO_IP, libc::IP_TTL, 99),
+    (SOL_SOCKET, libc::SO_PRIORITY, 4),
+    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
+    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
+    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
+];
+
+/// Further options of an IPv6 socket, in the form of [`TCP_OPTIONS`].
+pub const IPV6_OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x28),
+    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 88),
+    (
+        IPPROTO_IPV6,
+        libc::IPV6_MTU_DISCOVER,
+        libc::IPV6_PMTUDISC_DONT,
+    ),
+    (IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
+];
 
 /// A network namespace that exists only as long as this value: nothing is left behind, however the test ends.
 #[derive(Debug)]

@@ -6,26 +6,18 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use holdfast_lab::testing::{IPV6_OPTIONS, TCP_OPTIONS, wait_for};
 use holdfast_node::dataplane::SocketObserver;
-use holdfast_sys::sockopt::{
-    SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, set_bytes, set_int,
-};
+use holdfast_sys::sockopt::{SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MIN_US, set_bytes, set_int};
 use holdfast_tcp_repair::{TcpStaticReader, queue_levels};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Level, option, and a value that is not the default.
-const OPTIONS: &[(i32, i32, i32)] = &[
-    (IPPROTO_IP, libc::IP_TOS, 0x48),
-    (IPPROTO_IP, libc::IP_TTL, 99),
+/// Options besides [`TCP_OPTIONS`]: level, name, and a value that is not the default.
+const OTHER_OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
     (IPPROTO_IP, 21, 3), // IP_MINTTL
     (IPPROTO_IP, libc::IP_FREEBIND, 1),
     (IPPROTO_IP, libc::IP_TRANSPARENT, 1),
-    (SOL_SOCKET, libc::SO_PRIORITY, 4),
-    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
-    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
     (SOL_SOCKET, libc::SO_OOBINLINE, 1),
     (SOL_SOCKET, libc::SO_DONTROUTE, 1),
     (SOL_SOCKET, libc::SO_BUSY_POLL, 5),
@@ -33,40 +25,24 @@ const OPTIONS: &[(i32, i32, i32)] = &[
     (SOL_SOCKET, libc::SO_TIMESTAMPNS, 1),
     (SOL_SOCKET, libc::SO_ZEROCOPY, 1),
     (SOL_SOCKET, SO_TXREHASH, 0),
-    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
-    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
     (SOL_SOCKET, libc::SO_REUSEPORT, 1),
     (SOL_SOCKET, libc::SO_SNDBUF, 100_000),
     (SOL_SOCKET, libc::SO_RCVBUF, 100_000),
-    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
     (IPPROTO_TCP, libc::TCP_KEEPINTVL, 11),
     (IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
-    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
     (IPPROTO_TCP, libc::TCP_CORK, 1),
     (IPPROTO_TCP, libc::TCP_QUICKACK, 0),
     (IPPROTO_TCP, libc::TCP_QUICKACK, 1),
-    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
-    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
     (IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, 1),
     (IPPROTO_TCP, 36, 1),   // TCP_INQ
     (IPPROTO_TCP, 37, 500), // TCP_TX_DELAY
-    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
-    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
     (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
-    (IPPROTO_TCP, TCP_RTO_MAX_MS, 60_000),
     (IPPROTO_TCP, TCP_RTO_MIN_US, 100_000),
     (IPPROTO_TCP, TCP_DELACK_MAX_US, 20_000),
 ];
 
-const V6_OPTIONS: &[(i32, i32, i32)] = &[
-    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x28),
-    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 88),
-    (
-        IPPROTO_IPV6,
-        libc::IPV6_MTU_DISCOVER,
-        libc::IPV6_PMTUDISC_DONT,
-    ),
-    (IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
+/// Options of an IPv6 socket besides [`IPV6_OPTIONS`].
+const OTHER_IPV6_OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_IPV6, 70, 0), // IPV6_AUTOFLOWLABEL
     (IPPROTO_IPV6, 73, 3), // IPV6_MINHOPCOUNT
 ];
@@ -124,10 +100,14 @@ fn compare_with_options(listen: &str, connect: &str, v6: bool) {
         clients.push(client);
     };
     add("unchanged".into(), &|_| {});
-    let extra_options = if v6 { V6_OPTIONS } else { &[] };
-    for (level, name, value) in OPTIONS.iter().chain(extra_options) {
+    let mut options = [TCP_OPTIONS, OTHER_OPTIONS].concat();
+    if v6 {
+        options.extend_from_slice(IPV6_OPTIONS);
+        options.extend_from_slice(OTHER_IPV6_OPTIONS);
+    }
+    for (level, name, value) in options {
         add(format!("{level}/{name}"), &|fd| {
-            set_int(fd, *level, *name, *value).expect("setsockopt");
+            set_int(fd, level, name, value).expect("setsockopt");
         });
     }
     let structures: [(i32, i32, &[u8]); 5] = [
@@ -182,7 +162,7 @@ fn snapshot_and_getsockopt_agree_on_queues_and_refusals() {
         clients.push(client);
     }
     clients[0].write_all(b"unread").expect("send");
-    wait_for(|| {
+    wait_for("unread data", || {
         queue_levels(server[0].1.as_fd())
             .expect("its queues")
             .unread
@@ -191,7 +171,7 @@ fn snapshot_and_getsockopt_agree_on_queues_and_refusals() {
     fill_queues(&server[1].1);
     set_int(server[2].1.as_fd(), SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("setsockopt");
     rustix::net::send(&clients[2], b"!", rustix::net::SendFlags::OOB).expect("send");
-    wait_for(|| {
+    wait_for("urgent data", || {
         TcpStaticReader::new()
             .expect("netlink")
             .read(server[2].1.as_fd())
@@ -221,7 +201,7 @@ fn snapshot_and_getsockopt_agree_on_queues_and_refusals() {
         .shutdown(std::net::Shutdown::Read)
         .expect("shut");
     drop(clients.pop());
-    wait_for(|| {
+    wait_for("the end of the stream", || {
         let mut peeked = [0];
         server[6].1.peek(&mut peeked).is_ok_and(|count| count == 0)
     });
@@ -234,7 +214,7 @@ fn snapshot_and_getsockopt_agree_on_queues_and_refusals() {
 fn fill_queues(mut stream: &TcpStream) {
     stream.set_nonblocking(true).expect("nonblocking");
     let (mut last, mut since) = (None, Instant::now());
-    wait_for(|| {
+    wait_for("full queues", || {
         while stream.write(&[7; 4096]).is_ok() {}
         let queue = queue_levels(stream.as_fd()).expect("its queues");
         let is_full = queue.unacknowledged == 0 && queue.unsent > 0;
@@ -243,15 +223,4 @@ fn fill_queues(mut stream: &TcpStream) {
         }
         is_full && since.elapsed() > Duration::from_secs(1)
     });
-}
-
-fn wait_for(mut condition: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !condition() {
-        assert!(
-            since.elapsed() < TIMEOUT,
-            "exceeded time: condition not met"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

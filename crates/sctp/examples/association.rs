@@ -4,16 +4,15 @@
 //! `cargo run -p holdfast-sctp --example association`
 
 use bytes::Bytes;
-use holdfast_sctp::{
-    MessageToSend, TransportConfig, TransportEndpoint, TransportEvent, open, provider,
-};
+use holdfast_sctp::{MessageToSend, TransportConfig, TransportEvent, open, provider};
 use std::error::Error;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Payload protocol identifier of the messages (RFC 9260, section 3.3.1).
 const PPID: u32 = 7;
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait at one of the endpoints before the other one is asked.
+const WAIT_LIMIT: Duration = Duration::from_millis(5);
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("SCTP: {:?}", provider());
@@ -26,16 +25,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut client = open(&config())?;
     let port = server.encapsulation_port();
     let assoc = client.connect(&server.local_addresses()?[..1], port)?;
+    let mut events = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
-        for event in wait_for_events(server.as_mut())? {
+        server.wait_for_events(WAIT_LIMIT, &mut events)?;
+        for event in events.drain(..) {
             if let TransportEvent::Message { assoc, message } = event {
                 println!("server: {:?}", message.data);
                 let answer = Bytes::from_static(b"answer");
                 server.send(assoc, &MessageToSend::new(PPID, answer))?;
             }
         }
-        for event in wait_for_events(client.as_mut())? {
+        client.wait_for_events(WAIT_LIMIT, &mut events)?;
+        for event in events.drain(..) {
             match event {
                 TransportEvent::Up { .. } => {
                     println!("client: associated");
@@ -55,21 +57,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Err("no answer".into())
-}
-
-/// Sends what is queued, waits a moment for packets, and returns what has happened.
-fn wait_for_events(
-    endpoint: &mut dyn TransportEndpoint,
-) -> Result<Vec<TransportEvent>, Box<dyn Error>> {
-    endpoint.flush()?;
-    let mut poll = libc::pollfd {
-        fd: endpoint.fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: the call gets one structure, and the structure outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, 5) };
-    let mut events = Vec::new();
-    endpoint.recv_batch(&mut events)?;
-    Ok(events)
 }

@@ -9,11 +9,12 @@ use holdfast_sctp::{
 };
 use std::error::Error;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Longest wait for the other host, which may still be starting.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest wait for events before the time is checked.
+const EVENT_WAIT: Duration = Duration::from_millis(100);
 const PPID: u32 = 11;
 /// Messages of one to many fragments.
 const LENGTHS: [usize; 4] = [1, 100, 1400, 100_000];
@@ -39,9 +40,10 @@ fn endpoint(local: SocketAddr, udp: u16) -> Result<Box<dyn TransportEndpoint>, B
 
 fn run_server(local: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
     let mut endpoint = endpoint(local, udp)?;
-    let mut ends = 0;
+    let (mut events, mut ends) = (Vec::new(), 0);
     while ends < 2 {
-        for event in poll_events(endpoint.as_mut())? {
+        endpoint.wait_for_events(EVENT_WAIT, &mut events)?;
+        for event in events.drain(..) {
             if let TransportEvent::Message { assoc, message } = event {
                 ends += usize::from(message.data == "end");
                 endpoint.send(assoc, &message)?;
@@ -60,12 +62,13 @@ fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box
         .map(|&len| MessageToSend::new(PPID, Bytes::from(vec![7; len])))
         .collect();
     messages.push(MessageToSend::new(PPID, "end".into()));
-    let mut answers = 0;
+    let (mut events, mut answers) = (Vec::new(), 0);
     while answers < messages.len() {
         if Instant::now() > deadline {
             return Err(format!("{remote}: no answer in time").into());
         }
-        for event in poll_events(endpoint.as_mut())? {
+        endpoint.wait_for_events(EVENT_WAIT, &mut events)?;
+        for event in events.drain(..) {
             match event {
                 TransportEvent::Up { .. } => {
                     for message in &messages {
@@ -90,28 +93,12 @@ fn run_client(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box
     wait_for_end(endpoint.as_mut())
 }
 
-/// What came within a moment.
-fn poll_events(
-    endpoint: &mut dyn TransportEndpoint,
-) -> Result<Vec<TransportEvent>, Box<dyn Error>> {
-    endpoint.flush()?;
-    let mut poll = libc::pollfd {
-        fd: endpoint.fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one structure, that outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, 100) };
-    let mut events = Vec::new();
-    endpoint.recv_batch(&mut events)?;
-    Ok(events)
-}
-
 /// Lets the associations end.
 fn wait_for_end(endpoint: &mut dyn TransportEndpoint) -> Result<(), Box<dyn Error>> {
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
-        let events = poll_events(endpoint)?;
+        let mut events = Vec::new();
+        endpoint.wait_for_events(EVENT_WAIT, &mut events)?;
         if events
             .iter()
             .any(|event| matches!(event, TransportEvent::Down { .. }))

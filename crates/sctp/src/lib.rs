@@ -9,6 +9,8 @@
 //! 3. any number of [`TransportEndpoint::send`],
 //! 4. [`TransportEndpoint::flush`] before waiting again.
 //!
+//! [`TransportEndpoint::wait_for_events`] flushes, waits and receives, where nothing else is waited for.
+//!
 //! System calls are made for batches of packets or messages, not for each one.
 
 mod combined;
@@ -30,6 +32,8 @@ pub use stream::{
     StreamTransport, TlsSecurity,
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -82,6 +86,25 @@ pub trait TransportEndpoint: Send {
     /// # Errors
     /// The stack's sockets are unusable. A lost packet is no error.
     fn flush(&mut self) -> io::Result<()>;
+
+    /// Sends everything that is queued, waits until [`fd`](Self::fd) is readable or `limit` has passed, and appends the
+    /// events of a batch to `events`. One step of a program that waits for nothing but this endpoint.
+    ///
+    /// # Errors
+    /// The stack's sockets are unusable.
+    fn wait_for_events(
+        &mut self,
+        limit: Duration,
+        events: &mut Vec<TransportEvent>,
+    ) -> io::Result<()> {
+        self.flush()?;
+        let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut descriptor = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+        match poll(&mut descriptor, Some(&limit)) {
+            Ok(_) | Err(Errno::INTR) => self.recv_batch(events),
+            Err(error) => Err(error.into()),
+        }
+    }
 
     /// Starts an association with the peer that has all these addresses (one port); [`TransportEvent::Up`] or [`TransportEvent::Down`]
     /// follows. Packets are encapsulated in UDP to port `encapsulation`, if given.

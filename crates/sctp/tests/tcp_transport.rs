@@ -8,7 +8,6 @@ use holdfast_sctp::{
 };
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Longest wait for any condition that must become true.
@@ -73,18 +72,9 @@ impl TestEndpoint {
     }
 
     fn poll_events(&mut self) {
-        self.endpoint.flush().expect("flushed");
-        let mut poll = libc::pollfd {
-            fd: self.endpoint.fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: the call gets one structure, and the structure outlives the call.
-        if unsafe { libc::poll(&raw mut poll, 1, 5) } == 1 {
-            self.endpoint
-                .recv_batch(&mut self.events)
-                .expect("received");
-        }
+        self.endpoint
+            .wait_for_events(Duration::from_millis(5), &mut self.events)
+            .expect("a working transport");
     }
 
     fn take_event<T>(&mut self, select: impl Fn(&TransportEvent) -> Option<T>) -> Option<T> {

@@ -72,6 +72,20 @@ pub fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     }
 }
 
+/// Returns the result of reading an option: `None` if this kernel or the socket's protocol does not have the option.
+///
+/// # Errors
+/// Any other error of the read.
+pub fn value_if_known<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
 /// Reads an option into `value` and returns the number of bytes that the kernel wrote.
 ///
 /// # Errors

@@ -3,9 +3,9 @@
 
 use super::dynamic_state::{TcpDynamicState, TcpRepairWindow};
 use super::error::{RepairError, StepContext};
+use super::injected_peer_packet::injected_peer_packet;
 use super::reset_socket::wait_until;
 use super::restore::{RestoredSocket, SocketPreparer, WindowProbe, activate, restore};
-use super::state_packet::state_packet;
 use super::static_state::TcpStaticState;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use std::io::{self, ErrorKind};
@@ -70,7 +70,7 @@ impl ClosedLoopbackEnd {
     /// Returns the acknowledgement of its FIN, to be delivered before [`ClosedLoopbackEnd::leave_to_kernel`].
     #[must_use]
     pub fn packet(&self) -> Option<Vec<u8>> {
-        state_packet(&self.fixed, &self.state)
+        injected_peer_packet(&self.fixed, &self.state)
     }
 
     /// Closes the descriptor. The kernel keeps the closed end until `tcp_fin_timeout` expires.

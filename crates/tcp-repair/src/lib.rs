@@ -6,7 +6,7 @@
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
 //! | before the freeze | [`read_static`], for many [`TcpStaticReader::read_snapshot`] | [`prepare`] |
-//! | in the freeze | [`extract`] | [`restore`], [`state_packet`] where there is one, [`activate`] |
+//! | in the freeze | [`extract`] | [`restore`], [`injected_peer_packet`] where there is one, [`activate`] |
 //! | after the freeze | [`abandon`] (or [`resume`], when the handoff failed) | [`set_deferred_options_and_timeout`] |
 //!
 //! A connection may be restored before the freeze, from a snapshot that was taken without stopping the process. If the
@@ -30,6 +30,7 @@ mod donor;
 mod dynamic_state;
 mod early_restored_socket;
 mod error;
+mod injected_peer_packet;
 pub mod non_integer_options;
 mod options;
 mod queue_levels;
@@ -37,7 +38,6 @@ mod reset_socket;
 mod restore;
 mod retransmission;
 mod snapshot;
-mod state_packet;
 mod static_state;
 pub mod udp;
 mod unaccepted;
@@ -59,6 +59,7 @@ pub use dynamic_state::{
     CongestionState, TcpDynamicState, TcpRepairWindow, extract, extract_into, peek_unread,
 };
 pub use error::{RepairError, UnmovableReason};
+pub use injected_peer_packet::injected_peer_packet;
 pub use options::{Linger, SocketOptions};
 pub use queue_levels::{QueueLevels, queue_levels, set_congestion_control};
 pub use reset_socket::reset_socket;
@@ -66,7 +67,6 @@ pub use restore::{
     PreparedSocket, RestoredSocket, SocketPreparer, WindowProbe, activate, prepare, restore,
 };
 pub use snapshot::TcpSnapshot;
-pub use state_packet::state_packet;
 pub use static_state::{TcpStaticReader, TcpStaticState, read_static};
 pub use unaccepted::{HandshakeResult, UnacceptedConnection, unaccepted_connection};
 pub use unconnected::{ListenParameters, UnconnectedTcpSocket};

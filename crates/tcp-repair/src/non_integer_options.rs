@@ -2,7 +2,7 @@
 
 use holdfast_sys::socket_filter::{FilterError, SocketFilter};
 use holdfast_sys::sockopt::numbers::{SO_TIMESTAMPING, SO_TXTIME};
-use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
+use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int, value_if_known};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, SOL_SOCKET};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -94,12 +94,11 @@ impl NonIntegerOptions {
             if *level == IPPROTO_IPV6 && !v6 {
                 continue;
             }
-            match get_bytes(fd, *level, *name, &mut value) {
-                Ok(length) if length > 0 => {
+            match value_if_known(get_bytes(fd, *level, *name, &mut value)) {
+                Ok(Some(length)) if length > 0 => {
                     raw.push((*id, value[..length.min(VALUE_LEN_MAX)].to_vec()));
                 }
                 Ok(_) => {}
-                Err(error) if is_unknown(&error) => {}
                 Err(error) => {
                     return Err(NonIntegerOptionsError::Kernel(
                         "reading a socket option",
@@ -113,11 +112,9 @@ impl NonIntegerOptions {
             if level == IPPROTO_IPV6 && !v6 {
                 continue;
             }
-            let index = match get_int(fd, level, name) {
-                Ok(index) => u32::from_be(index.cast_unsigned()),
-                Err(error) if is_unknown(&error) => 0,
-                Err(error) => return Err(NonIntegerOptionsError::Kernel("IP_UNICAST_IF", error)),
-            };
+            let index = value_if_known(get_int(fd, level, name))
+                .map_err(|error| NonIntegerOptionsError::Kernel("IP_UNICAST_IF", error))?
+                .map_or(0, |index| u32::from_be(index.cast_unsigned()));
             if index != 0 {
                 let name = holdfast_sys::net::interface_name(index);
                 *found =
@@ -164,12 +161,4 @@ impl NonIntegerOptions {
         }
         Ok(())
     }
-}
-
-/// Returns true if the error means that this kernel or protocol does not have the option.
-fn is_unknown(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)
-    )
 }

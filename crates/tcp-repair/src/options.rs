@@ -15,7 +15,7 @@ use holdfast_sys::sockopt::numbers::{
 };
 use holdfast_sys::sockopt::{
     SO_BUF_LOCK, SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_bytes,
-    get_int, set_bytes, set_int,
+    get_int, set_bytes, set_int, value_if_known,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use serde::{Deserialize, Serialize};
@@ -46,21 +46,15 @@ const fn int_option(id: u8, level: i32, name: i32) -> IntOption {
 
 const fn nonzero_option(id: u8, level: i32, name: i32) -> IntOption {
     IntOption {
-        id,
-        level,
-        name,
         only_nonzero: true,
-        unconnected: false,
+        ..int_option(id, level, name)
     }
 }
 
 const fn unconnected_option(id: u8, level: i32, name: i32) -> IntOption {
     IntOption {
-        id,
-        level,
-        name,
-        only_nonzero: false,
         unconnected: true,
+        ..int_option(id, level, name)
     }
 }
 
@@ -270,10 +264,7 @@ impl SocketOptions {
             .iter()
             .find(|known| known.level == level && known.name == name)?
             .id;
-        self.ints
-            .iter()
-            .find(|(known, _)| *known == id)
-            .map(|(_, value)| *value)
+        value_by_id(&self.ints, id)
     }
 
     /// Returns true if the connection is probed while it is idle (`SO_KEEPALIVE`).
@@ -311,10 +302,9 @@ impl SocketOptions {
     }
 
     fn copy_int(&mut self, wanted: u8, from: &Self) {
-        let theirs = from.ints.iter().find(|(id, _)| *id == wanted);
         let ours = self.ints.iter_mut().find(|(id, _)| *id == wanted);
-        if let (Some((_, ours)), Some((_, theirs))) = (ours, theirs) {
-            *ours = *theirs;
+        if let (Some((_, ours)), Some(theirs)) = (ours, value_by_id(&from.ints, wanted)) {
+            *ours = theirs;
         }
     }
 
@@ -368,11 +358,10 @@ impl SocketOptions {
     fn apply_ints(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
         let mut priority_changed = false;
         for known in INT_OPTIONS {
-            let find = |list: &[(u8, i32)]| list.iter().find(|(id, _)| *id == known.id).copied();
-            let Some((_, value)) = find(&self.ints) else {
+            let Some(value) = value_by_id(&self.ints, known.id) else {
                 continue;
             };
-            let is_unchanged = find(&fresh.ints).is_some_and(|(_, fresh)| fresh == value);
+            let is_unchanged = value_by_id(&fresh.ints, known.id) == Some(value);
             let is_priority = known.level == SOL_SOCKET && known.name == libc::SO_PRIORITY;
             let is_forced = is_priority && priority_changed;
             if (is_unchanged && !is_forced) || (known.only_nonzero && value == 0) {
@@ -439,6 +428,12 @@ impl SocketOptions {
     }
 }
 
+/// Returns the value of an `int` option by its number, if it was read.
+pub(crate) fn value_by_id(ints: &[(u8, i32)], id: u8) -> Option<i32> {
+    let found = ints.iter().find(|(known, _)| *known == id);
+    found.map(|(_, value)| *value)
+}
+
 fn read_ints(
     fd: BorrowedFd<'_>,
     v6: bool,
@@ -449,13 +444,9 @@ fn read_ints(
         if known.level == IPPROTO_IPV6 && !v6 || known.unconnected && !unconnected {
             continue;
         }
-        match get_int(fd, known.level, known.name) {
-            Ok(value) => ints.push((known.id, value)),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
-                _ => return Err(error).at_step("reading a socket option"),
-            },
-        }
+        let value = value_if_known(get_int(fd, known.level, known.name));
+        let value = value.at_step("reading a socket option")?;
+        ints.extend(value.map(|value| (known.id, value)));
     }
     Ok(ints)
 }

@@ -172,8 +172,8 @@ fn stream_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
 }
 
 /// Restores the connection in a prepared socket; repair mode stays on and nothing is sent. The service address must be
-/// configured and there must be a route to the peer. If [`super::state_packet`] returns a packet, the packet must be
-/// delivered to this socket next, before [`activate`].
+/// configured and there must be a route to the peer. If [`super::injected_peer_packet`] returns a packet, the packet
+/// must be delivered to this socket next, before [`activate`].
 ///
 /// # Errors
 /// The kernel's error; the socket is then closed, silently.

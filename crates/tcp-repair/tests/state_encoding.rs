@@ -5,7 +5,7 @@ use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tun::VnetHeader;
 use holdfast_tcp_repair::udp::{Datagram, UdpStaticState, replay_packet};
 use holdfast_tcp_repair::{
-    CongestionState, TcpDynamicState, TcpRepairWindow, TcpStaticState, state_packet,
+    CongestionState, TcpDynamicState, TcpRepairWindow, TcpStaticState, injected_peer_packet,
 };
 use proptest::prelude::*;
 
@@ -98,7 +98,7 @@ proptest! {
         if let Ok(fixed) = postcard::from_bytes::<TcpStaticState>(&bytes)
             && fixed.local.is_ipv4() == fixed.remote.is_ipv4() {
             let needs_no_packet = matches!(state.state, TcpState::Established | TcpState::FinWait1);
-            prop_assert_eq!(state_packet(&fixed, &state).is_none(), needs_no_packet);
+            prop_assert_eq!(injected_peer_packet(&fixed, &state).is_none(), needs_no_packet);
         }
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use holdfast_lab::testing::{
-    RouteTarget, TestNetwork, exchange, pattern, service_addresses, stream,
+    RouteTarget, TCP_OPTIONS, TestNetwork, exchange, pattern, service_addresses, stream,
 };
 use holdfast_sys::sockopt::{
     SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_int, set_int,
@@ -13,31 +13,17 @@ use holdfast_tcp_repair::{
     SocketPreparer, TcpDynamicState, TcpStaticState, WindowProbe, abandon, activate, extract,
     read_static, restore, resume, set_deferred_options_and_timeout,
 };
-use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// Options that a disconnect may reset.
-const OPTIONS: &[(i32, i32, i32)] = &[
-    (IPPROTO_IP, libc::IP_TOS, 0x48),
-    (IPPROTO_IP, libc::IP_TTL, 99),
-    (SOL_SOCKET, libc::SO_PRIORITY, 4),
-    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
-    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+/// Options besides [`TCP_OPTIONS`] that a disconnect may reset.
+const OTHER_OPTIONS: &[(i32, i32, i32)] = &[
     (SOL_SOCKET, SO_TXREHASH, 0),
-    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
-    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
     (SOL_SOCKET, libc::SO_SNDBUF, 100_000),
     (SOL_SOCKET, libc::SO_RCVBUF, 100_000),
-    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
-    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
-    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
-    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
-    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
-    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
     (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
-    (IPPROTO_TCP, TCP_RTO_MAX_MS, 60_000),
     (IPPROTO_TCP, TCP_RTO_MIN_US, 100_000),
     (IPPROTO_TCP, TCP_DELACK_MAX_US, 20_000),
 ];
@@ -61,8 +47,8 @@ fn move_after_early_restores(
 ) {
     net.route(RouteTarget::A);
     let (mut client, mut server) = net.connection(service);
-    for (level, name, value) in OPTIONS {
-        set_int(server.as_fd(), *level, *name, *value).expect("setsockopt");
+    for (level, name, value) in [TCP_OPTIONS, OTHER_OPTIONS].concat() {
+        set_int(server.as_fd(), level, name, value).expect("setsockopt");
     }
     let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
     let preparer = net.b.run(|| SocketPreparer::new().expect("a preparer"));
@@ -121,10 +107,10 @@ fn move_after_early_restores(
 
 /// Asserts that negotiated parameters and options are unchanged.
 fn assert_static_unchanged(before: &TcpStaticState, after: &TcpStaticState) {
-    for (level, name, _) in OPTIONS {
+    for (level, name, _) in [TCP_OPTIONS, OTHER_OPTIONS].concat() {
         // The cap on the first timeout is removed once a round trip was measured.
-        if (*level, *name) != (IPPROTO_TCP, TCP_RTO_MAX_MS) {
-            let value = |static_state: &TcpStaticState| static_state.options.int(*level, *name);
+        if (level, name) != (IPPROTO_TCP, TCP_RTO_MAX_MS) {
+            let value = |static_state: &TcpStaticState| static_state.options.int(level, name);
             assert_eq!(value(after), value(before), "option {level}/{name}");
         }
     }

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{hand_off, vary};
-use holdfast_lab::testing::TestNamespace;
 use holdfast_lab::testing::{
-    RouteTarget, SERVICE_V4, TestNetwork, exchange, pattern, service_addresses,
+    IPV6_OPTIONS, RouteTarget, SERVICE_V4, TCP_OPTIONS, TestNamespace, TestNetwork, exchange,
+    pattern, service_addresses,
 };
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
@@ -14,46 +14,21 @@ use holdfast_tcp_repair::{
     UnmovableReason, extract, extract_all, prepare, read_static, set_deferred_options_and_timeout,
     uncap_timeout,
 };
-use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Level, option, and a value that is not the default.
-const OPTIONS: &[(i32, i32, i32)] = &[
-    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+/// Options besides [`TCP_OPTIONS`]: level, name, and a value that is not the default.
+const OTHER_OPTIONS: &[(i32, i32, i32)] = &[
     (IPPROTO_TCP, libc::TCP_KEEPINTVL, 11),
     (IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
-    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
-    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
-    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
-    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
-    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
     (IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, 1),
-    (IPPROTO_IP, libc::IP_TOS, 0x48),
-    (IPPROTO_IP, libc::IP_TTL, 99),
     (IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
-    (SOL_SOCKET, libc::SO_PRIORITY, 4),
-    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
     (SOL_SOCKET, libc::SO_OOBINLINE, 1),
-    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
-    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
     (SOL_SOCKET, libc::SO_REUSEPORT, 1),
     (SOL_SOCKET, libc::SO_ZEROCOPY, 1),
-    (IPPROTO_TCP, holdfast_sys::sockopt::TCP_RTO_MAX_MS, 60_000),
-];
-
-const V6_OPTIONS: &[(i32, i32, i32)] = &[
-    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x28),
-    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 88),
-    (
-        IPPROTO_IPV6,
-        libc::IPV6_MTU_DISCOVER,
-        libc::IPV6_PMTUDISC_DONT,
-    ),
-    (IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
 ];
 
 fn int(socket: &TcpStream, level: i32, name: i32) -> i32 {
@@ -66,9 +41,9 @@ fn listed_options_survive() {
     for service in service_addresses() {
         net.route(RouteTarget::A);
         let (mut client, server) = net.connection(service);
-        let mut options = OPTIONS.to_vec();
+        let mut options = [TCP_OPTIONS, OTHER_OPTIONS].concat();
         if service.is_ipv6() {
-            options.extend_from_slice(V6_OPTIONS);
+            options.extend_from_slice(IPV6_OPTIONS);
         }
         let socket = server.as_fd();
         for (level, name, value) in &options {

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use holdfast_api::{Arrival, Connection, Service};
+use holdfast_api::{Arrival, Service, TcpConnection};
 
 /// Maximum size of one read, in bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -24,7 +24,7 @@ pub async fn serve(service: Service) {
     }
 }
 
-async fn echo(mut connection: Connection, mut pending: Vec<u8>) {
+async fn echo(mut connection: TcpConnection, mut pending: Vec<u8>) {
     loop {
         match echo_until_handoff(&connection, &mut pending).await {
             Ok(true) => {}
@@ -47,7 +47,7 @@ async fn echo(mut connection: Connection, mut pending: Vec<u8>) {
 }
 
 /// Echoes until the operator requests a handoff (true) or the client has ended the connection (false).
-async fn echo_until_handoff(connection: &Connection, pending: &mut Vec<u8>) -> io::Result<bool> {
+async fn echo_until_handoff(connection: &TcpConnection, pending: &mut Vec<u8>) -> io::Result<bool> {
     let stream = connection.stream();
     loop {
         let ready = async {

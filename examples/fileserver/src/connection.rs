@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_api::Connection;
+use holdfast_api::TcpConnection;
 use tokio::time::{Instant, sleep_until};
 
 use crate::Site;
@@ -31,7 +31,7 @@ enum Step {
 }
 
 /// Serves a connection until it ends or moves.
-pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>) {
+pub async fn serve(mut connection: TcpConnection, mut state: State, site: Arc<Site>) {
     let flow = connection.flow();
     loop {
         let mut worker = match Worker::new(&connection, state, &site) {
@@ -66,7 +66,7 @@ pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>
 
 /// A connection with its open files.
 struct Worker<'a> {
-    connection: &'a Connection,
+    connection: &'a TcpConnection,
     site: &'a Site,
     state: State,
     piece: Option<Piece>,
@@ -84,7 +84,7 @@ struct Piece {
 }
 
 impl<'a> Worker<'a> {
-    fn new(connection: &'a Connection, mut state: State, site: &'a Site) -> io::Result<Self> {
+    fn new(connection: &'a TcpConnection, mut state: State, site: &'a Site) -> io::Result<Self> {
         let receiving = match std::mem::take(&mut state.work) {
             Work::Receiving(upload) => Some(upload.open(site.root.as_deref())?),
             other => {
@@ -308,7 +308,7 @@ impl Piece {
 }
 
 /// Writes some of `bytes`; `None` when the operator requested a handoff first.
-async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize>> {
+async fn write(connection: &TcpConnection, bytes: &[u8]) -> io::Result<Option<usize>> {
     loop {
         match connection.stream().try_write(bytes) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -323,7 +323,7 @@ async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize
 }
 
 /// Reads some bytes; `None` when the operator requested a handoff first.
-async fn read(connection: &Connection, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+async fn read(connection: &TcpConnection, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match connection.stream().try_read(buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -3,5 +3,5 @@
 mod tcp;
 mod udp;
 
-pub use tcp::{Connection, Service};
+pub use tcp::{Service, TcpConnection};
 pub use udp::UdpService;

@@ -40,7 +40,7 @@ impl Service {
     ///
     /// # Errors
     /// Same as accept(2). The service remains usable.
-    pub async fn accept(&self) -> io::Result<Arrival<Connection>> {
+    pub async fn accept(&self) -> io::Result<Arrival<TcpConnection>> {
         poll_fn(|context| self.poll_accept(context)).await
     }
 
@@ -48,7 +48,10 @@ impl Service {
     ///
     /// # Errors
     /// Same as [`Service::accept`].
-    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Arrival<Connection>>> {
+    pub fn poll_accept(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Arrival<TcpConnection>>> {
         if let Poll::Ready(handed_off) = self.managed.queue().poll_pop(context) {
             return Poll::Ready(self.managed.activate(handed_off, |stream| {
                 stream.set_nonblocking(true)?;
@@ -68,31 +71,31 @@ impl Service {
     /// Hands off many connections as one batch. The results are in the order of the connections.
     pub async fn hand_off_many(
         &self,
-        connections: Vec<(Connection, Vec<u8>)>,
+        connections: Vec<(TcpConnection, Vec<u8>)>,
         destination: impl Into<Destination>,
-    ) -> Vec<Result<Moved, Kept<Connection>>> {
+    ) -> Vec<Result<Moved, Kept<TcpConnection>>> {
         ManagedConnection::<TcpStream>::hand_off_many(connections, destination.into()).await
     }
 }
 
 /// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
-pub struct Connection {
+pub struct TcpConnection {
     managed: ManagedConnection<TcpStream>,
 }
 
-impl From<ManagedConnection<TcpStream>> for Connection {
+impl From<ManagedConnection<TcpStream>> for TcpConnection {
     fn from(managed: ManagedConnection<TcpStream>) -> Self {
         Self { managed }
     }
 }
 
-impl From<Connection> for ManagedConnection<TcpStream> {
-    fn from(connection: Connection) -> Self {
+impl From<TcpConnection> for ManagedConnection<TcpStream> {
+    fn from(connection: TcpConnection) -> Self {
         connection.managed
     }
 }
 
-impl Connection {
+impl TcpConnection {
     /// Returns the connection's flow.
     pub fn flow(&self) -> FlowText {
         self.managed.flow()
@@ -104,8 +107,8 @@ impl Connection {
     }
 
     /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
-    /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
-    /// stands until a handoff or [`Connection::decline`].
+    /// from which a program on the other node could continue), and then calls [`TcpConnection::hand_off`]. The request
+    /// stands until a handoff or [`TcpConnection::decline`].
     pub fn handoff_request(&self) -> Option<Destination> {
         self.managed.notifications().handoff_request()
     }
@@ -138,13 +141,13 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for TcpConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.managed, f)
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for TcpConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -164,7 +167,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for TcpConnection {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

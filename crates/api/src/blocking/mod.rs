@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use tcp::{Connection, Service, WaitResult};
+pub use tcp::{Service, TcpConnection, WaitResult};
 pub use udp::UdpService;
 
 /// Waits until one of two descriptors is readable or `deadline` is reached; returns which are readable.

@@ -38,7 +38,7 @@ impl Service {
     ///
     /// # Errors
     /// Same as accept(2). The service remains usable.
-    pub fn accept(&self) -> io::Result<Arrival<Connection>> {
+    pub fn accept(&self) -> io::Result<Arrival<TcpConnection>> {
         loop {
             if let Some(handed_off) = self.managed.queue().pop() {
                 return self.managed.activate(handed_off, into_blocking);
@@ -69,9 +69,9 @@ impl Service {
     /// Hands off many connections as one batch. The results are in the order of the connections.
     pub fn hand_off_many(
         &self,
-        connections: Vec<(Connection, Vec<u8>)>,
+        connections: Vec<(TcpConnection, Vec<u8>)>,
         destination: impl Into<Destination>,
-    ) -> Vec<Result<Moved, Kept<Connection>>> {
+    ) -> Vec<Result<Moved, Kept<TcpConnection>>> {
         block_on(ManagedConnection::<TcpStream>::hand_off_many(
             connections,
             destination.into(),
@@ -96,23 +96,23 @@ pub enum WaitResult {
 }
 
 /// A client's connection. Reads and writes go directly to its socket; dropping it closes it.
-pub struct Connection {
+pub struct TcpConnection {
     managed: ManagedConnection<TcpStream>,
 }
 
-impl From<ManagedConnection<TcpStream>> for Connection {
+impl From<ManagedConnection<TcpStream>> for TcpConnection {
     fn from(managed: ManagedConnection<TcpStream>) -> Self {
         Self { managed }
     }
 }
 
-impl From<Connection> for ManagedConnection<TcpStream> {
-    fn from(connection: Connection) -> Self {
+impl From<TcpConnection> for ManagedConnection<TcpStream> {
+    fn from(connection: TcpConnection) -> Self {
         connection.managed
     }
 }
 
-impl Connection {
+impl TcpConnection {
     /// Returns the connection's flow.
     pub fn flow(&self) -> FlowText {
         self.managed.flow()
@@ -124,8 +124,8 @@ impl Connection {
     }
 
     /// Returns the destination that the operator requests, if any. A program checks this at each safe point (a point
-    /// from which a program on the other node could continue), and then calls [`Connection::hand_off`]. The request
-    /// stands until a handoff or [`Connection::decline`].
+    /// from which a program on the other node could continue), and then calls [`TcpConnection::hand_off`]. The request
+    /// stands until a handoff or [`TcpConnection::decline`].
     pub fn handoff_request(&self) -> Option<Destination> {
         self.managed.notifications().handoff_request()
     }
@@ -169,19 +169,19 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for TcpConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.managed, f)
     }
 }
 
-impl Read for &Connection {
+impl Read for &TcpConnection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream().read(buffer)
     }
 }
 
-impl Write for &Connection {
+impl Write for &TcpConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream().write(bytes)
     }
@@ -191,13 +191,13 @@ impl Write for &Connection {
     }
 }
 
-impl Read for Connection {
+impl Read for TcpConnection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         (&*self).read(buffer)
     }
 }
 
-impl Write for Connection {
+impl Write for TcpConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         (&*self).write(bytes)
     }

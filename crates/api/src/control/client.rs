@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 
 use super::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, Placement, PlacementRequest,
-    PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
+    HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, PlacementRequest,
+    PlacementWeights, PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
 };
 
 mod migrations;
@@ -174,7 +174,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn placement(&self) -> Result<Placement, ClientError> {
+    pub async fn placement(&self) -> Result<PlacementWeights, ClientError> {
         self.get("/v1/placement").await
     }
 
@@ -185,7 +185,7 @@ impl ControlClient {
     pub async fn set_placement(
         &self,
         request: &PlacementRequest,
-    ) -> Result<Placement, ClientError> {
+    ) -> Result<PlacementWeights, ClientError> {
         self.post("/v1/placement", request).await
     }
 

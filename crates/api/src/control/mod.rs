@@ -30,7 +30,7 @@ pub use migrations::{
     MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     PostCopyMemory, ProcessCheck, ResidentProcess, RoundEntry, SocketStrategy, UnitEntry,
 };
-pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
+pub use nodes::{DropCount, DropList, NodeEntry, NodeList, PlacementRequest, PlacementWeights};
 pub use openapi::openapi;
 pub use pool_daemon::{
     OwnElement, OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery,

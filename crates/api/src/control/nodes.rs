@@ -63,7 +63,7 @@ pub struct PlacementRequest {
 
 /// Answer of `GET` and `POST /v1/placement`: the weights in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Placement {
+pub struct PlacementWeights {
     /// Weight by node name, for every node.
     pub weights: BTreeMap<String, u32>,
     /// Version of the weights: grows by one with each change.

@@ -5,7 +5,7 @@ use schemars::{Schema, SchemaGenerator};
 use super::{
     CheckQuery, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
+    MigrationStatus, NodeList, OwnElementList, PeerList, PlacementRequest, PlacementWeights,
     PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus,
     ReportAccepted, Resolution, ResolveQuery, Status, UnitEntry, UnreachableReport,
 };
@@ -146,7 +146,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/placement",
         summary: "The weights for placing new flows.",
-        answer: Some(schema::<Placement>),
+        answer: Some(schema::<PlacementWeights>),
         ..GET
     },
     Route {
@@ -154,7 +154,7 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/placement",
         summary: "Change the weights for placing new flows.",
         body: Some(schema::<PlacementRequest>),
-        answer: Some(schema::<Placement>),
+        answer: Some(schema::<PlacementWeights>),
         ..GET
     },
     OPENAPI_ROUTE,

@@ -63,7 +63,7 @@ impl PoolSession {
         }
     }
 
-    /// Sends a message to the element.
+    /// Sends a message of the program to the element that serves the session, over the connection with this number.
     ///
     /// # Errors
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).

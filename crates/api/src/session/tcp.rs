@@ -225,9 +225,9 @@ impl<S: AsFd + Send + Sync + 'static> ManagedConnection<S> {
     }
 }
 
-/// Prints the flow of the public type `Connection`, which contains this value.
+/// Prints the flow of the public type `TcpConnection`, which contains this value.
 impl<S> fmt::Debug for ManagedConnection<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.flow()).finish()
+        f.debug_tuple("TcpConnection").field(&self.flow()).finish()
     }
 }

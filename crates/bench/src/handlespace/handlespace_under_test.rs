@@ -23,9 +23,9 @@ struct ElementContact {
     association: u32,
 }
 
-/// A registrar's view of a message: the request owns its handle, as a message from the network does.
+/// Element that an operation concerns. The input owns its handle, as a message from the network does.
 #[derive(Debug, Clone)]
-pub struct RegistrationRequest {
+pub struct OperationInput {
     handle: PoolHandle,
     id: ElementId,
     policy: Policy,
@@ -40,8 +40,8 @@ pub struct HandlespaceUnderTest {
 
 const NAME_BYTES: usize = "pool 000000".len();
 
-impl RegistrationRequest {
-    /// Returns the request as an announcement of this kind.
+impl OperationInput {
+    /// Returns the announcement of an operation of this kind.
     #[inline]
     pub fn announcement<'a>(
         &'a self,
@@ -65,17 +65,17 @@ impl HandlespaceUnderTest {
         }
     }
 
-    /// Returns requests for these elements, contiguous in memory.
-    pub fn requests(&self, batch: &[(WorkloadElement, Policy)]) -> Vec<RegistrationRequest> {
+    /// Returns inputs of operations on these elements, contiguous in memory.
+    pub fn inputs(&self, batch: &[(WorkloadElement, Policy)]) -> Vec<OperationInput> {
         let handles = self.handles(batch.iter().map(|(member, _)| member.pool));
-        let request = |(handle, &(member, policy)): (PoolHandle, &(WorkloadElement, Policy))| {
-            RegistrationRequest {
+        let input = |(handle, &(member, policy)): (PoolHandle, &(WorkloadElement, Policy))| {
+            OperationInput {
                 handle,
                 id: ElementId(member.id),
                 policy,
             }
         };
-        handles.into_iter().zip(batch).map(request).collect()
+        handles.into_iter().zip(batch).map(input).collect()
     }
 
     /// Returns the handles of pools, contiguous in memory.
@@ -97,17 +97,17 @@ impl HandlespaceUnderTest {
 
     /// Registers an element for the first time or again.
     #[inline]
-    pub fn register(&mut self, request: &RegistrationRequest) -> holdfast_handlespace::ElementKey {
-        let id = request.id;
+    pub fn register(&mut self, input: &OperationInput) -> holdfast_handlespace::ElementKey {
+        let id = input.id;
         let contact = ElementContact {
             address: SocketAddr::from((Ipv4Addr::from(id.0), 80)),
             association: id.0,
         };
         let registered = self.space.register(RegistrationData {
-            handle: &request.handle,
+            handle: &input.handle,
             id,
             home: HOME_REGISTRAR,
-            policy: request.policy,
+            policy: input.policy,
             class: 0,
             payload: contact,
         });
@@ -119,22 +119,22 @@ impl HandlespaceUnderTest {
 
     /// Registers an element and sets its timer.
     #[inline]
-    pub fn register_with_timer(&mut self, request: &RegistrationRequest, at: Duration) {
-        let key = self.register(request);
+    pub fn register_with_timer(&mut self, input: &OperationInput, at: Duration) {
+        let key = self.register(input);
         self.space.set_timer(key, TimerKind::RegistrationExpiry, at);
     }
 
     /// Removes an element.
     #[inline]
-    pub fn deregister(&mut self, request: &RegistrationRequest) {
-        let removed = self.space.deregister(&request.handle, request.id);
+    pub fn deregister(&mut self, input: &OperationInput) {
+        let removed = self.space.deregister(&input.handle, input.id);
         black_box(removed.map(|contact| (contact.association, contact.address)));
     }
 
     /// Finds an element and sets its timer again; then handles expired timers.
     #[inline]
-    pub fn restart_timer(&mut self, request: &RegistrationRequest, now: Duration, at: Duration) {
-        if let Some(key) = self.space.find(&request.handle, request.id) {
+    pub fn restart_timer(&mut self, input: &OperationInput, now: Duration, at: Duration) {
+        if let Some(key) = self.space.find(&input.handle, input.id) {
             self.space.set_timer(key, TimerKind::RegistrationExpiry, at);
         }
         assert_eq!(

@@ -7,7 +7,7 @@ use holdfast_handlespace::AnnouncedOperation;
 use holdfast_wire::rserpool::ElementId;
 
 use super::batch_times::BatchTimes;
-use super::handlespace_under_test::{HandlespaceUnderTest, RegistrationRequest};
+use super::handlespace_under_test::{HandlespaceUnderTest, OperationInput};
 use super::workload::{PolicyName, Workload};
 
 /// Operations, in the order of measurement.
@@ -55,11 +55,11 @@ impl HandlespaceBench {
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> HandlespaceBench {
         let mut workload = Workload::new(policy, elements, pools);
         let mut subject = HandlespaceUnderTest::new(pools);
-        let all_requests = subject.requests(&workload.all_members());
-        for (request, index) in all_requests.iter().zip(0..) {
-            subject.register_with_timer(request, TIMER_LIFE * index / elements);
+        let all_inputs = subject.inputs(&workload.all_members());
+        for (input, index) in all_inputs.iter().zip(0..) {
+            subject.register_with_timer(input, TIMER_LIFE * index / elements);
         }
-        drop(all_requests);
+        drop(all_inputs);
         let mut bench = HandlespaceBench {
             subject,
             workload,
@@ -100,10 +100,10 @@ impl HandlespaceBench {
         BATCH_MAX.min(self.elements / 8).max(1)
     }
 
-    /// Returns requests for the next elements, each with new policy values.
-    fn next_requests(&mut self) -> Vec<RegistrationRequest> {
+    /// Returns inputs for the next elements, each with new policy values.
+    fn next_inputs(&mut self) -> Vec<OperationInput> {
         let batch = self.workload.next_batch(self.batch_len());
-        self.subject.requests(&batch)
+        self.subject.inputs(&batch)
     }
 
     /// Removes elements and adds as many, in turns.
@@ -121,25 +121,25 @@ impl HandlespaceBench {
         deregister: &mut BatchTimes,
     ) {
         let leaving = self.workload.next_batch(self.batch_len());
-        let requests = self.subject.requests(&leaving);
+        let inputs = self.subject.inputs(&leaving);
         deregister.time_batch(leaving.len(), || {
             let kind = AnnouncedOperation::Deregistration;
             with_announcements(
                 &mut self.subject,
-                &requests,
+                &inputs,
                 kind,
                 HandlespaceUnderTest::deregister,
             );
         });
         let joining = self.workload.replace_batch(&leaving);
-        let come = self.subject.requests(&joining);
+        let come = self.subject.inputs(&joining);
         let step = TIMER_LIFE / come.len() as u32;
         let mut at = self.now;
         register.time_batch(come.len(), || {
             let kind = AnnouncedOperation::Registration;
-            with_announcements(&mut self.subject, &come, kind, |subject, request| {
+            with_announcements(&mut self.subject, &come, kind, |subject, input| {
                 at += step;
-                subject.register_with_timer(request, at);
+                subject.register_with_timer(input, at);
             });
         });
     }
@@ -147,11 +147,11 @@ impl HandlespaceBench {
     fn reregister(&mut self, duration: Duration) -> BatchTimes {
         let mut samples = BatchTimes::default();
         while !samples.has_lasted(duration) {
-            let batch = self.next_requests();
+            let batch = self.next_inputs();
             samples.time_batch(batch.len(), || {
                 let kind = AnnouncedOperation::Registration;
-                with_announcements(&mut self.subject, &batch, kind, |subject, request| {
-                    subject.register(request);
+                with_announcements(&mut self.subject, &batch, kind, |subject, input| {
+                    subject.register(input);
                 });
             });
         }
@@ -163,19 +163,19 @@ impl HandlespaceBench {
     fn timer_restart(&mut self, duration: Duration) -> BatchTimes {
         let mut samples = BatchTimes::default();
         let step = TIMER_LIFE / 3 / self.elements as u32;
-        for request in self.subject.requests(&self.workload.all_members()) {
+        for input in self.subject.inputs(&self.workload.all_members()) {
             self.subject
-                .restart_timer(&request, Duration::ZERO, self.now + TIMER_LIFE);
+                .restart_timer(&input, Duration::ZERO, self.now + TIMER_LIFE);
         }
         let mut settling_operations = 3 * self.elements;
         while !samples.has_lasted(duration) {
-            let batch = self.next_requests();
+            let batch = self.next_inputs();
             let mut now = self.now;
             samples.time_batch(batch.len(), || {
                 let kind = AnnouncedOperation::Timer;
-                with_announcements(&mut self.subject, &batch, kind, |subject, request| {
+                with_announcements(&mut self.subject, &batch, kind, |subject, input| {
                     now += step;
-                    subject.restart_timer(request, now, now + TIMER_LIFE);
+                    subject.restart_timer(input, now, now + TIMER_LIFE);
                 });
             });
             self.now = now;
@@ -242,23 +242,23 @@ impl HandlespaceBench {
     }
 }
 
-/// Calls `operate` for each request of a batch, and announces requests of this kind some operations ahead.
+/// Calls `operate` for each input of a batch, and announces inputs of this kind some operations ahead.
 #[inline]
 fn with_announcements<'a>(
     subject: &mut HandlespaceUnderTest,
-    batch: &'a [RegistrationRequest],
+    batch: &'a [OperationInput],
     kind: fn(&'a [u8], ElementId) -> AnnouncedOperation<'a>,
-    mut operate: impl FnMut(&mut HandlespaceUnderTest, &RegistrationRequest),
+    mut operate: impl FnMut(&mut HandlespaceUnderTest, &OperationInput),
 ) {
-    let announcement = |place: usize| batch.get(place).map(|request| request.announcement(kind));
+    let announcement = |place: usize| batch.get(place).map(|input| input.announcement(kind));
     for ahead in 0..HandlespaceUnderTest::ANNOUNCE_DISTANCE {
         subject.announce(announcement(ahead));
     }
-    for (index, request) in batch.iter().enumerate() {
+    for (index, input) in batch.iter().enumerate() {
         subject.announce(announcement(
             index + HandlespaceUnderTest::ANNOUNCE_DISTANCE,
         ));
-        operate(subject, request);
+        operate(subject, input);
     }
 }
 

@@ -10,9 +10,9 @@ use rand::rngs::SmallRng;
 pub(super) enum RequestSchedule {
     /// No requests.
     Stopped,
-    /// One request of each member as soon as it has its answer.
+    /// Each member sends its next request as soon as the previous one is answered.
     Saturating,
-    /// One request of each member per interval.
+    /// Each member sends one request per interval.
     Regular(RegularSchedule),
 }
 

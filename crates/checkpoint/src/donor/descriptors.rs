@@ -129,7 +129,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// As [`StoppedTree::read_descriptors`].
-    pub fn finish_descriptors(
+    pub fn finish_reading_descriptors(
         &mut self,
         FrozenDescriptors(mut frozen): FrozenDescriptors,
         unseen: &[FileId],
@@ -236,7 +236,7 @@ pub struct DescriptorReader {
     pids: Vec<i32>,
 }
 
-/// Result of [`DescriptorReader::read`], for [`StoppedTree::finish_descriptors`].
+/// Result of [`DescriptorReader::read`], for [`StoppedTree::finish_reading_descriptors`].
 #[derive(Debug)]
 pub struct FrozenDescriptors(FrozenFiles);
 

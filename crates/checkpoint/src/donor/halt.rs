@@ -228,7 +228,7 @@ impl HaltedProcess {
     pub fn cancel_pending_sigstop(&mut self) {
         if std::mem::take(&mut self.has_pending_stop) {
             // A process that was killed meanwhile needs no signal.
-            let _ = super::pending_sigstop::signal(self.pid, libc::SIGCONT);
+            let _ = super::stop_without_tracer::signal(self.pid, libc::SIGCONT);
             self.has_pending_continue = true;
         }
     }

@@ -6,7 +6,7 @@
 
 use super::freeze::StoppedTree;
 use super::halt::HaltedProcess;
-use super::pending_sigstop::ProcessRef;
+use super::stop_without_tracer::ProcessRef;
 use super::tracker_attachment::{
     TrackerAttachment, batch_end_signal, call_result, read_own_mappings,
 };

@@ -15,13 +15,13 @@ mod interrupted_calls;
 mod lock_handover;
 mod mapped_object_catalogue;
 mod page_source;
-mod pending_sigstop;
 mod precopy_round;
 mod process_state;
 mod ptrace_checks;
 mod shared_memory;
 mod sigreturn_chain;
 mod state_preview;
+mod stop_without_tracer;
 mod thread_state;
 mod tracker_attachment;
 mod tree_tracker;
@@ -35,10 +35,10 @@ pub use freeze::{FreezeFailure, StoppedTree};
 pub(crate) use host_info::{boot_id, xcr0};
 pub use lock_handover::LockHandover;
 pub use page_source::PageSource;
-pub use pending_sigstop::ProcessRef;
 pub use precopy_round::PrecopyRound;
 pub(crate) use process_state::TIMERS_MAX;
 pub(crate) use shared_memory::{data_ranges, read_padded};
+pub use stop_without_tracer::ProcessRef;
 pub(crate) use thread_state::SchedulingAttributes;
 pub(crate) use tracker_attachment::{
     StublessCall, call_result, find_syscall_instruction, find_syscall_instruction_in,

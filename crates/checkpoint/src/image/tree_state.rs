@@ -10,7 +10,7 @@ pub struct ProcessTreeState {
     pub processes: Vec<Option<ProcessState>>,
 }
 
-/// State of a process, as dumped in the freeze or previewed while the process runs.
+/// State of a process without its pages and descriptors, as dumped in the freeze or previewed while the process runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessState {
     /// Threads in the order of [`ProcessLayout::threads`](super::ProcessLayout::threads).

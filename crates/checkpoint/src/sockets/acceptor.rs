@@ -11,8 +11,8 @@ use holdfast_tcp_repair::udp;
 use holdfast_tcp_repair::{
     ClosedLoopbackEnd, ClosingSocket, PreparedSocket, RestoredSocket, SocketPreparer,
     TcpDynamicState, TcpStaticState, TimeoutUncapCondition, WindowProbe, activate_all,
-    map_on_threads, reset_socket, restore, set_deferred_options,
-    set_deferred_options_of_early_restored, state_packet, uncap_timeout,
+    injected_peer_packet, map_on_threads, reset_socket, restore, set_deferred_options,
+    set_deferred_options_of_early_restored, uncap_timeout,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -385,7 +385,7 @@ impl RestoredSockets {
         });
         for (id, socket, fixed, taken) in restored {
             let socket = socket.map_err(|error| SocketError::from(error).with_id(id))?;
-            packets.extend(state_packet(&fixed, &taken.state));
+            packets.extend(injected_peer_packet(&fixed, &taken.state));
             let phase = SocketRestorePhase::Restored(socket, Box::new(taken));
             let fixed = SocketStaticState::Connection(fixed);
             self.created.insert(

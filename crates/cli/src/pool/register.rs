@@ -160,7 +160,7 @@ async fn run_program(args: &RegisterArgs) -> Result<ExitStatus> {
     result
 }
 
-/// Returns the program's service address, after it answers, and its load.
+/// Waits until the program answers; returns its service address and its load.
 async fn find_service_and_load(
     args: &RegisterArgs,
     group: i32,
@@ -174,7 +174,7 @@ async fn find_service_and_load(
     Ok((service, load))
 }
 
-/// Returns the program's service address, after it answers.
+/// Waits until the program answers; returns its service address.
 async fn find_service(args: &RegisterArgs, group: i32) -> Result<ElementService> {
     let wildcard = args.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let port = || {

@@ -1,8 +1,8 @@
 //! A pool's selection set.
 
 mod key_queues;
+mod memory_prefetch;
 mod ordered_set;
-mod prefetch;
 pub(crate) mod queue_blocks;
 mod small_array;
 mod small_ordered;

@@ -13,8 +13,8 @@ use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::sections::{
-    ChannelSection, GroupSection, NodeFile, NodeSection, PeerSection, PlacementKey, ProtocolKey,
-    ReachKey, ServiceSection,
+    ChannelSection, GroupSection, NodeFile, NodeSection, PeerSection, PlacementSetting,
+    ProtocolSetting, ReachKey, ServiceSection,
 };
 use super::{
     AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, NodeConfig,
@@ -234,7 +234,7 @@ impl<'a> ConfigChecker<'a> {
                 let advice = "a service address belongs to the group; use one that no host has";
                 return Err(self.file.error_for(&service.address, problem, advice));
             }
-            let is_tcp = matches!(service.protocol, ProtocolKey::Tcp);
+            let is_tcp = matches!(service.protocol, ProtocolSetting::Tcp);
             if !taken_addresses.insert((is_tcp, checked.address)) {
                 let problem = format!("{} appears twice", checked.address);
                 return Err(self
@@ -273,12 +273,12 @@ impl<'a> ConfigChecker<'a> {
                 self.port(&Some(raw.port.clone()))?,
             ),
             protocol: match raw.protocol {
-                ProtocolKey::Tcp => Protocol::Tcp,
-                ProtocolKey::Udp => Protocol::Udp,
+                ProtocolSetting::Tcp => Protocol::Tcp,
+                ProtocolSetting::Udp => Protocol::Udp,
             },
             placement: match raw.placement {
-                PlacementKey::Hash => PlacementRule::Hash,
-                PlacementKey::Port => PlacementRule::Port,
+                PlacementSetting::Hash => PlacementRule::Hash,
+                PlacementSetting::Port => PlacementRule::Port,
             },
             weights,
             drain: drain.transpose()?,

@@ -73,16 +73,18 @@ pub(super) struct PeerSection {
     pub port: Option<Spanned<u16>>,
 }
 
+/// Value of `protocol` of a service.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ProtocolKey {
+pub(super) enum ProtocolSetting {
     Tcp,
     Udp,
 }
 
+/// Value of `placement` of a service.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum PlacementKey {
+pub(super) enum PlacementSetting {
     #[default]
     Hash,
     Port,
@@ -94,9 +96,9 @@ pub(super) struct ServiceSection {
     pub name: Spanned<String>,
     pub address: Spanned<IpAddr>,
     pub port: Spanned<u16>,
-    pub protocol: ProtocolKey,
+    pub protocol: ProtocolSetting,
     #[serde(default)]
-    pub placement: PlacementKey,
+    pub placement: PlacementSetting,
     #[serde(default)]
     pub weights: BTreeMap<String, Spanned<u32>>,
     pub drain_ms: Option<Spanned<u64>>,

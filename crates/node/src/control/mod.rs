@@ -13,7 +13,7 @@ use holdfast_api::FlowText;
 use holdfast_api::control::{
     CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted,
     HandoffList, HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
+    MigrationStatus, NodeList, PlacementRequest, PlacementWeights, ProcessCheck, Status, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
@@ -50,9 +50,9 @@ pub enum ControlRequest {
     /// Return the data plane's drop counters.
     Drops(ReplySender<DropList>),
     /// Return the placement of new flows.
-    Placement(ReplySender<Placement>),
+    Placement(ReplySender<PlacementWeights>),
     /// Change the placement of new flows.
-    SetPlacement(PlacementRequest, ReplySender<Placement>),
+    SetPlacement(PlacementRequest, ReplySender<PlacementWeights>),
     /// Find the process of a systemd unit.
     Unit(String, ReplySender<UnitEntry>),
     /// Check whether a process can move, optionally to a given node.

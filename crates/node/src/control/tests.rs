@@ -57,10 +57,10 @@ async fn engine(mut server: ControlServer) {
             ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(NodeList::default()))),
             ControlRequest::Drops(reply) => drop(reply.send(Ok(DropList::default()))),
-            ControlRequest::Placement(reply) => drop(reply.send(Ok(Placement::default()))),
+            ControlRequest::Placement(reply) => drop(reply.send(Ok(PlacementWeights::default()))),
             ControlRequest::SetPlacement(request, reply) => {
                 let (weights, epoch) = (request.weights, 2);
-                drop(reply.send(Ok(Placement { weights, epoch })));
+                drop(reply.send(Ok(PlacementWeights { weights, epoch })));
             }
             ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal_body()))),
@@ -165,7 +165,10 @@ async fn client_returns_engine_answers() {
     assert_eq!(client.nodes().await.unwrap(), NodeList::default());
     assert_eq!(client.drops().await.unwrap(), DropList::default());
     assert_eq!(client.handoffs().await.unwrap(), HandoffList::default());
-    assert_eq!(client.placement().await.unwrap(), Placement::default());
+    assert_eq!(
+        client.placement().await.unwrap(),
+        PlacementWeights::default()
+    );
     let weights = [("n2".to_owned(), 3)].into();
     let placed = client
         .set_placement(&PlacementRequest { weights })

@@ -69,7 +69,7 @@ impl Engine {
         self.send_activate_messages(flows);
         self.read_hold();
         self.arrivals
-            .replay_held(&self.dataplane, self.hold.device(), flows);
+            .replay_held(&self.dataplane, &self.hold, flows);
         self.read_hold();
         let owned_entries = self.arrivals.owned_entries(flows);
         if let Err(error) = self.dataplane.set_flows(&owned_entries, FlowState::Owned) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use holdfast_api::control::{
     DropCount, DropList, ErrorBody, FlowCounts, HandoffList, HandoffStatus, NodeEntry, NodeList,
-    Placement, PlacementRequest, ProgramStatus, ServiceStatus, Status,
+    PlacementRequest, PlacementWeights, ProgramStatus, ServiceStatus, Status,
 };
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_wire::{NodeId, RecordState};
@@ -145,10 +145,10 @@ impl Engine {
         }
     }
 
-    pub(super) fn placement(&self) -> Placement {
+    pub(super) fn placement(&self) -> PlacementWeights {
         let weights = self.placement.first_weights();
         let named = weights.map(|(id, weight)| (self.node_name(id), weight));
-        Placement {
+        PlacementWeights {
             weights: named.collect(),
             epoch: self.placement.epoch(),
         }
@@ -157,7 +157,7 @@ impl Engine {
     pub(super) fn set_placement(
         &mut self,
         request: PlacementRequest,
-    ) -> Result<Placement, ErrorBody> {
+    ) -> Result<PlacementWeights, ErrorBody> {
         if !reach_of(self.config.group.reach).has_contact_node() || !self.config.is_holder() {
             let contact = self.node_name(self.config.group.contact);
             return Err(error_body(

@@ -10,8 +10,8 @@ use holdfast_wire::failure::{Failure, NodeFault, PeerFault};
 use holdfast_wire::move_frames::DonorFlow;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
-use super::packet_hold::PacketHold;
-use crate::dataplane::{Dataplane, FilterEntry, FlowGroup, HeldPacket, sort_for_replay};
+use super::packet_hold::{HeldPackets, PacketHold};
+use crate::dataplane::{Dataplane, FilterEntry, FlowGroup, HeldPacket};
 use crate::failure_conversion::IntoFailure;
 use crate::migration::{Redirect, SocketEndpoint};
 
@@ -31,11 +31,8 @@ pub struct ProcessFlows {
 /// A flow of a process that is being moved here; its packets are held.
 struct HeldFlow {
     id: MoveId,
-    slot: u32,
     epoch: u32,
-    packets: Vec<HeldPacket>,
-    /// True if packets are given to the stack instead of being held.
-    released: bool,
+    packets: HeldPackets,
 }
 
 /// Flows of a process that is about to stop here and move away.
@@ -231,7 +228,7 @@ impl ProcessFlows {
             hold_slot: self
                 .held
                 .get(&flow_epoch.flow)
-                .map_or(0, |held_flow| held_flow.slot),
+                .map_or(0, |held_flow| held_flow.packets.slot()),
         };
         let entries: Vec<FilterEntry> = flows.iter().map(entry).collect();
         dataplane.set_flows(&entries, state)
@@ -265,19 +262,13 @@ impl ProcessFlows {
         };
         let mut entries = Vec::with_capacity(flows.len());
         for flow_at in flows {
-            let slot = hold.take_slot();
-            let slot = slot.ok_or(NodeFault::TooManyConnectionsInTransit)?;
-            dataplane.programs.hold_counters.reset(slot);
+            let packets = HeldPackets::start(dataplane, hold)
+                .ok_or(NodeFault::TooManyConnectionsInTransit)?;
+            let slot = packets.slot();
             let epoch = flow_at.epoch.saturating_add(1);
-            let held_flow = HeldFlow {
-                id,
-                slot,
-                epoch,
-                packets: Vec::new(),
-                released: false,
-            };
+            let held_flow = HeldFlow { id, epoch, packets };
             if let Some(previous) = self.held.insert(flow_at.flow, held_flow) {
-                hold.release_slot(previous.slot);
+                previous.packets.free_slot(hold);
             }
             entries.push(FilterEntry {
                 flow: flow_at.flow,
@@ -321,11 +312,7 @@ impl ProcessFlows {
         let Some(held_flow) = self.held.get_mut(flow) else {
             return Some(packet);
         };
-        if held_flow.released {
-            hold.replay_counted(dataplane, held_flow.slot, &packet);
-        } else {
-            held_flow.packets.push(packet);
-        }
+        held_flow.packets.hold_or_replay(dataplane, hold, packet);
         None
     }
 
@@ -369,14 +356,8 @@ impl ProcessFlows {
     /// Replays held packets of a process that has resumed, in order. Later packets go to the stack at once.
     pub fn replay(&mut self, dataplane: &Dataplane, hold: &PacketHold, inbound: &InboundProcess) {
         for flow_epoch in &inbound.owned_flows {
-            let Some(held_flow) = self.held.get_mut(&flow_epoch.flow) else {
-                continue;
-            };
-            held_flow.released = true;
-            let (slot, mut packets) = (held_flow.slot, std::mem::take(&mut held_flow.packets));
-            sort_for_replay(&mut packets);
-            for packet in &packets {
-                hold.replay_counted(dataplane, slot, packet);
+            if let Some(held_flow) = self.held.get_mut(&flow_epoch.flow) {
+                held_flow.packets.replay(dataplane, hold);
             }
         }
     }
@@ -406,7 +387,7 @@ impl ProcessFlows {
     ) {
         for flow_epoch in &inbound.owned_flows {
             if let Some(held_flow) = self.held.remove(&flow_epoch.flow) {
-                hold.release_slot(held_flow.slot);
+                held_flow.packets.free_slot(hold);
             }
         }
         // Flows that the process had closed at the donor did not move with it.
@@ -432,7 +413,7 @@ impl ProcessFlows {
     /// Stops holding packets of a flow that does not arrive.
     pub fn release(&mut self, dataplane: &Dataplane, hold: &mut PacketHold, flow: &Flow) {
         if let Some(held_flow) = self.held.remove(flow) {
-            hold.release_slot(held_flow.slot);
+            held_flow.packets.free_slot(hold);
         }
         // Only an entry in transit to this node is removed: the flow may have become owned or a tombstone in another
         // way.

@@ -226,7 +226,7 @@ impl TrackedConnections {
                     Some(snapshots) => snapshots.needing_extraction(),
                     None => self.expected_sockets.iter().copied().collect(),
                 };
-                stopped.finish_descriptors(described, &unseen)?
+                stopped.finish_reading_descriptors(described, &unseen)?
             }
             None => {
                 self.snapshots = None;

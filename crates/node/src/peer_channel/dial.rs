@@ -10,25 +10,25 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::PeerConnection;
 use super::peer::{Direction, Peer};
-use super::peers::PeerTable;
+use super::peers::PeerChannelState;
 use super::{PeerConnectionError, greet, serve};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 /// Keeps a connection to `id`, forever.
-pub(super) async fn run(table: Rc<PeerTable>, id: NodeId) {
-    let Some(peer) = table.get(id) else {
+pub(super) async fn run(state: Rc<PeerChannelState>, id: NodeId) {
+    let Some(peer) = state.get(id) else {
         return;
     };
     let mut backoff = BACKOFF_MIN;
     loop {
-        match connect(&table, &peer).await {
+        match connect(&state, &peer).await {
             Ok((link, boot)) => {
                 let up_count = peer.up_count();
                 peer.attach(Direction::Outgoing, link.clone(), boot);
-                let reason = serve::run(&table, &peer, &link, Direction::Outgoing).await;
-                table.count_rejection(&reason);
+                let reason = serve::run(&state, &peer, &link, Direction::Outgoing).await;
+                state.count_rejection(&reason);
                 if peer.up_count() != up_count {
                     backoff = BACKOFF_MIN;
                 }
@@ -36,7 +36,7 @@ pub(super) async fn run(table: Rc<PeerTable>, id: NodeId) {
                 peer.detach(Direction::Outgoing, &link, reason);
             }
             Err(reason) => {
-                table.count_rejection(&reason);
+                state.count_rejection(&reason);
                 peer.record_problem(&reason);
             }
         }
@@ -49,17 +49,17 @@ pub(super) async fn run(table: Rc<PeerTable>, id: NodeId) {
 }
 
 async fn connect(
-    table: &PeerTable,
+    state: &PeerChannelState,
     peer: &Peer,
 ) -> Result<(Rc<PeerConnection>, u64), PeerConnectionError> {
-    let options = &table.options;
+    let options = &state.options;
     let limit = options.timing.dead_after;
     let address = peer.config.address;
     let socket = timeout(limit, open(options.address, address))
         .await
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
         .map_err(|source| PeerConnectionError::Connect { address, source })?;
-    let tls = table.tls().dial(&peer.config.name)?;
+    let tls = state.tls().dial(&peer.config.name)?;
     let link = Rc::new(PeerConnection::new(socket, tls.into()));
     let limit = serve::GREETING_TIMEOUT;
     let boot = timeout(

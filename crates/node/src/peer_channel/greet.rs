@@ -4,7 +4,7 @@ use holdfast_daemon::tls::node_name;
 use holdfast_wire::{Frame, NodeId};
 
 use super::connection::PeerConnection;
-use super::peers::PeerTable;
+use super::peers::PeerChannelState;
 use super::{PeerChannelOptions, PeerConnectionError};
 
 /// Greets the node that was dialled as `peer`. Returns its boot id.
@@ -29,10 +29,10 @@ pub(super) async fn greet_as_dialler(
 
 /// Receives and answers the greeting of a node that dialled this one. Returns its node id and boot id.
 pub(super) async fn greet_as_listener(
-    table: &PeerTable,
+    state: &PeerChannelState,
     link: &PeerConnection,
 ) -> Result<(NodeId, u64), PeerConnectionError> {
-    let options = &table.options;
+    let options = &state.options;
     let (node, boot) = parse_hello(options, link.next_frame().await?)?;
     let name = link.certificates().first().and_then(node_name);
     let peer = options.peers.iter().find(|peer| peer.id == node);

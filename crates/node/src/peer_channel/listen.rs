@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::PeerConnection;
 use super::peer::Direction;
-use super::peers::PeerTable;
+use super::peers::PeerChannelState;
 use super::{PeerConnectionError, greet, serve};
 use crate::config::PeerConfig;
 
@@ -87,7 +87,7 @@ impl Drop for GreetingSlot {
 }
 
 /// Accepts connections, forever.
-pub(super) async fn run(table: Rc<PeerTable>, listener: TcpListener) {
+pub(super) async fn run(state: Rc<PeerChannelState>, listener: TcpListener) {
     let greeting = Rc::new(GreetingCounts::default());
     let mut links = JoinSet::new();
     loop {
@@ -96,11 +96,11 @@ pub(super) async fn run(table: Rc<PeerTable>, listener: TcpListener) {
             Some(_) = links.join_next() => continue,
         };
         match accepted {
-            Ok((socket, from)) => match greeting.reserve_slot(from.ip(), &table.options.peers) {
+            Ok((socket, from)) => match greeting.reserve_slot(from.ip(), &state.options.peers) {
                 Some(place) => {
-                    links.spawn_local(serve_connection(table.clone(), socket, from, place));
+                    links.spawn_local(serve_connection(state.clone(), socket, from, place));
                 }
-                None => table.count_rejection(&PeerConnectionError::TooManyGreetings),
+                None => state.count_rejection(&PeerConnectionError::TooManyGreetings),
             },
             Err(error) => {
                 // Most likely the descriptors are used up; existing connections continue.
@@ -112,24 +112,24 @@ pub(super) async fn run(table: Rc<PeerTable>, listener: TcpListener) {
 }
 
 async fn serve_connection(
-    table: Rc<PeerTable>,
+    state: Rc<PeerChannelState>,
     socket: TcpStream,
     from: SocketAddr,
     slot: GreetingSlot,
 ) {
-    let reason = match accept_greeting(&table, socket).await {
+    let reason = match accept_greeting(&state, socket).await {
         Ok((peer, link, boot)) => {
             drop(slot);
             peer.attach(Direction::Incoming, link.clone(), boot);
-            let reason = serve::run(&table, &peer, &link, Direction::Incoming).await;
-            table.count_rejection(&reason);
+            let reason = serve::run(&state, &peer, &link, Direction::Incoming).await;
+            state.count_rejection(&reason);
             peer.detach(Direction::Incoming, &link, reason);
             return;
         }
         Err(reason) => reason,
     };
-    table.count_rejection(&reason);
-    if table.unknown_peer_log.admits() {
+    state.count_rejection(&reason);
+    if state.unknown_peer_log.admits() {
         tracing::warn!(%from, %reason, "refused a connection between nodes");
     } else {
         tracing::debug!(%from, %reason, "refused a connection between nodes");
@@ -139,19 +139,19 @@ async fn serve_connection(
 type GreetedPeer = (Rc<super::peer::Peer>, Rc<PeerConnection>, u64);
 
 async fn accept_greeting(
-    table: &PeerTable,
+    state: &PeerChannelState,
     socket: TcpStream,
 ) -> Result<GreetedPeer, PeerConnectionError> {
     socket.set_nodelay(true).map_err(PeerConnectionError::Io)?;
-    let link = Rc::new(PeerConnection::new(socket, table.tls().accept()?.into()));
+    let link = Rc::new(PeerConnection::new(socket, state.tls().accept()?.into()));
     let limit = serve::GREETING_TIMEOUT;
-    let greeting = timeout(limit, greet::greet_as_listener(table, &link))
+    let greeting = timeout(limit, greet::greet_as_listener(state, &link))
         .await
         .unwrap_or(Err(PeerConnectionError::GreetingTimeout(limit)));
     if greeting.is_err() {
         link.linger().await;
     }
     let (node, boot) = greeting?;
-    let peer = table.get(node).ok_or(PeerConnectionError::Closed)?;
+    let peer = state.get(node).ok_or(PeerConnectionError::Closed)?;
     Ok((peer, link, boot))
 }

@@ -90,17 +90,17 @@ impl PeerChannel {
         let listener = listen::bind(options.address)?;
         let address = listener.local_addr()?;
         let (events, receiver) = crate::engine_queue::engine_queue();
-        let table = Rc::new(peers::PeerTable::new(
+        let state = Rc::new(peers::PeerChannelState::new(
             options, address, tls, metrics, events,
         ));
         let mut tasks = vec![tokio::task::spawn_local(listen::run(
-            table.clone(),
+            state.clone(),
             listener,
         ))];
-        for id in table.ids() {
-            tasks.push(tokio::task::spawn_local(dial::run(table.clone(), id)));
+        for id in state.ids() {
+            tasks.push(tokio::task::spawn_local(dial::run(state.clone(), id)));
         }
-        table.add_tasks(tasks.iter().map(|task| task.abort_handle()).collect());
-        Ok((Peers::new(table), receiver))
+        state.add_tasks(tasks.iter().map(|task| task.abort_handle()).collect());
+        Ok((Peers::new(state), receiver))
     }
 }

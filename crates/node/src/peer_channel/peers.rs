@@ -19,11 +19,11 @@ use crate::metrics::Metrics;
 /// A handle on the channel. Clones refer to the same channel.
 #[derive(Clone)]
 pub struct Peers {
-    table: Rc<PeerTable>,
+    state: Rc<PeerChannelState>,
 }
 
 /// State shared by the channel's tasks.
-pub(super) struct PeerTable {
+pub(super) struct PeerChannelState {
     pub(super) options: PeerChannelOptions,
     pub(super) events: Rc<EventQueue>,
     pub(super) metrics: Metrics,
@@ -35,8 +35,8 @@ pub(super) struct PeerTable {
 }
 
 impl Peers {
-    pub(super) fn new(table: Rc<PeerTable>) -> Peers {
-        Peers { table }
+    pub(super) fn new(state: Rc<PeerChannelState>) -> Peers {
+        Peers { state }
     }
 
     /// Sends `frame` to `to`: encodes, encrypts and writes it to the socket before returning, as far as the socket
@@ -51,7 +51,7 @@ impl Peers {
         }
         peer.send(
             EncodedFrame::new(frame)?,
-            self.table.options.timing.queue_bytes,
+            self.state.options.timing.queue_bytes,
         )
     }
 
@@ -77,51 +77,51 @@ impl Peers {
 
     /// Returns the ids of all peers.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> {
-        self.table.ids().collect::<Vec<_>>().into_iter()
+        self.state.ids().collect::<Vec<_>>().into_iter()
     }
 
     /// Returns the listening address of this node.
     pub fn address(&self) -> SocketAddr {
-        self.table.address
+        self.state.address
     }
 
     /// Replaces the TLS configuration, and closes connections to peers that it refuses. Used for a new revocation list.
     pub fn set_tls(&self, tls: Tls) {
-        for peer in self.table.peers.values() {
+        for peer in self.state.peers.values() {
             peer.recheck_certificates(|link| tls.admits(&link.certificates()));
         }
-        self.table.tls.replace(tls);
+        self.state.tls.replace(tls);
     }
 
     /// Closes everything; every peer that was up is reported lost.
     pub fn shutdown(&self) {
-        for task in self.table.tasks.take() {
+        for task in self.state.tasks.take() {
             task.abort();
         }
-        for peer in self.table.peers.values() {
+        for peer in self.state.peers.values() {
             peer.close();
         }
     }
 
     fn peer(&self, id: NodeId) -> Result<&Rc<Peer>, SendError> {
-        let peer = self.table.peers.get(&id);
+        let peer = self.state.peers.get(&id);
         peer.ok_or(SendError::NotConnected(id))
     }
 }
 
-impl PeerTable {
+impl PeerChannelState {
     pub(super) fn new(
         options: PeerChannelOptions,
         address: SocketAddr,
         tls: Tls,
         metrics: Metrics,
         events: Rc<EventQueue>,
-    ) -> PeerTable {
+    ) -> PeerChannelState {
         let peers = options.peers.iter().map(|config| {
             let peer = Peer::new(config.clone(), events.clone(), metrics.clone());
             (config.id, Rc::new(peer))
         });
-        PeerTable {
+        PeerChannelState {
             peers: peers.collect(),
             unknown_peer_log: LogLimit::default(),
             tasks: RefCell::default(),

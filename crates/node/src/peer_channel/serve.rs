@@ -9,29 +9,29 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::PeerConnectionError;
 use super::connection::PeerConnection;
 use super::peer::{Direction, Peer};
-use super::peers::PeerTable;
+use super::peers::PeerChannelState;
 
 /// Time limit from the first byte to the end of the greeting.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves `link` until it ends. Returns the reason.
 pub(super) async fn run(
-    table: &PeerTable,
+    state: &PeerChannelState,
     peer: &Peer,
     link: &PeerConnection,
     direction: Direction,
 ) -> PeerConnectionError {
     let pings = OutstandingPing::default();
-    let mut watch = SilenceWatch::new(table);
-    let mut ticks = interval(table.options.timing.ping_interval);
+    let mut watch = SilenceWatch::new(state);
+    let mut ticks = interval(state.options.timing.ping_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         if let Err(reason) = receive_frames(peer, link, direction, &pings) {
             return reason;
         }
-        if !table.events.has_room() {
+        if !state.events.has_room() {
             tokio::select! {
-                () = table.events.wait_room() => {}
+                () = state.events.wait_room() => {}
                 why = link.wait_closed() => return why,
             }
         }
@@ -125,8 +125,8 @@ struct SilenceWatch {
 }
 
 impl SilenceWatch {
-    fn new(table: &PeerTable) -> SilenceWatch {
-        let timing = &table.options.timing;
+    fn new(state: &PeerChannelState) -> SilenceWatch {
+        let timing = &state.options.timing;
         let ticks = timing.dead_after.as_micros() / timing.ping_interval.as_micros().max(1);
         SilenceWatch {
             dead_after: timing.dead_after,

@@ -64,7 +64,7 @@ pub struct ProbeChooser {
     /// Fractions of probes and removals that are still to be made.
     probes_due: f64,
     removals_due: f64,
-    /// True if the next removal takes the worst answer and not the oldest.
+    /// True if the next removal takes the worst answer to a probe, false if the oldest.
     removes_worst_next: bool,
 }
 

@@ -61,30 +61,33 @@ mod tests {
 
     #[test]
     fn estimate_uses_requests_with_similar_load() {
-        let mut served = ServerLoad::default();
-        assert_eq!(served.probe_report(), (0, None));
+        let mut server_load = ServerLoad::default();
+        assert_eq!(server_load.probe_report(), (0, None));
         // Requests that were alone took 1 s, requests that met two others 3 s.
         for _ in 0..10 {
-            served.begin_request();
-            served.end_request(0, secs(1));
-            served.begin_request();
-            served.end_request(2, secs(3));
+            server_load.begin_request();
+            server_load.end_request(0, secs(1));
+            server_load.begin_request();
+            server_load.end_request(2, secs(3));
         }
-        assert_eq!(served.probe_report(), (0, Some(secs(1))));
-        assert_eq!((served.begin_request(), served.begin_request()), (0, 1));
-        assert_eq!(served.probe_report(), (2, Some(secs(3))));
-        served.fail_request();
-        assert_eq!(served.probe_report().0, 1);
+        assert_eq!(server_load.probe_report(), (0, Some(secs(1))));
+        assert_eq!(
+            (server_load.begin_request(), server_load.begin_request()),
+            (0, 1)
+        );
+        assert_eq!(server_load.probe_report(), (2, Some(secs(3))));
+        server_load.fail_request();
+        assert_eq!(server_load.probe_report().0, 1);
     }
 
     #[test]
     fn old_requests_are_forgotten() {
-        let mut served = ServerLoad::default();
+        let mut server_load = ServerLoad::default();
         for duration in (0..200).map(secs) {
-            let met = served.begin_request();
-            served.end_request(met, duration);
+            let met = server_load.begin_request();
+            server_load.end_request(met, duration);
         }
-        assert_eq!(served.ended_requests.len(), ENDED_MAX);
-        assert_eq!(served.probe_report().1, Some(secs(195)));
+        assert_eq!(server_load.ended_requests.len(), ENDED_MAX);
+        assert_eq!(server_load.probe_report().1, Some(secs(195)));
     }
 }

@@ -1,6 +1,6 @@
 //! The acceptor role: prepares sockets, restores state, commits the flows at the holder, and only then activates them.
 
-use super::shared_state::{CommandPurpose, HandoffTimer, MovingFlow};
+use super::handoff_core::{CommandPurpose, HandoffTimer, MovingFlow};
 use super::{Command, FlowToRestore, Handoff};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProtocolViolation};

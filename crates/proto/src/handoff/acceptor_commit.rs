@@ -3,8 +3,8 @@
 use super::acceptor::{InboundBatchStage, InboundFlow};
 use super::command_retry::Retryable;
 use super::event::Event;
+use super::handoff_core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::requests_to_holder::HolderAnswers;
-use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff};
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, PeerFault};
@@ -103,7 +103,7 @@ impl Handoff {
         let complete = to_retry.is_none();
         if let Some(to_retry) = to_retry {
             self.core
-                .schedule_retry(now, CommandPurpose::Activate(batch, to_retry));
+                .schedule_command_retry(now, CommandPurpose::Activate(batch, to_retry));
         }
         for flow in &ended {
             self.core.end_move(&flow.flow, Some(flow.epoch));

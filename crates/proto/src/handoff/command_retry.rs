@@ -3,7 +3,7 @@
 use super::command::FlowEpoch;
 use super::donor_resume_or_close::EndingFlow;
 use super::event::Event;
-use super::shared_state::{CommandPurpose, HandoffCore};
+use super::handoff_core::{CommandPurpose, HandoffCore};
 use super::{CommandToken, Handoff};
 use holdfast_wire::Flow;
 use holdfast_wire::failure::Failure;

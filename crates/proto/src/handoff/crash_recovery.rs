@@ -7,8 +7,8 @@
 use super::command_retry::Retryable;
 use super::donor_resume_or_close::EndingFlow;
 use super::event::FlowKeptReason;
+use super::handoff_core::{HolderRequestPurpose, MovingFlow};
 use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
-use super::shared_state::{HolderRequestPurpose, MovingFlow};
 use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
 use core::time::Duration;
 use holdfast_wire::failure::NodeFault;

@@ -5,7 +5,7 @@
 
 use super::batch_cost::BatchCostModel;
 use super::event::{BatchPhaseTimes, Event, FlowHandoffOutcome, FlowKeptReason};
-use super::shared_state::{HandoffTimer, MovingFlow};
+use super::handoff_core::{HandoffTimer, MovingFlow};
 use super::{
     DrainPolicy, FlowHandoffRequest, FlowHandoffRequestError, Handoff, RequestId, SendQueueInfo,
     StaticFlow,

@@ -6,8 +6,8 @@
 use super::donor::{OutboundBatch, OutboundBatchStage};
 use super::donor_resume_or_close::EndingFlow;
 use super::event::FlowKeptReason;
+use super::handoff_core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::requests_to_holder::HolderAnswers;
-use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff, SendQueueInfo, drain_prediction};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, PeerFault};
@@ -310,12 +310,17 @@ impl Handoff {
             }
         }
         self.set_deadline(seq, None);
-        let (mut resume, mut close) = (Vec::new(), Vec::new());
+        let (mut flows_to_resume, mut flows_to_close) = (Vec::new(), Vec::new());
         for (ending_flow, record) in refused {
-            self.decide_by_record(ending_flow, record, &mut resume, &mut close);
+            self.decide_by_record(
+                ending_flow,
+                record,
+                &mut flows_to_resume,
+                &mut flows_to_close,
+            );
         }
-        self.resume(resume);
-        self.close(close);
+        self.resume(flows_to_resume);
+        self.close(flows_to_close);
         if flows.is_empty() {
             self.send_abort(acceptor, seq, PeerFault::NoFlowDiverted.into());
             return self.start_settling(now, seq);

@@ -5,7 +5,7 @@ use super::donor::{
 };
 use super::donor_resume_or_close::EndingFlow;
 use super::event::{BatchPhaseTimes, FlowHandoffOutcome, FlowKeptReason};
-use super::shared_state::{CommandPurpose, HandoffTimer};
+use super::handoff_core::{CommandPurpose, HandoffTimer};
 use super::{Command, Handoff, RequestId, StaticFlow, drain_prediction};
 use core::time::Duration;
 use holdfast_wire::frame::FlowToPrepare;

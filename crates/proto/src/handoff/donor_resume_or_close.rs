@@ -7,8 +7,8 @@
 
 use super::command_retry::Retryable;
 use super::event::{FlowHandoffOutcome, FlowKeptReason};
+use super::handoff_core::{CommandPurpose, HolderRequestPurpose};
 use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
-use super::shared_state::{CommandPurpose, HolderRequestPurpose};
 use super::{Command, FlowEpoch, Handoff, RequestId};
 use core::time::Duration;
 use holdfast_wire::failure::Failure;
@@ -69,14 +69,19 @@ impl Handoff {
         flows: Vec<EndingFlow>,
         answers: HolderAnswers,
     ) {
-        let mut resume = Vec::new();
-        let mut close = Vec::new();
+        let mut flows_to_resume = Vec::new();
+        let mut flows_to_close = Vec::new();
         for (ending_flow, answer) in flows.into_iter().zip(answers) {
             let record = answer.unwrap_or_else(|refusal| refusal.current);
-            self.decide_by_record(ending_flow, record, &mut resume, &mut close);
+            self.decide_by_record(
+                ending_flow,
+                record,
+                &mut flows_to_resume,
+                &mut flows_to_close,
+            );
         }
-        self.resume(resume);
-        self.close(close);
+        self.resume(flows_to_resume);
+        self.close(flows_to_close);
     }
 
     /// Decides by the holder's record: the donor resumes or closes the flow.
@@ -84,31 +89,31 @@ impl Handoff {
         &self,
         mut ending_flow: EndingFlow,
         record: Option<OwnershipRecord>,
-        resume: &mut Vec<(EndingFlow, Epoch)>,
-        close: &mut Vec<(EndingFlow, Epoch)>,
+        flows_to_resume: &mut Vec<(EndingFlow, Epoch)>,
+        flows_to_close: &mut Vec<(EndingFlow, Epoch)>,
     ) {
         let node = self.core.config.node;
         match record {
             Some(record) => match record.state {
                 RecordState::Owned { owner } if owner == node => {
-                    resume.push((ending_flow, record.epoch));
+                    flows_to_resume.push((ending_flow, record.epoch));
                 }
                 RecordState::Owned { owner } => {
                     ending_flow.acceptor = owner;
-                    close.push((ending_flow, record.epoch));
+                    flows_to_close.push((ending_flow, record.epoch));
                 }
                 // The acceptor has handed the flow on meanwhile.
                 RecordState::Transit { acceptor, .. } => {
                     ending_flow.acceptor = acceptor;
-                    close.push((ending_flow, record.epoch));
+                    flows_to_close.push((ending_flow, record.epoch));
                 }
             },
             // A frozen flow without a record can only have moved and been closed there. One that is not frozen never
             // moved: the holder does not know it yet, or lost its table.
-            None if ending_flow.is_frozen => close.push((ending_flow, 0)),
+            None if ending_flow.is_frozen => flows_to_close.push((ending_flow, 0)),
             None => {
                 let epoch = ending_flow.epoch;
-                resume.push((ending_flow, epoch));
+                flows_to_resume.push((ending_flow, epoch));
             }
         }
     }
@@ -172,7 +177,7 @@ impl Handoff {
         let (ended, to_retry) = self.core.split_ended(retryable, results, "Resume");
         if let Some(to_retry) = to_retry {
             self.core
-                .schedule_retry(now, CommandPurpose::Resume(to_retry));
+                .schedule_command_retry(now, CommandPurpose::Resume(to_retry));
         }
         let mut outcomes = Vec::new();
         for (ending_flow, flow) in ended {
@@ -196,7 +201,7 @@ impl Handoff {
         let (ended, to_retry) = self.core.split_ended(retryable, results, "Close");
         if let Some(to_retry) = to_retry {
             self.core
-                .schedule_retry(now, CommandPurpose::Close(to_retry));
+                .schedule_command_retry(now, CommandPurpose::Close(to_retry));
         }
         let mut outcomes = Vec::new();
         for (ending_flow, flow) in ended {

@@ -1,8 +1,8 @@
 //! The holder role: answers the requests of other nodes and of this one. The table belongs to the daemon, as a kernel
 //! map; the rules are in [`crate::flow_ownership`].
 
+use super::handoff_core::CommandPurpose;
 use super::requests_to_holder::HolderAnswers;
-use super::shared_state::CommandPurpose;
 use super::{Command, Handoff};
 use crate::flow_ownership::{EpochFloors, REQUESTED_EPOCH_MAX};
 use core::time::Duration;

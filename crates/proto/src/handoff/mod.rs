@@ -26,9 +26,9 @@ mod donor_resume_or_close;
 mod donor_transfer;
 mod drain_prediction;
 mod event;
+mod handoff_core;
 mod holder;
 mod requests_to_holder;
-mod shared_state;
 
 pub use command::{
     Command, CommandToken, Completion, FlowEpoch, FlowToRestore, FrozenFlow, Results,
@@ -40,8 +40,8 @@ pub use holdfast_wire::failure::HandoffStep;
 
 use self::acceptor::Acceptor;
 use self::donor::Donor;
+use self::handoff_core::{CommandPurpose, HandoffCore, HandoffTimer};
 use self::holder::Holder;
-use self::shared_state::{CommandPurpose, HandoffCore, HandoffTimer};
 use crate::machine_output::MachineOutput;
 use crate::view::View;
 use holdfast_wire::failure::{Context, Failure};

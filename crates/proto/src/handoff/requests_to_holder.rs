@@ -1,7 +1,7 @@
 //! Requests to the holder, repeated until it answers.
 
 use super::event::Event;
-use super::shared_state::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
+use super::handoff_core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, Handoff};
 pub(super) use crate::holder_client::HolderAnswers;
 use crate::holder_client::{AnswerShape, HolderRequestBody};

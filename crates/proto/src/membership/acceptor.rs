@@ -16,7 +16,7 @@ pub(super) struct Voting {
     pub promise: Option<LeasePromise>,
     /// Time until which a restarted voter abstains, since it may have made a promise.
     pub abstains_until: Duration,
-    /// This node's own attempt to decide on the next view.
+    /// The local node's own attempt to decide on the next view.
     pub proposal: Option<Proposal>,
     /// Number of attempts that failed since the last view.
     pub attempts: u32,
@@ -24,7 +24,7 @@ pub(super) struct Voting {
     pub backoff_until: Duration,
     /// Highest round that another voter named in this vote.
     pub highest_round: u32,
-    /// True if a voter has accepted a view of this vote that this node does not know.
+    /// True if a voter has accepted a view of this vote that the local node does not know.
     pub is_undecided_elsewhere: bool,
 }
 
@@ -139,8 +139,8 @@ impl Membership {
         true
     }
 
-    /// Returns true if this node's lease, or its promise to another node than these two, forbids to take part in a vote
-    /// of this proposer for this contact node. The node that has the promise gives its lease up before it proposes
+    /// Returns true if the local node's lease, or its promise to another node than these two, forbids to take part in a
+    /// vote of this proposer for this contact node. The node that has the promise gives its lease up before it proposes
     /// another contact node.
     pub(super) fn is_bound(&self, now: Duration, proposer: &NodeName, contact: &NodeName) -> bool {
         let is_other = |node: &NodeName| node != proposer && node != contact;
@@ -164,8 +164,8 @@ impl Membership {
         committed.and_then(VotedView::contact) == Some(member)
     }
 
-    /// Returns the sender as a voter that takes part with this node in the vote on the view of `epoch`. A sender that is
-    /// behind is sent the newer view; one that is ahead is asked for it.
+    /// Returns the sender as a voter that takes part with the local node in the vote on the view of `epoch`. A sender
+    /// that is behind is sent the newer view; one that is ahead is asked for it.
     pub(super) fn proposer(
         &mut self,
         now: Duration,
@@ -176,7 +176,7 @@ impl Membership {
         let committed_epoch = self.committed_epoch();
         let Some(committed) = &self.stored.state.committed else {
             match self.joining.is_some() {
-                // The group counts on this node, which has missed the view that made it a voter.
+                // The group counts on the local node, which has missed the view that made it a voter.
                 true => self.send(from.clone(), MembershipFrame::ViewRequest { epoch: 0 }),
                 false => self.ignore(from, frame, "this node is outside the group"),
             }

@@ -107,7 +107,7 @@ impl Membership {
         }
     }
 
-    /// Notes whether the contact node has a lease; if so, this node need not take its place.
+    /// Notes whether the contact node has a lease; if so, the backup need not replace the contact node.
     fn note_heartbeat(&mut self, now: Duration, has_lease: bool) {
         let watch = &mut self.contact_watch;
         if !has_lease {
@@ -197,7 +197,7 @@ impl Membership {
     }
 
     /// Reports that the contact node is silent and the backups alone cannot replace it, and asks others for a newer view:
-    /// the group may have gone on without this node.
+    /// the group may have gone on without the local node.
     fn ask_about_contact(&mut self, now: Duration, contact: NodeId) {
         if !self.contact_watch.is_reported {
             self.contact_watch.is_reported = true;
@@ -220,8 +220,8 @@ impl Membership {
         });
     }
 
-    /// Returns the view that this node proposes when no voter has accepted another: of a contact node the view with its
-    /// changes, of a backup the view without the silent contact node, whose place it takes.
+    /// Returns the view that the local node proposes when no voter has accepted another: of a contact node the view
+    /// with its changes, of a backup the view without the silent contact node, whose place it takes.
     ///
     /// The backup itself leads the view, not the first one in the order: it has just reached a majority, and the first
     /// one may be silent too.

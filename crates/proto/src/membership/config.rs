@@ -15,7 +15,8 @@ pub struct MembershipConfig {
     pub role: JoinRole,
     /// Names of nodes to ask for the contact node when the node knows of none. The service address is asked as well.
     pub seeds: Vec<NodeName>,
-    /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
+    /// Number of this daemon start, greater than any earlier one of the local node (for example nanoseconds since
+    /// 1970).
     pub boot: u64,
     /// Seed of random waits and join numbers, different for each daemon start. The node's name is mixed in.
     pub random_seed: u64,

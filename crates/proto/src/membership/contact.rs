@@ -42,13 +42,13 @@ pub(super) struct ContactDuties {
     pub removals: BTreeMap<NodeId, bool>,
     /// The backup that shall become contact node.
     pub promoted: Option<NodeId>,
-    /// True if this node shall leave the group.
+    /// True if the local node shall leave the group.
     pub is_leaving: bool,
     /// New group data.
     pub group_data: Option<Bytes>,
     /// Numbers reserved for server nodes.
     pub server_ids: Range<u32>,
-    /// The view that this node proposed last, and the numbers that it reserves.
+    /// The view that the local node proposed last, and the numbers that it reserves.
     pub reserved: Option<(VotedView, Range<u32>)>,
     /// Server nodes that have not been told of the view.
     notices: VecDeque<NodeName>,
@@ -434,7 +434,7 @@ impl Membership {
         }
     }
 
-    /// Adds server nodes that a backup knows, after a restart of this node.
+    /// Adds server nodes that a backup knows, after a restart of the contact node.
     pub(super) fn merge_server_nodes(&mut self, from: &NodeName, changes: Vec<ServerNodeChange>) {
         let Some(view) = self.view.as_ref().filter(|view| view.voter(from).is_some()) else {
             return self.ignore(from, "ServerNodes", "the sender is not a voter");
@@ -473,7 +473,7 @@ impl Membership {
         }
     }
 
-    /// Tells the backups, and the observers of this node, what has changed in the list of server nodes.
+    /// Tells the backups and the contact node's own observers what has changed in the list of server nodes.
     fn send_server_list_changes(&mut self) {
         if let (Some(frame), Some(view)) = (self.server_list.take_unsent(), &self.view) {
             let backups = view.voters[1..].iter().map(|voter| voter.name.clone());

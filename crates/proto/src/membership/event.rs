@@ -56,23 +56,23 @@ pub enum RemovalCause {
 pub enum Event {
     /// A newer view is committed, or the known server nodes have changed.
     View(View),
-    /// This node is contact node until this time of the machine's clock, and serves as such; none if the node must stop
-    /// serving at once.
+    /// The local node is contact node until this time of the machine's clock, and serves as such; none if the node must
+    /// stop serving at once.
     Lease {
         /// The end of the lease.
         until: Option<Duration>,
     },
-    /// This node is a member with this number.
+    /// The local node is a member with this number.
     Joined {
         /// The node's number.
         id: NodeId,
     },
-    /// This node is outside the group; its role has ended.
+    /// The local node is outside the group; its role has ended.
     Removed {
         /// The reason.
         cause: RemovalCause,
     },
-    /// The contact node refused to take this node in; the machine asks again.
+    /// The contact node refused to take the local node in; the machine asks again.
     JoinRefused {
         /// The reason.
         reason: JoinRefusal,
@@ -92,7 +92,7 @@ pub enum Event {
         /// The backup.
         backup: NodeId,
     },
-    /// The state of this node cannot be saved: the node takes part in no vote until a later attempt succeeds.
+    /// The state of the local node cannot be saved: the node takes part in no vote until a later attempt succeeds.
     SaveFailed {
         /// The daemon's explanation.
         error: String,

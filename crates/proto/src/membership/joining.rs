@@ -17,7 +17,7 @@ pub(super) struct JoinAttempt {
     /// Time of the next request; none until the disk has the number.
     pub retry_at: Option<Duration>,
     attempts: u32,
-    /// The newest view that this node has heard of.
+    /// The newest view that the local node has heard of.
     known: Option<ViewSummary>,
 }
 
@@ -120,7 +120,7 @@ impl Membership {
         attempts as usize % (voters + seeds + 1)
     }
 
-    /// Returns true if a view contains this node by its present attempt to join.
+    /// Returns true if a view contains the local node by its present attempt to join.
     pub(super) fn is_joined_in(&self, view: &VotedView) -> bool {
         let voter = view.voter(&self.config.name);
         let joining = self.joining.as_ref();

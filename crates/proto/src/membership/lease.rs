@@ -91,7 +91,7 @@ impl LeaseGrants {
         grants.map(|grants| grants.heard)
     }
 
-    /// Gives all nodes time to show a sign of life: this node itself has slept.
+    /// Gives all nodes time to show a sign of life: the local node itself has slept.
     pub fn excuse_silence(&mut self, now: Duration) {
         for grants in self.by_node.values_mut() {
             grants.heard = now;

@@ -85,7 +85,7 @@ pub struct Membership {
     random: SmallRng,
     outputs: VecDeque<Output>,
     stored: StoredState,
-    /// The view that this node obeys: committed, and on the disk.
+    /// The view that the local node obeys: committed, and on the disk.
     view: Option<VotedView>,
     /// Number of the changes in [`View::revision`].
     revision: u64,
@@ -306,18 +306,18 @@ impl Membership {
         due.into_iter().flatten().min()
     }
 
-    /// Returns true if this node is contact node and has a lease.
+    /// Returns true if the local node is contact node and has a lease.
     pub fn is_serving(&self, now: Duration) -> bool {
         self.standing == Standing::ContactNode
             && self.contact.lease_until.is_some_and(|until| until > now)
     }
 
-    /// Returns the place of this node in the group.
+    /// Returns the place of the local node in the group.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// Returns the number of this node; none outside the group.
+    /// Returns the number of the local node; none outside the group.
     pub fn own_id(&self) -> Option<NodeId> {
         match self.standing {
             Standing::ContactNode | Standing::Backup => self.own_voter().map(|own| own.id),
@@ -326,17 +326,17 @@ impl Membership {
         }
     }
 
-    /// Returns the newest committed view that this node knows, with the group data.
+    /// Returns the newest committed view that the local node knows, with the group data.
     pub fn voted_view(&self) -> Option<&VotedView> {
         self.view.as_ref()
     }
 
-    /// Returns the server nodes that this node knows: all of them at the contact node, a recent copy at backups.
+    /// Returns the server nodes that the local node knows: all of them at the contact node, a recent copy at backups.
     pub fn server_nodes(&self) -> impl Iterator<Item = &Member> {
         self.server_list.members()
     }
 
-    /// Returns the address of a node's daemon, if this node knows the node.
+    /// Returns the address of a node's daemon, if the local node knows the node.
     pub fn address_of(&self, name: &NodeName) -> Option<SocketAddr> {
         let voter = self.view.as_ref().and_then(|view| view.voter(name));
         let member = voter.or_else(|| self.server_list.by_name(name));
@@ -414,24 +414,24 @@ impl Membership {
         });
     }
 
-    /// Returns the epoch of the newest view that this node knows to be committed, on the disk or about to be.
+    /// Returns the epoch of the newest view that the local node knows to be committed, on the disk or about to be.
     fn committed_epoch(&self) -> u64 {
         let committed = self.stored.state.committed.as_ref();
         committed.map_or(0, |view| view.epoch)
     }
 
-    /// Returns true if the voter is this node in its present life.
+    /// Returns true if the voter is the local node in its present life.
     fn is_own(&self, voter: &Member) -> bool {
         voter.name == self.config.name && Some(voter.join) == self.stored.state.join
     }
 
-    /// Returns this node as a voter of the view that it obeys.
+    /// Returns the local node as a voter of the view that it obeys.
     fn own_voter(&self) -> Option<&Member> {
         let voters = &self.view.as_ref()?.voters;
         voters.iter().find(|voter| self.is_own(voter))
     }
 
-    /// Returns the contact node of the view that this node obeys.
+    /// Returns the contact node of the view that the local node obeys.
     fn contact_member(&self) -> Option<&Member> {
         self.view.as_ref()?.contact()
     }

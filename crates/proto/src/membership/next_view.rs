@@ -63,7 +63,7 @@ impl Membership {
         }
     }
 
-    /// Puts a promoted backup first, and this node last; leaves this node out if it leaves.
+    /// Puts a promoted backup first, and the local node last; leaves the local node out if it leaves.
     fn reorder_voters(&self, now: Duration, next: &mut VotedView) {
         let is_alive = |voter: &Member| self.is_alive(now, voter);
         let successor = match self.contact.promoted {
@@ -91,7 +91,7 @@ impl Membership {
         }
     }
 
-    /// Returns true if a voter has granted this node's lease of late.
+    /// Returns true if a voter has granted the local node's lease of late.
     pub(super) fn is_alive(&self, now: Duration, voter: &Member) -> bool {
         let heard = self.contact.grants.heard(voter);
         let key = (voter.name.clone(), voter.join);

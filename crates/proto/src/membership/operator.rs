@@ -18,10 +18,10 @@ pub enum OperatorError {
     /// Only the contact node can do this.
     #[error("node {} is the contact node; send the request there", .0.as_ref().map_or("(unknown)", NodeName::as_str))]
     NotContactNode(Option<NodeName>),
-    /// This node is the contact node, but has no lease.
+    /// The local node is the contact node, but has no lease.
     #[error("this contact node cannot reach a majority of the voters; try again when it can")]
     NoLease,
-    /// This node is outside the group.
+    /// The local node is outside the group.
     #[error("this node is not in a group; let it join one first")]
     Outside,
     /// The group has no such node.
@@ -50,8 +50,8 @@ pub enum OperatorError {
 }
 
 impl Membership {
-    /// Lets this node leave the group. A contact node hands its role to a backup first, and leaves when that is decided.
-    /// [`super::Event::Removed`] follows.
+    /// Lets the local node leave the group. A contact node hands its role to a backup first, and leaves when that is
+    /// decided. [`super::Event::Removed`] follows.
     ///
     /// # Errors
     /// The node is outside the group, or the only voter.
@@ -122,7 +122,7 @@ impl Membership {
     }
 
     /// Replaces the group data, at the contact node. The change counts when [`super::Event::View`] reports a view with
-    /// the data; if this node loses its role before, the change is lost.
+    /// the data; if the local node loses its role before, the change is lost.
     ///
     /// # Errors
     /// This is not a contact node with a lease, or the data are too long.

@@ -17,13 +17,13 @@ pub(super) enum Phase {
     Propose { view: VotedView },
 }
 
-/// An attempt of this node to decide on the view of `epoch`.
+/// An attempt of the local node to decide on the view of `epoch`.
 #[derive(Debug)]
 pub(super) struct Proposal {
     pub epoch: u64,
     pub ballot: Ballot,
     pub phase: Phase,
-    /// Voters that have agreed in this phase. This node comes first, and only then are the others asked.
+    /// Voters that have agreed in this phase. The proposer comes first, and only then are the others asked.
     pub agreed: BTreeSet<NodeId>,
     /// Voters that have refused the ballot.
     pub refused: BTreeSet<NodeId>,

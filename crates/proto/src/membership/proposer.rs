@@ -75,8 +75,8 @@ impl Membership {
         true
     }
 
-    /// Begins the second phase: accepts the view, and asks the others once the disk has it. Returns false if this node
-    /// itself refuses.
+    /// Begins the second phase: accepts the view, and asks the others once the disk has it. Returns false if the local
+    /// node itself refuses.
     fn propose_view(&mut self, now: Duration, ballot: Ballot, view: VotedView) -> bool {
         let epoch = view.epoch;
         let contact = view.contact().map(|contact| contact.name.clone());
@@ -121,7 +121,7 @@ impl Membership {
 
     pub(super) fn count_own_acceptance(&mut self, epoch: u64, ballot: Ballot) {
         if let Some(own) = self.own_id_as_voter() {
-            // The others are asked first, in case that this node alone is the majority and ends the attempt.
+            // The others are asked first, in case that the local node alone is the majority and ends the attempt.
             if let Some(proposal) = self.proposal_in_phase(epoch, ballot, true) {
                 proposal.agreed.insert(own);
                 self.ask_voters();
@@ -262,7 +262,7 @@ impl Membership {
         }
     }
 
-    /// Sends the request of the present phase to the voters that have not agreed, once this node itself has.
+    /// Sends the request of the present phase to the voters that have not agreed, once the local node itself has.
     fn ask_voters(&mut self) {
         let (Some(proposal), Some(own)) = (&self.voting.proposal, self.own_id_as_voter()) else {
             return;
@@ -300,13 +300,13 @@ impl Membership {
         (is_same && proposal.is_for(epoch, ballot)).then_some(proposal)
     }
 
-    /// Returns the number of a voter of the open vote, other than this node.
+    /// Returns the number of a voter of the open vote, other than the local node.
     fn fellow_voter(&self, name: &NodeName) -> Option<NodeId> {
         let committed = self.stored.state.committed.as_ref()?;
         committed.voter(name).map(|voter| voter.id)
     }
 
-    /// Returns this node's number as a voter of the open vote.
+    /// Returns the local node's number as a voter of the open vote.
     fn own_id_as_voter(&self) -> Option<NodeId> {
         let committed = self.stored.state.committed.as_ref()?;
         let own = committed.voters.iter().find(|voter| self.is_own(voter));

@@ -15,7 +15,7 @@ pub(super) struct Registration {
     attempts: u32,
     /// Time at which to ask for the group data of a newer view.
     request_view_at: Option<Duration>,
-    /// The new contact node, if that has this node in its list.
+    /// The new contact node, if that has the local node in its list.
     known_by: Option<NodeName>,
 }
 
@@ -34,7 +34,7 @@ impl Registration {
         self.register_at.min(view)
     }
 
-    /// Notes that the contact node knows this node.
+    /// Notes that the contact node knows the local node.
     pub fn postpone(&mut self, now: Duration, config: &MembershipConfig) {
         self.attempts = 0;
         self.register_at = now + config.registration_timeout;
@@ -50,7 +50,7 @@ impl Membership {
         }
     }
 
-    /// Registers with the contact node at a random time, unless the contact node has said that it knows this node.
+    /// Registers with the contact node at a random time, unless the contact node has said that it knows the local node.
     pub(super) fn register_soon(&mut self, now: Duration) {
         let known_by = self.registration.known_by.take();
         if known_by.is_some_and(|name| self.is_contact_name(&name)) {
@@ -154,7 +154,8 @@ impl Membership {
         }
     }
 
-    /// Learns of a newer view without its group data, which this node requests at a random time if they have changed.
+    /// Learns of a newer view without its group data, which the local node requests at a random time if they have
+    /// changed.
     fn learn_summary(&mut self, now: Duration, summary: ViewSummary) -> bool {
         let known = self.stored.state.committed.as_ref();
         let Some(known) = known.filter(|known| summary.epoch > known.epoch) else {
@@ -169,7 +170,7 @@ impl Membership {
         true
     }
 
-    /// Requests the group data at a random time, if this node has others than these.
+    /// Requests the group data at a random time, if the local node has others than these.
     fn request_group_data(&mut self, now: Duration, version: u64) {
         let known = self.stored.state.committed.as_ref();
         let is_known = known.is_none_or(|known| known.group_data.version == version);

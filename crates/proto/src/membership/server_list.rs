@@ -41,7 +41,7 @@ impl ServerList {
         self.by_name.get(name).and_then(|id| self.entries.get(id))
     }
 
-    /// Makes the copy the list of this node, which has become contact node. `changes` of one `boot` never repeat.
+    /// Makes the backup's copy the list of the new contact node. `changes` of one `boot` never repeat.
     pub fn begin(&mut self, boot: u64) {
         let changes = match self.version.boot == boot {
             true => self.version.changes + 1,

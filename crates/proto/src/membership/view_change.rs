@@ -117,7 +117,7 @@ impl Membership {
         }
     }
 
-    /// Ends the joining of this node, which is a member.
+    /// Ends the joining of the local node, which is a member.
     fn on_membership(&mut self, now: Duration) {
         self.joining = None;
         self.registration.postpone(now, &self.config);
@@ -150,9 +150,9 @@ impl Membership {
         }
     }
 
-    /// Answers a voter whose view has `epoch`, if this node has a newer one: with the view, or with the removal of a
-    /// voter that the view lacks. A node outside the group helps too: it may be the only one to know that a view without
-    /// most voters is committed.
+    /// Answers a voter whose view has `epoch`, if the local node has a newer one: with the view, or with the removal of
+    /// a voter that the view lacks. A node outside the group helps too: it may be the only one to know that a view
+    /// without most voters is committed.
     pub(super) fn inform(&mut self, now: Duration, to: &NodeName, epoch: u64) {
         let Some(view) = self.view.as_ref().filter(|view| view.epoch > epoch) else {
             return;
@@ -214,7 +214,7 @@ impl Membership {
         self.note_view(now, from, view.clone());
     }
 
-    /// Drops this node's role at once.
+    /// Drops the local node's role at once.
     fn leave_group(&mut self, cause: RemovalCause) {
         if self.standing == Standing::ContactNode || self.contact.lease_until.is_some() {
             self.end_contact_duties();

@@ -3,7 +3,7 @@
 use super::Migration;
 use super::command::Command;
 use super::event::Event;
-use super::shared_state::{CommandPurpose, MoveTimer};
+use super::migration_core::{CommandPurpose, MoveTimer};
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, NodeFault, PeerFault};
 use holdfast_wire::frame::AcceptorPhaseTimes;

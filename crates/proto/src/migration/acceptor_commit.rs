@@ -5,10 +5,10 @@ use super::acceptor::InboundMoveStage;
 use super::command::{Command, FlowEpoch, ResumeReport};
 use super::donor::OutboundMoveStage::Removing;
 use super::event::Event;
+use super::migration_core::CommandPurpose;
 use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, TRANSIT_EPOCH, process_change,
 };
-use super::shared_state::CommandPurpose;
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, PeerFault, ProtocolViolation};
 use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections, TranslationStep};

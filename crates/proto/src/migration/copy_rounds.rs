@@ -7,7 +7,7 @@ use super::command::{Command, RoundReport};
 use super::donor::OutboundMoveStage;
 use super::event::{Event, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
-use super::shared_state::{CommandPurpose, MoveTimer};
+use super::migration_core::{CommandPurpose, MoveTimer};
 use super::{Migration, MigrationMachineConfig};
 use core::time::Duration;
 use holdfast_wire::MoveId;

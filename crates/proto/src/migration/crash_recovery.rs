@@ -51,7 +51,7 @@ pub enum RecoveredRole {
         /// True if the process runs: `Resume` was carried out. The epoch of the process's record is then 3.
         resumed: bool,
     },
-    /// The node has prepared a translation.
+    /// The node is at the other end of connections of the process: `Translate` was commanded.
     Peer {
         /// The node to which the process moves.
         to: NodeId,

@@ -7,7 +7,7 @@ use super::copy_rounds::CopyRounds;
 use super::donor_divert::{OutboundFlow, outbound_flow};
 use super::event::{Event, MoveMeasurements, MoveOutcome, ProcessKeptReason};
 use super::freeze_cost::FreezeLoad;
-use super::shared_state::{CommandPurpose, MoveTimer};
+use super::migration_core::{CommandPurpose, MoveTimer};
 use super::{Migration, MoveRequest, MoveRequestError, MoveRequestOptions};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, MigrationStep};

@@ -9,10 +9,10 @@ use super::command::{Command, FlowEpoch};
 use super::donor::OutboundMoveStage;
 use super::donor_divert::OutboundFlowState;
 use super::event::{Event, MoveOutcome, ProcessKeptReason};
+use super::migration_core::CommandPurpose;
 use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, TRANSIT_EPOCH, process_change,
 };
-use super::shared_state::CommandPurpose;
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, PeerFault};
 use holdfast_wire::move_frames::MoveFrame;

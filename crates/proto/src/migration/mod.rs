@@ -47,9 +47,9 @@ mod donor_freeze;
 mod donor_rollback;
 mod event;
 mod freeze_cost;
+mod migration_core;
 mod peer_translation;
 mod requests_to_holder;
-mod shared_state;
 
 pub use command::{
     CheckReport, Command, CommandToken, Completion, FlowEpoch, FreezeReport, ProcessId, Results,
@@ -64,8 +64,8 @@ pub use holdfast_wire::failure::MigrationStep;
 use self::acceptor::InboundMove;
 use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
+use self::migration_core::{CommandPurpose, MigrationCore, MoveTimer};
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
-use self::shared_state::{CommandPurpose, MigrationCore, MoveTimer};
 use crate::machine_output::MachineOutput;
 use crate::view::View;
 use holdfast_wire::failure::Failure;

@@ -8,8 +8,8 @@
 use super::Migration;
 use super::command::Command;
 use super::event::Event;
+use super::migration_core::{CommandPurpose, MoveTimer};
 use super::requests_to_holder::HolderRequestPurpose;
-use super::shared_state::{CommandPurpose, MoveTimer};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::move_frames::{MoveFrame, PeerConnections, TranslationStep};

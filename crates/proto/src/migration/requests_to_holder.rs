@@ -6,7 +6,7 @@
 use super::Migration;
 use super::command::Command;
 use super::event::Event;
-use super::shared_state::{CommandPurpose, MoveTimer};
+use super::migration_core::{CommandPurpose, MoveTimer};
 pub(super) use crate::holder_client::HolderAnswers;
 use crate::holder_client::{AnswerShape, HolderRequestBody};
 use core::time::Duration;

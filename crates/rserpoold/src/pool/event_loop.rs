@@ -12,16 +12,16 @@ use holdfast_wire::rserpool::asap::{self, Message};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::elements::HostedElements;
 use super::endpoints::PoolEndpoints;
+use super::hosted_elements::HostedElements;
 use super::links::{AssociationKey, LinkOwner, LinkTable, MachineInput};
 use super::machine_timers::MachineTimers;
+use super::pool_users::PoolUsers;
 use super::probes::Probes;
 use super::program_roles::PoolPrograms;
 use super::requests::PoolRequest;
 use super::session_streams::SessionStreams;
 use super::unconfirmed_callers::UnconfirmedCallers;
-use super::user_sessions::PoolUsers;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::Inbox;
 use crate::multicast::MulticastGroups;

@@ -7,8 +7,8 @@ use holdfast_proto::pool_element::{LinkId, LinkOutput};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 
-use super::elements::on_session_event;
 use super::event_loop::PoolEventLoop;
+use super::hosted_elements::on_session_event;
 use super::links::{AssociationKey, DetachedLink, LinkOwner, LinkTarget, MachineInput};
 use super::session_streams::StreamKind;
 use crate::api_conversion::sctp_addresses;

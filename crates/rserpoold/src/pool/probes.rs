@@ -17,7 +17,7 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, Transport};
 
-use super::elements::HostedElements;
+use super::hosted_elements::HostedElements;
 use super::links::{AssociationKey, LinkTable};
 use crate::config::pool::PoolConfig;
 

@@ -5,8 +5,8 @@ use holdfast_api::pool::{FromPool, RegistrationRequest, ToPool};
 use holdfast_proto::pool_user::SessionId;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::elements::HostedElement;
 use super::event_loop::PoolEventLoop;
+use super::hosted_elements::HostedElement;
 use super::links::LinkOwner;
 use super::policy_conversion;
 use super::program_roles::ProgramRole;

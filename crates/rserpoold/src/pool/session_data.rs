@@ -9,8 +9,8 @@ use holdfast_proto::pool_user::SessionId;
 use holdfast_sctp::MessageToSend as Packet;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::elements::session_number;
 use super::event_loop::PoolEventLoop;
+use super::hosted_elements::session_number;
 use super::links::{AssociationKey, LinkOwner, LinkTarget, MachineInput};
 use super::requests::StreamEvent;
 use super::session_streams::{StreamKind, StreamOutput};

@@ -14,7 +14,6 @@ use holdfast_wire::rserpool::asap::{Message, PPID};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub struct TestHost {
     address: IpAddr,
@@ -108,13 +107,9 @@ impl TestHost {
 
     /// Receives for up to 20 ms.
     pub fn receive(&mut self) {
-        self.endpoint.flush().expect("a working transport");
-        let fd = PollFd::new(self.endpoint.fd(), PollFlags::POLLIN);
-        let timeout = PollTimeout::try_from(Duration::from_millis(20)).expect("a time");
-        poll(&mut [fd], timeout).expect("a wait");
         let mut events = std::mem::take(&mut self.events);
         self.endpoint
-            .recv_batch(&mut events)
+            .wait_for_events(Duration::from_millis(20), &mut events)
             .expect("a working transport");
         for event in events.drain(..) {
             match event {

@@ -5,8 +5,8 @@
 use holdfast_lab::testing::TestNamespace;
 use holdfast_sctp::{TransportEndpoint, TransportEvent};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 /// Environment variable that is set for the peer's process.
 const PEER: &str = "HOLDFAST_TEST_PEER";
@@ -57,15 +57,9 @@ pub fn socket_address(address: &str) -> SocketAddr {
 
 /// Sends pending packets, waits up to 50 ms for packets of the peer, and returns the events.
 pub fn poll_events(endpoint: &mut dyn TransportEndpoint) -> Vec<TransportEvent> {
-    endpoint.flush().expect("flushed");
-    let mut poll = libc::pollfd {
-        fd: endpoint.fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: the call gets one structure, and the structure outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, 50) };
     let mut events = Vec::new();
-    endpoint.recv_batch(&mut events).expect("received");
+    endpoint
+        .wait_for_events(Duration::from_millis(50), &mut events)
+        .expect("a working transport");
     events
 }

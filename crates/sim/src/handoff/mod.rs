@@ -24,7 +24,7 @@ use world::HandoffWorld;
 
 /// The part of a config specific to handoffs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HandoffConfig {
+pub struct HandoffSpecificConfig {
     /// Maximum number of flows per batch, a setting of the state machines.
     pub batch_flows_max: usize,
     /// The deliberate bug, if any.
@@ -32,7 +32,7 @@ pub struct HandoffConfig {
 }
 
 /// Configuration of a run.
-pub type HandoffRunConfig = node_group::GroupRunConfig<HandoffConfig>;
+pub type HandoffRunConfig = node_group::GroupRunConfig<HandoffSpecificConfig>;
 
 /// Three to five nodes, with a few flows that are handed around for two seconds.
 pub const DEFAULT: PlanDistribution = PlanDistribution {
@@ -56,7 +56,7 @@ pub fn draw_run_config(
     seed: u64,
     bug: Option<HandoffBug>,
 ) -> HandoffRunConfig {
-    node_group::draw_run_config(setting, seed, &[], |random, _| HandoffConfig {
+    node_group::draw_run_config(setting, seed, &[], |random, _| HandoffSpecificConfig {
         batch_flows_max: random.between(1, 5) as usize,
         bug,
     })

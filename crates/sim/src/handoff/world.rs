@@ -1,7 +1,7 @@
 //! A group with daemons that hand flows off.
 
 use super::node::{KernelFlowState, SimulatedNode};
-use super::{HandoffBug, HandoffConfig, HandoffRunConfig};
+use super::{HandoffBug, HandoffRunConfig, HandoffSpecificConfig};
 use crate::node_group::{self, GroupCore, client_flow, pairs};
 use crate::random::Random;
 use crate::time::Time;
@@ -38,7 +38,7 @@ pub(super) struct HandoffWorld {
 }
 
 impl node_group::GroupWorld for HandoffWorld {
-    type Specific = HandoffConfig;
+    type Specific = HandoffSpecificConfig;
     type Machine = Handoff;
     type Event = HandoffDaemonAction;
 

@@ -201,12 +201,12 @@ impl MigrationWorld {
         if *post_copy {
             self.postcopy_moves.insert(*id);
         }
-        let report = self.frozen_report(node, &of, flows, *id);
+        let report = self.freeze_report(node, &of, flows, *id);
         Some(Results::Frozen(Ok(report)))
     }
 
-    /// Returns the report on a stopped process, or on the stopped copy of one.
-    fn frozen_report(
+    /// Returns the result of `Freeze` for a stopped process, or for the stopped copy of one.
+    fn freeze_report(
         &mut self,
         node: usize,
         process: &SimulatedProcess,

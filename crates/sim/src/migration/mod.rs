@@ -47,7 +47,7 @@ pub struct MigrationPlanDistribution {
 
 /// The part of a config specific to migrations.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MigrationConfig {
+pub struct MigrationSpecificConfig {
     /// Initial node of each process.
     pub initial_nodes: Vec<usize>,
     /// Share of requests for a clone.
@@ -57,7 +57,7 @@ pub struct MigrationConfig {
 }
 
 /// Configuration of a run.
-pub type MigrationRunConfig = node_group::GroupRunConfig<MigrationConfig>;
+pub type MigrationRunConfig = node_group::GroupRunConfig<MigrationSpecificConfig>;
 
 /// Three to five nodes, with two or three processes that are moved around for two seconds.
 pub const DEFAULT: MigrationPlanDistribution = MigrationPlanDistribution {
@@ -93,7 +93,7 @@ pub fn draw_run_config(
     ];
     node_group::draw_run_config(&setting.group, seed, &with_requests, |random, nodes| {
         let count = setting.processes.draw(random);
-        MigrationConfig {
+        MigrationSpecificConfig {
             initial_nodes: (0..count).map(|_| random.below(nodes)).collect(),
             clone_share: setting.clone_share,
             bug,

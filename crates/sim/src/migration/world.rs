@@ -4,7 +4,7 @@ use super::host::{
     KernelFlowEntry, KernelFlowState, PeerConnection, ProcessIdentity, SimulatedHost,
     SimulatedImage,
 };
-use super::{MigrationBug, MigrationConfig, MigrationRunConfig};
+use super::{MigrationBug, MigrationRunConfig, MigrationSpecificConfig};
 use crate::node_group::{self, GroupCore, client_flow, node_id, pairs};
 use crate::random::Random;
 use crate::time::Time;
@@ -65,7 +65,7 @@ pub(super) struct MigrationWorld {
 }
 
 impl node_group::GroupWorld for MigrationWorld {
-    type Specific = MigrationConfig;
+    type Specific = MigrationSpecificConfig;
     type Machine = Migration;
     type Event = MigrationDaemonAction;
 

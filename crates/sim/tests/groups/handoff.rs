@@ -5,9 +5,7 @@ use holdfast_sim::Violation;
 use holdfast_sim::handoff::{DEFAULT, HandoffBug, draw_run_config, shrink, try_run};
 use holdfast_sim::node_group::GroupRunOutcome;
 
-fn run(seed: u64, bug: Option<HandoffBug>) -> Result<GroupRunOutcome, Violation> {
-    try_run(&draw_run_config(&DEFAULT, seed, bug), seed, None)
-}
+common_simulation_tests!(HandoffBug, seeds_per_bug: 400);
 
 /// Kinds of events that the runs must cover.
 const EXPECTED_COUNTS: [&str; 22] = [
@@ -43,25 +41,4 @@ fn every_flow_has_at_most_one_sender_and_finally_one_owner() {
         |seed| shrink(&DEFAULT, seed, None),
         &EXPECTED_COUNTS,
     );
-}
-
-#[test]
-fn equal_seeds_give_equal_runs() {
-    assert_deterministic(|seed| run(seed, None));
-}
-
-#[test]
-fn deliberate_bugs_are_detected_and_shrink() {
-    assert_bugs_detected(
-        &HandoffBug::ALL,
-        400,
-        |seed, bug| run(seed, Some(bug)).is_err(),
-        |seed, bug| shrink(&DEFAULT, seed, Some(bug)),
-        |config| config.plan,
-    );
-}
-
-#[test]
-fn successful_run_does_not_shrink() {
-    assert!(shrink(&DEFAULT, 1, None).is_none());
 }

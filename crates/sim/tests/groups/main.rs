@@ -3,15 +3,47 @@
 //!
 //! `HOLDFAST_SEED=n` runs only that seed; `HOLDFAST_SEEDS=n` runs the first `n` seeds.
 
-mod handoff;
-mod membership;
-mod migration;
-
 use holdfast_sim::node_group::{GroupRunOutcome, ShrunkSeedFailure};
 use holdfast_sim::scenario::{BUILT_IN, Scenario, SimulationKind};
 use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+
+/// Makes the tests that the simulation of every machine has: of its determinism, of its deliberate bugs, each of which one
+/// of the first `seeds_per_bug` seeds must detect, and of shrinking. The simulation's `DEFAULT`, `draw_run_config`,
+/// `shrink` and `try_run` must be in scope.
+macro_rules! common_simulation_tests {
+    ($Bug:ident, seeds_per_bug: $seeds_per_bug:literal) => {
+        fn run(seed: u64, bug: Option<$Bug>) -> Result<GroupRunOutcome, Violation> {
+            try_run(&draw_run_config(&DEFAULT, seed, bug), seed, None)
+        }
+
+        #[test]
+        fn equal_seeds_give_equal_runs() {
+            assert_deterministic(|seed| run(seed, None));
+        }
+
+        #[test]
+        fn deliberate_bugs_are_detected_and_shrink() {
+            assert_bugs_detected(
+                &$Bug::ALL,
+                $seeds_per_bug,
+                |seed, bug| run(seed, Some(bug)).is_err(),
+                |seed, bug| shrink(&DEFAULT, seed, Some(bug)),
+                |config| config.plan,
+            );
+        }
+
+        #[test]
+        fn successful_run_does_not_shrink() {
+            assert!(shrink(&DEFAULT, 1, None).is_none());
+        }
+    };
+}
+
+mod handoff;
+mod membership;
+mod migration;
 
 /// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that they cover each
 /// of these events five times, if there are enough seeds.

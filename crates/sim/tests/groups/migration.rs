@@ -5,9 +5,7 @@ use holdfast_sim::Violation;
 use holdfast_sim::migration::{DEFAULT, MigrationBug, draw_run_config, shrink, try_run};
 use holdfast_sim::node_group::GroupRunOutcome;
 
-fn run(seed: u64, bug: Option<MigrationBug>) -> Result<GroupRunOutcome, Violation> {
-    try_run(&draw_run_config(&DEFAULT, seed, bug), seed, None)
-}
+common_simulation_tests!(MigrationBug, seeds_per_bug: 4_000);
 
 /// Kinds of events that the runs must cover.
 const EXPECTED_COUNTS: [&str; 30] = [
@@ -51,25 +49,4 @@ fn every_process_runs_at_most_once_and_finally_somewhere() {
         |seed| shrink(&DEFAULT, seed, None),
         &EXPECTED_COUNTS,
     );
-}
-
-#[test]
-fn equal_seeds_give_equal_runs() {
-    assert_deterministic(|seed| run(seed, None));
-}
-
-#[test]
-fn deliberate_bugs_are_detected_and_shrink() {
-    assert_bugs_detected(
-        &MigrationBug::ALL,
-        4_000,
-        |seed, bug| run(seed, Some(bug)).is_err(),
-        |seed, bug| shrink(&DEFAULT, seed, Some(bug)),
-        |config| config.plan,
-    );
-}
-
-#[test]
-fn successful_run_does_not_shrink() {
-    assert!(shrink(&DEFAULT, 1, None).is_none());
 }

@@ -3,6 +3,7 @@
 use super::multicast_membership::{MulticastMembership, join};
 use super::{StepContext, UdpError};
 use crate::non_integer_options::NonIntegerOptions;
+use crate::options::value_by_id;
 use holdfast_sys::address::{RawAddress, bind, canonical, connect, local_address, remote_address};
 use holdfast_sys::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
@@ -13,7 +14,7 @@ use holdfast_sys::sockopt::numbers::{
     SO_TIMESTAMP_NEW, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SO_WIFI_STATUS,
 };
 use holdfast_sys::sockopt::{
-    SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, set_bytes, set_int,
+    SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, set_bytes, set_int, value_if_known,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -252,13 +253,11 @@ fn read_ints(fd: BorrowedFd<'_>, connected: bool) -> Result<Vec<(u8, i32)>, UdpE
         if *id == INCOMING_CPU_ID && connected {
             continue;
         }
-        match get_int(fd, *level, *name) {
-            Ok(value) => ints.push((*id, value)),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::ENOTCONN) => {}
-                _ => return Err(error).at_step("reading a socket option"),
-            },
-        }
+        let value = match value_if_known(get_int(fd, *level, *name)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => None,
+            value => value.at_step("reading a socket option")?,
+        };
+        ints.extend(value.map(|value| (*id, value)));
     }
     Ok(ints)
 }
@@ -365,14 +364,14 @@ fn bind_address(fixed: &UdpStaticState) -> RawAddress {
 
 fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStaticState) -> Result<(), UdpError> {
     for (id, level, name) in INT_OPTIONS {
-        let Some((_, value)) = fixed.ints.iter().find(|(known, _)| known == id) else {
+        let Some(value) = value_by_id(&fixed.ints, *id) else {
             continue;
         };
         // Options at their default are skipped, because the kernel refuses some defaults (-1 for unset IPv6 checksum
         // flags).
         let fresh = get_int(socket, *level, *name).ok();
-        if fresh != Some(*value) {
-            set_int(socket, *level, *name, *value).at_step("setting a socket option")?;
+        if fresh != Some(value) {
+            set_int(socket, *level, *name, value).at_step("setting a socket option")?;
         }
     }
     Ok(())

@@ -9,8 +9,8 @@ use holdfast_sys::sockopt::set_int;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tun::{Tun, VnetHeader};
 use holdfast_tcp_repair::{
-    TcpDynamicState, TcpStaticState, WindowProbe, abandon, activate, extract, prepare, read_static,
-    restore, set_deferred_options_and_timeout, state_packet,
+    TcpDynamicState, TcpStaticState, WindowProbe, abandon, activate, extract, injected_peer_packet,
+    prepare, read_static, restore, set_deferred_options_and_timeout,
 };
 use std::io::Write;
 use std::net::TcpStream;
@@ -57,7 +57,7 @@ pub fn hand_off_from(
     let frozen: TcpDynamicState =
         postcard::from_bytes(&postcard::to_stdvec(&frozen).expect("coded")).expect("decoded");
     let restored = acceptor.run(|| restore(prepared, &fixed, &frozen).expect("restored"));
-    if let Some(packet) = state_packet(&fixed, &frozen) {
+    if let Some(packet) = injected_peer_packet(&fixed, &frozen) {
         let before = tcp_state(&restored);
         acceptor.run(|| {
             let tun = Tun::open("hold").expect("a TUN");

@@ -63,8 +63,8 @@ pub enum Message {
         /// The S flag: request notifications of changes.
         updates: bool,
         handle: PoolHandle,
-        /// Maximum number of elements, `u32::MAX` for no limit: rsplib's private parameter `0x803f`, which other
-        /// implementations skip.
+        /// Maximum number of elements in the answer, `u32::MAX` for no limit: rsplib's private parameter `0x803f`,
+        /// which other implementations skip.
         items_max: Option<u32>,
     },
     /// The answer to a handle resolution: negative exactly if it has causes; then policy and elements are absent.

@@ -25,7 +25,7 @@ enum Benchmark {
     /// Packets per second and CPU time of the contact node, compared with the kernel's own forwarding
     Steer(holdfast_bench::steer::SteerArgs),
     /// Events per second of the simulator, on one processor
-    Sim(holdfast_bench::sim::SimArgs),
+    Sim(holdfast_bench::simulator_speed::SimulatorSpeedArgs),
 }
 
 /// Runs `holdfast bench`.
@@ -40,6 +40,6 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Benchmark::Migrate(args) => holdfast_bench::migrate::run(&args),
         Benchmark::Registrar(args) => holdfast_bench::registrar::run(&args),
         Benchmark::Steer(args) => holdfast_bench::steer::run(args),
-        Benchmark::Sim(args) => holdfast_bench::sim::run(&args),
+        Benchmark::Sim(args) => holdfast_bench::simulator_speed::run(&args),
     }
 }

@@ -7,7 +7,7 @@ use crate::files::image::{ByteString, NetlinkSocket, OpenFileKind, SocketOption}
 use crate::files::syscalls;
 use holdfast_sys::socket_filter::{FilterError, SocketFilter};
 use holdfast_sys::sockopt::{
-    SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, numbers, set_bytes,
+    SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, numbers, set_bytes, value_if_known,
 };
 use libc::SOL_SOCKET;
 use rustix::fs::Stat;
@@ -220,16 +220,14 @@ fn read_options(
     let mut found = Vec::new();
     for &(level, name) in wanted {
         let mut value = [0u8; 32];
-        match get_bytes(fd, level, name, &mut value) {
-            Ok(length) => found.push(SocketOption {
+        match value_if_known(get_bytes(fd, level, name, &mut value)) {
+            Ok(Some(length)) => found.push(SocketOption {
                 level,
                 name,
                 value: ByteString(value[..length.min(32)].to_vec()),
             }),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
-                _ => return Err(error).with_step(format!("socket option {name}")),
-            },
+            Ok(None) => {}
+            Err(error) => return Err(error).with_step(format!("socket option {name}")),
         }
     }
     Ok(found)

@@ -10,13 +10,13 @@ use holdfast_wire::{Flow, NodeId};
 use super::super::packet_hold::PacketHold;
 use super::{ArrivalSocket, Arrivals, ArrivingConnection};
 use crate::app_server::SessionId;
-use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, sort_for_replay};
+use crate::dataplane::{Dataplane, FilterEntry, HoldDevice};
 use crate::failure_conversion::IntoFailure;
 
 impl Arrivals {
     /// Returns the filters' entries with which packets of the flows are held until the hold is empty.
     pub fn flushing_entries(&self, flows: &[FlowEpoch]) -> Vec<FilterEntry> {
-        self.filter_entries(flows, |arrival| arrival.slot)
+        self.filter_entries(flows, |arrival| arrival.held_packets.slot())
     }
 
     /// Returns the filters' entries with which packets of the flows reach the stack.
@@ -57,7 +57,8 @@ impl Arrivals {
         match std::mem::replace(&mut arrival.socket, ArrivalSocket::Closed) {
             ArrivalSocket::Restored(socket) => {
                 let (static_state, state) = arrival.tcp_states()?;
-                if let Some(packet) = holdfast_tcp_repair::state_packet(static_state, state) {
+                if let Some(packet) = holdfast_tcp_repair::injected_peer_packet(static_state, state)
+                {
                     hold.inject(&packet);
                 }
                 for packet in &arrival.dynamic_state.packets {
@@ -92,20 +93,10 @@ impl Arrivals {
     }
 
     /// Replays held packets in order. Later packets of the flows go to the stack at once.
-    pub fn replay_held(&mut self, dataplane: &Dataplane, hold: &HoldDevice, flows: &[FlowEpoch]) {
+    pub fn replay_held(&mut self, dataplane: &Dataplane, hold: &PacketHold, flows: &[FlowEpoch]) {
         for flow_epoch in flows {
-            let Some(arrival) = self.connections.get_mut(&flow_epoch.flow) else {
-                continue;
-            };
-            arrival.released = true;
-            let mut packets = std::mem::take(&mut arrival.held_packets);
-            let (slot, count) = (arrival.slot, packets.len());
-            sort_for_replay(&mut packets);
-            for packet in &packets {
-                hold.replay(&packet.bytes);
-            }
-            for _ in 0..count {
-                dataplane.programs.hold_counters.count_replayed(slot);
+            if let Some(arrival) = self.connections.get_mut(&flow_epoch.flow) {
+                arrival.held_packets.replay(dataplane, hold);
             }
         }
     }
@@ -129,7 +120,7 @@ impl Arrivals {
         if arrival.has_congestion_entry {
             self.congestion.forget(dataplane, flow);
         }
-        hold.release_slot(arrival.slot);
+        arrival.held_packets.free_slot(hold);
         Some(arrival.session)
     }
 

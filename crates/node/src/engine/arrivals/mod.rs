@@ -1,7 +1,7 @@
 //! Arriving connections: connections that are being handed off to this node, from their sockets' making to the time when
 //! server programs or the kernel serve them.
 
-mod accept_queue;
+mod accept_queue_insertion;
 mod activation;
 mod congestion;
 mod deferred_options;
@@ -20,12 +20,12 @@ use holdfast_tcp_repair::{PreparedSocket, RestoredSocket, SocketPreparer, TcpSta
 use holdfast_wire::Flow;
 use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProgramFault, ProtocolViolation};
 
-use self::accept_queue::UnacceptedConnections;
+use self::accept_queue_insertion::UnacceptedConnections;
 use self::congestion::CongestionRestorer;
 use self::deferred_options::DeferredOptions;
 use self::journal::ArrivalJournal;
 pub use self::restore::ReclaimedArrival;
-use super::packet_hold::PacketHold;
+use super::packet_hold::{HeldPackets, PacketHold};
 use super::programs::ConnectedPrograms;
 use super::setup::{SetupError, other_error, system_error};
 use super::state_blobs::DynamicBlob;
@@ -66,12 +66,8 @@ struct ArrivingConnection {
     static_state: Option<TcpStaticState>,
     /// State of the socket; default until the donor has sent it.
     dynamic_state: DynamicBlob,
-    /// Slot of the hold counters.
-    slot: u32,
-    /// Packets held for the connection so far.
-    held_packets: Vec<HeldPacket>,
-    /// True if packets are given to the stack instead of being held.
-    released: bool,
+    /// Packets held for the connection.
+    held_packets: HeldPackets,
     /// True if the congestion map has an entry for the connection.
     has_congestion_entry: bool,
 }
@@ -206,10 +202,9 @@ impl Arrivals {
             Some(_) => return Err(ProtocolViolation::StateOfOtherFlow.into()),
             None => ArrivalSocket::SharedUdp,
         };
-        let slot = hold
-            .take_slot()
-            .ok_or(NodeFault::TooManyConnectionsInTransit)?;
-        dataplane.programs.hold_counters.reset(slot);
+        let held_packets =
+            HeldPackets::start(dataplane, hold).ok_or(NodeFault::TooManyConnectionsInTransit)?;
+        let slot = held_packets.slot();
         let id = self.next_id;
         self.next_id += 1;
         let arrival = ArrivingConnection {
@@ -219,13 +214,11 @@ impl Arrivals {
             socket,
             static_state: announced.static_state,
             dynamic_state: DynamicBlob::default(),
-            slot,
-            held_packets: Vec::new(),
-            released: false,
+            held_packets,
             has_congestion_entry: false,
         };
         if let Some(previous) = self.connections.insert(flow, arrival) {
-            hold.release_slot(previous.slot);
+            previous.held_packets.free_slot(hold);
         }
         self.ids.insert(id, (flow, announced.service));
         Ok(slot)
@@ -235,7 +228,7 @@ impl Arrivals {
     pub fn remove(&mut self, flow: &Flow, dataplane: &Dataplane, hold: &mut PacketHold) {
         if let Some(arrival) = self.connections.remove(flow) {
             self.ids.remove(&arrival.id);
-            hold.release_slot(arrival.slot);
+            arrival.held_packets.free_slot(hold);
             if arrival.has_congestion_entry {
                 self.congestion.forget(dataplane, flow);
             }
@@ -263,11 +256,7 @@ impl Arrivals {
         let Some(arrival) = self.connections.get_mut(flow) else {
             return Some(packet);
         };
-        if arrival.released {
-            hold.replay_counted(dataplane, arrival.slot, &packet);
-        } else {
-            arrival.held_packets.push(packet);
-        }
+        arrival.held_packets.hold_or_replay(dataplane, hold, packet);
         None
     }
 }

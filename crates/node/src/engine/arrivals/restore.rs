@@ -7,6 +7,7 @@ use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::Flow;
 use holdfast_wire::failure::{Failure, NodeFault};
 
+use super::super::packet_hold::HeldPackets;
 use super::super::state_blobs::{StaticBlob, decode};
 use super::{ArrivalSocket, Arrivals, ArrivingConnection};
 use crate::app_server::SessionId;
@@ -128,9 +129,7 @@ impl Arrivals {
             socket: socket.map_or(ArrivalSocket::SharedUdp, ArrivalSocket::Reclaimed),
             static_state,
             dynamic_state: decode(&journaled.dynamic_blob).unwrap_or_default(),
-            slot,
-            held_packets: Vec::new(),
-            released: false,
+            held_packets: HeldPackets::with_slot(slot),
             has_congestion_entry: false,
         };
         self.connections.insert(flow, arrival);

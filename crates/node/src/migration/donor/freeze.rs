@@ -214,7 +214,7 @@ impl DonorWorker {
                     .map_err(IntoFailure::into_own_failure)?,
             ))?;
             stopped
-                .send_pending_sigstop()
+                .keep_stopped_without_tracer()
                 .map_err(IntoFailure::into_own_failure)?;
         }
         self.steps.mark("hold");

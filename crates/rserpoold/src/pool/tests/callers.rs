@@ -16,7 +16,7 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport, Tra
 use nix::sys::eventfd::EventFd;
 use tokio::runtime::{Builder, Runtime};
 
-use super::super::elements::HostedElement;
+use super::super::hosted_elements::HostedElement;
 use super::super::unconfirmed_callers::CONFIRMATION_TIMEOUT;
 use super::*;
 use crate::config::pool::PoolConfig;

@@ -44,7 +44,7 @@ pub fn compress(bytes: &[u8]) -> Vec<u8> {
         let places = eight.iter().enumerate();
         out.push(places.fold(0, |byte, (place, bit)| byte | u8::from(*bit) << place));
     }
-    // The protocol's own byte count has one more byte if the last one is full.
+    // The protocol adds a zero byte after a full last byte: its length is `bits / 8 + 1`.
     out.resize(2 + bits.len() / 8 + 1, 0);
     out
 }

@@ -60,12 +60,12 @@ impl PoolUsers {
         }
     }
 
-    /// Returns the users' machine.
+    /// Returns the one machine of all users.
     pub(super) fn machine(&self) -> &PoolUser {
         &self.machine
     }
 
-    /// Returns the users' machine, for inputs and outputs.
+    /// Returns the one machine of all users, for inputs and outputs.
     pub(super) fn machine_mut(&mut self) -> &mut PoolUser {
         &mut self.machine
     }

@@ -15,7 +15,7 @@ use super::super::state_blobs::{DynamicBlob, StaticBlob, decode};
 use super::journal::JournaledFlow;
 use super::{ArrivalSocket, Arrivals};
 use crate::config::{Config, ServiceConfig};
-use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, flow_key, sort_for_replay};
+use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, flow_key};
 use crate::failure_conversion::{IntoFailure, system_call};
 
 /// Number of attempts to put a connection into a full queue, one a second.
@@ -156,22 +156,16 @@ impl Arrivals {
             connection,
             created,
         } = attempt;
-        let arrival = self
+        let mut arrival = self
             .connections
             .remove(&connection.flow_epoch.flow)
             .ok_or(NodeFault::FlowNotArriving)?;
         self.ids.remove(&arrival.id);
-        hold.release_slot(arrival.slot);
-        let mut packets = arrival.held_packets;
         match created {
-            Ok(()) => {
-                sort_for_replay(&mut packets);
-                for packet in &packets {
-                    hold.device().replay(&packet.bytes);
-                }
-            }
+            Ok(()) => arrival.held_packets.replay(dataplane, hold),
             Err(why) => self.add_waiting(dataplane, connection, &why),
         }
+        arrival.held_packets.free_slot(hold);
         Ok(())
     }
 

@@ -24,8 +24,8 @@ pub struct ProcessRef {
 }
 
 impl StoppedTree {
-    /// Returns the processes that [`StoppedTree::send_pending_sigstop`] will stop for good. The caller must store them before that
-    /// call.
+    /// Returns the processes that [`StoppedTree::keep_stopped_without_tracer`] will stop for good. The caller must
+    /// store them before that call.
     ///
     /// # Errors
     /// [`Error::ProcessEnded`] if a process has been killed.
@@ -40,7 +40,7 @@ impl StoppedTree {
     ///
     /// # Errors
     /// The kernel's error; [`Error::ProcessEnded`] if a process has been killed.
-    pub fn send_pending_sigstop(&mut self) -> Result<()> {
+    pub fn keep_stopped_without_tracer(&mut self) -> Result<()> {
         for halted in self.halted.iter_mut().flatten() {
             if !is_stopped_by_job_control(halted) {
                 halted.has_pending_stop = true;

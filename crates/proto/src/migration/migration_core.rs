@@ -140,7 +140,7 @@ impl MigrationCore {
         attempt: u32,
         error: Failure,
     ) -> bool {
-        if self.schedule_retry(now, purpose, attempt) {
+        if self.schedule_command_retry(now, purpose, attempt) {
             return true;
         }
         self.outputs
@@ -149,7 +149,12 @@ impl MigrationCore {
     }
 
     /// Schedules a failed command for repetition; returns false if it was the last attempt.
-    fn schedule_retry(&mut self, now: Duration, purpose: CommandPurpose, attempt: u32) -> bool {
+    fn schedule_command_retry(
+        &mut self,
+        now: Duration,
+        purpose: CommandPurpose,
+        attempt: u32,
+    ) -> bool {
         if attempt >= ATTEMPTS_MAX {
             return false;
         }

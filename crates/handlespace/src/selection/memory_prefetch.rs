@@ -1,5 +1,5 @@
-//! Prefetching for selections and for changes of a selection set, in steps: each step reads the data that the previous
-//! step requested. A small pool's elements are in the pool's record, which has been prefetched already.
+//! Memory prefetching for selections and for changes of a selection set, in steps: each step reads the data that the
+//! previous step requested. A small pool's elements are in the pool's record, which has been prefetched already.
 
 use super::{QueueBlocks, SelectionSet};
 use crate::element::ElementCore;

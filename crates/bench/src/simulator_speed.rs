@@ -14,7 +14,7 @@ use serde::Serialize;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   holdfast bench sim --scenario lans,thousands --json rows.json")]
-pub struct SimArgs {
+pub struct SimulatorSpeedArgs {
     /// Scenarios, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     scenario: Vec<String>,
@@ -25,7 +25,7 @@ pub struct SimArgs {
 
 /// Result of one scenario.
 #[derive(Clone, Debug, Serialize)]
-pub struct SimRow {
+pub struct SimulatorSpeedRow {
     scenario: &'static str,
     events: u64,
     wall_s: f64,
@@ -35,9 +35,9 @@ pub struct SimRow {
 }
 
 #[derive(Serialize)]
-struct SimReport<'a> {
+struct SimulatorSpeedReport<'a> {
     bench: &'static str,
-    rows: &'a [SimRow],
+    rows: &'a [SimulatorSpeedRow],
 }
 
 /// The scenarios: name, zones, elements per zone, users per element, virtual seconds.
@@ -68,7 +68,7 @@ fn scenario_config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> P
 ///
 /// # Errors
 /// A scenario is unknown, or the file cannot be written.
-pub fn run(args: &SimArgs) -> Result<()> {
+pub fn run(args: &SimulatorSpeedArgs) -> Result<()> {
     for name in &args.scenario {
         let known = SCENARIOS.iter().any(|(known, ..)| known == name);
         ensure!(
@@ -90,7 +90,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         }
     }
     if let Some(path) = &args.json {
-        let report = SimReport {
+        let report = SimulatorSpeedReport {
             bench: "sim",
             rows: &rows,
         };
@@ -100,13 +100,13 @@ pub fn run(args: &SimArgs) -> Result<()> {
     Ok(())
 }
 
-fn measure(scenario: &'static str, config: &PoolRunConfig) -> Result<SimRow> {
+fn measure(scenario: &'static str, config: &PoolRunConfig) -> Result<SimulatorSpeedRow> {
     // Resets the peak memory (VmHWM); see `clear_refs` in proc(5).
     std::fs::write("/proc/self/clear_refs", "5").context("reset the peak memory counter")?;
     let begin = Instant::now();
     let outcome = simulate(config, 1);
     let wall_s = begin.elapsed().as_secs_f64();
-    Ok(SimRow {
+    Ok(SimulatorSpeedRow {
         scenario,
         events: outcome.events,
         wall_s,

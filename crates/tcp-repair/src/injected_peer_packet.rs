@@ -12,7 +12,7 @@ use holdfast_sys::tcp_info::TcpState;
 ///
 /// The packet has no timestamp option: a receiver accepts such a segment and keeps its last timestamp.
 #[must_use]
-pub fn state_packet(fixed: &TcpStaticState, state: &TcpDynamicState) -> Option<Vec<u8>> {
+pub fn injected_peer_packet(fixed: &TcpStaticState, state: &TcpDynamicState) -> Option<Vec<u8>> {
     let (flag, acknowledgement) = match state.state {
         TcpState::CloseWait | TcpState::LastAck | TcpState::Closing => {
             (tcp_flags::FIN, state.first_outgoing())

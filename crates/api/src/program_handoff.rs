@@ -1,4 +1,4 @@
-//! Types that the asynchronous and the blocking interface share.
+//! Handoffs as a server program sees them: types of the asynchronous and the blocking interface.
 
 use std::fmt;
 use std::time::Duration;

@@ -144,7 +144,7 @@ impl HandoffCore {
     }
 
     /// Schedules a failed command for repetition.
-    pub(super) fn schedule_retry(&mut self, now: Duration, purpose: CommandPurpose) {
+    pub(super) fn schedule_command_retry(&mut self, now: Duration, purpose: CommandPurpose) {
         let token = CommandToken(self.next_number());
         self.failed_commands.insert(token, purpose);
         let due = now + self.config.command_retry_interval;
