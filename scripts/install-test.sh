@@ -121,7 +121,7 @@ bootstrap() {
     done >>"$tree/etc/hosts"
     local home
     home=$tree$(awk -F : '$1 == "root" { print $6 }' "$tree/etc/passwd")
-    mkdir "$home/.ssh"
+    mkdir -p "$home/.ssh"
     chmod 700 "$home/.ssh"
     ssh-keygen -q -t ed25519 -N '' -f "$home/.ssh/id_ed25519"
     cp "$home/.ssh/id_ed25519.pub" "$home/.ssh/authorized_keys"
