@@ -1,5 +1,5 @@
-//! Exit codes of the daemons, those of `sysexits.h` where it has one. A service manager starts a daemon again unless its
-//! code says that another start cannot succeed.
+//! Exit codes of the daemons, taken from `sysexits.h` where that file has a fitting one. A service manager starts a daemon
+//! again unless the exit code says that another start cannot succeed.
 
 use std::error::Error;
 use std::fmt;

@@ -128,7 +128,7 @@ pub(crate) fn blame_of(failure: &Failure) -> Blame {
 mod tests {
     use super::*;
 
-    /// The words of a failure are those of the error, and the party is the one that can remove the cause.
+    /// A failure has the same text as the error, and blames the party that can remove the cause.
     #[test]
     fn errors_keep_their_words() {
         let kernel = |code| io::Error::from_raw_os_error(code);

@@ -19,7 +19,7 @@ const SAME_EXECUTABLE: u64 = u32::MAX as u64;
 /// stack down to the address.
 pub(super) fn point_memory_fields_into_stub(script: &mut CallScript, stub: u64) -> Result<()> {
     let mut addresses = [stub; ADDRESSES];
-    // The kernel wants some code.
+    // The kernel refuses an empty range of code.
     addresses[1] = stub + STUB_BYTES;
     set_memory_fields(script, &addresses, &[], SAME_EXECUTABLE)
 }
