@@ -5,7 +5,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_bench::demo::{DemoDisplay, DemoReport, DemoSpec, run};
+use holdfast_bench::demo::{DemoDisplay, DemoReport, DemoSpec, RETRANSMISSIONS, run};
 use holdfast_lab::ServiceReach;
 use holdfast_testbed::cluster::IpFamily;
 
@@ -15,9 +15,6 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// without handoffs, so a run proves nothing if the machine does not schedule the client or server for this long. A run
 /// with retransmissions as its only problem is repeated; a fault of Holdfast would show in every run.
 const ATTEMPTS: u32 = 4;
-
-/// Text of a problem report that names retransmissions.
-const RETRANSMISSION_PROBLEM: &str = "segments sent again";
 
 /// Returns a transfer of 64 MiB that takes about 6 s: enough time for 20 handoffs even on a busy machine.
 fn demo_spec(name: &str) -> DemoSpec {
@@ -46,7 +43,7 @@ fn run_and_check(spec: &DemoSpec) -> Option<DemoReport> {
         let only_retransmissions = report
             .problems
             .iter()
-            .all(|problem| problem.starts_with(RETRANSMISSION_PROBLEM));
+            .all(|problem| problem.starts_with(RETRANSMISSIONS));
         if report.passed || attempt == ATTEMPTS || !only_retransmissions {
             assert!(report.passed, "{:#?}\n{:#?}", report.problems, report.wire);
             return Some(report);

@@ -24,6 +24,7 @@ use holdfast_testbed::cluster::Cluster;
 
 pub use display::{DemoDisplay, format_bytes};
 pub use report::{DemoReport, HandoffResult, WireStatistics};
+pub use report_checks::RETRANSMISSIONS;
 pub use spec::DemoSpec;
 use transfer::TransferResult;
 

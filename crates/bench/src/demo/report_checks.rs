@@ -68,6 +68,10 @@ pub fn find_problems(report: &DemoReport) -> Vec<String> {
     problems
 }
 
+/// Words that begin each problem that names retransmissions. The client and the server retransmit on their own after
+/// some milliseconds in which the machine runs neither, so whoever tests may repeat a run with no other problem.
+pub const RETRANSMISSIONS: &str = "retransmissions";
+
 fn check_wire(
     statistics: &WireStatistics,
     transfer_name: &str,
@@ -99,7 +103,7 @@ fn check_wire(
     expect(
         statistics.sent_again == 0,
         format!(
-            "retransmissions in {transfer_name}: to the client {} seen before, {} late, {} as probes; to the server {} \
+            "{RETRANSMISSIONS} in {transfer_name}: to the client {} seen before, {} late, {} as probes; to the server {} \
              seen before, {} late",
             to_client.retransmitted,
             to_client.late,
@@ -111,7 +115,7 @@ fn check_wire(
     expect(
         statistics.client_probes <= probes_max,
         format!(
-            "retransmissions in {transfer_name}: {} tail-loss probes of the client, but only {probes_max} handoffs \
+            "{RETRANSMISSIONS} in {transfer_name}: {} tail-loss probes of the client, but only {probes_max} handoffs \
              paused for 4 ms",
             statistics.client_probes
         ),
