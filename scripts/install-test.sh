@@ -491,7 +491,7 @@ check_host_failed() {
 }
 
 check_revoke() {
-    wait_for "the certificates on n1" on n1 "journalctl --unit holdfastd | grep --quiet 'reloaded certificates'"
+    wait_for "the certificates on n1" on n1 "journalctl --unit holdfastd | grep --quiet 'certificates and revocation lists are in force'"
     expect "n1 and n2 are connected" is_connected_to n1 1
 }
 

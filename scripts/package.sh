@@ -81,7 +81,8 @@ stage_holdfast() {
     install -D -m 644 -t "$tree/etc/holdfast" "$root"/packaging/etc/*.toml
     install -m 644 "$root/docs/holdfast.example.toml" "$tree/etc/holdfast/holdfast.toml.example"
     install_documents "$tree" holdfast
-    for name in install configuration handoff metrics migration limits pools rsplib lab simulation; do
+    for name in install joining group services health proxy configuration handoff metrics migration limits pools rsplib lab \
+        simulation; do
         install -m 644 "$root/docs/$name.md" "$tree/usr/share/doc/holdfast/"
     done
     install -D -m 644 -t "$tree/usr/share/doc/holdfast/examples" "$root/packaging/systemd/migration.conf"

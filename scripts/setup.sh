@@ -3,7 +3,7 @@
 
 build_packages=(gcc libc6-dev ca-certificates clang make pkg-config libelf-dev zlib1g-dev libbpf-dev)
 lab_packages=(curl ethtool iproute2 iputils-ping nftables procps tcpdump util-linux)
-test_packages=(tshark)
+test_packages=(tshark bind9-dnsutils)
 pool_packages=(nginx)
 proof_packages=(debootstrap)
 package_packages=(dpkg-dev)
@@ -20,7 +20,7 @@ program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients
 declare -A package_reason=(
     [build]="to build: C compiler, clang and headers for the eBPF programs"
     [lab]="for the lab: namespaces, links, captures"
-    [test]="for the tests: a second opinion on captured packets"
+    [test]="for the tests: a second opinion on captured packets and on DNS answers"
     [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"
     [pool]="for the demonstration of pools, stock servers; installed without being started"
     [game]="for OpenArena's dedicated server as a load, the one of paper 002; unpacked beside the build, not installed"

@@ -3,9 +3,13 @@
 
 pub mod arena;
 pub mod asap_stream;
+pub mod datagram;
+pub mod dns;
 pub mod driver;
+pub mod enrolment;
 pub mod flow;
 pub mod frame;
+pub mod group_settings;
 pub mod handoff;
 pub mod image;
 pub mod membership;
@@ -16,6 +20,7 @@ pub mod pool_messages;
 pub mod program_messages;
 pub mod registrar;
 pub mod rserpool;
+pub mod saved_membership;
 pub mod socket_state;
 pub mod vdso;
 pub mod vnet_header;

@@ -71,7 +71,7 @@ pub fn view() -> VotedView {
         next_id: 40,
         group_data: GroupData {
             version: 1,
-            bytes: Bytes::from_static(b"services"),
+            bytes: Bytes::new(),
         },
     }
 }

@@ -9,9 +9,19 @@
 //!
 //! Keys are ECDSA on P-256. A node's certificate carries its identity as the DNS name [`node_dns_name`] and is valid at
 //! both ends of a TLS connection. No file is ever overwritten except the revocation list, which is replaced as a whole.
+//!
+//! A node that makes its key itself sends a [`CertificateRequest`], and [`CertificateAuthority::sign`] answers it.
+
+mod certificate_request;
+mod pem;
+
+pub use certificate_request::{
+    CertificateRequest, NodeKey, REQUEST_BYTES_MAX, RequestError, SignedRequest,
+};
+pub use pem::{certificate_to_pem, revocation_list_to_pem};
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -19,9 +29,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevocationReason,
-    RevokedCertParams, SanType, SerialNumber, date_time_ymd,
+    BasicConstraints, Certificate, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData,
+    RevocationReason, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -29,6 +39,9 @@ const AUTHORITY_DAYS: u32 = 3650;
 
 /// Default validity of a node's certificate, in days.
 pub const NODE_DAYS: u32 = 825;
+
+/// Default validity of a certificate that the daemon signs for a node and renews, in days.
+pub const RENEWED_DAYS: u32 = 90;
 
 /// Maximum lag of a node's clock behind the authority's.
 const CLOCK_TOLERANCE: Duration = DAY;
@@ -58,6 +71,14 @@ pub enum CaError {
     /// The node has no valid certificate to revoke.
     #[error("no certificate of `{0}` is in force; serials.log lists what was issued")]
     NotIssued(String),
+    /// The node has a valid certificate, so that another host may have the name.
+    #[error(
+        "a certificate of `{0}` is in force; choose another name, or revoke it first with `holdfast ca revoke {0}`"
+    )]
+    InForce(String),
+    /// A certificate request is refused.
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// A line of the log is malformed.
     #[error("{}:{line}: not a line of the log; restore the file", .path.display())]
     Log {
@@ -79,6 +100,17 @@ pub struct IssuedFiles {
     /// The private key (PEM).
     pub key: PathBuf,
     /// The certificate's serial number in hexadecimal.
+    pub serial: String,
+}
+
+/// A certificate that was signed for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignedCertificate {
+    /// The certificate in PEM.
+    pub pem: String,
+    /// The certificate in DER.
+    pub der: Vec<u8>,
+    /// The serial number in hexadecimal.
     pub serial: String,
 }
 
@@ -107,7 +139,7 @@ impl CertificateAuthority {
             .push(DnType::CommonName, format!("Holdfast group {group}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.serial_number = Some(serial_from_key(&key));
+        params.serial_number = Some(random_serial()?);
         set_validity(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
         // Create the key first: the process that creates the key is the one that writes the rest.
@@ -147,6 +179,78 @@ impl CertificateAuthority {
     ) -> Result<IssuedFiles, CaError> {
         check_name(node)?;
         let key = KeyPair::generate()?;
+        let (certificate, serial) = self.certify(node, &key, addresses, days)?;
+        let issued = IssuedFiles {
+            cert: self.dir.join(format!("{node}.pem")),
+            key: self.dir.join(format!("{node}.key")),
+            serial,
+        };
+        if issued.cert.exists() {
+            return Err(CaError::Exists(issued.cert));
+        }
+        create_file(&issued.key, &key.serialize_pem())?;
+        // Log before the certificate can be used, so that every used certificate can be revoked.
+        self.log_issued(&issued.serial, node, days)?;
+        create_file(&issued.cert, &certificate.pem())?;
+        Ok(issued)
+    }
+
+    /// Signs a certificate for the name and key of `request`, valid for `days` days. The log has it before this function
+    /// returns. Whether the name is free is the caller's question ([`CertificateAuthority::check_free`]).
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub fn sign(
+        &self,
+        request: &CertificateRequest,
+        days: u32,
+    ) -> Result<SignedCertificate, CaError> {
+        let (certificate, serial) = self.certify(request.name(), &request.public_key, &[], days)?;
+        self.log_issued(&serial, request.name(), days)?;
+        Ok(SignedCertificate {
+            pem: certificate.pem(),
+            der: certificate.der().to_vec(),
+            serial,
+        })
+    }
+
+    /// Checks that no certificate of `node` is in force.
+    ///
+    /// # Errors
+    /// [`CaError::InForce`], or the log cannot be read.
+    pub fn check_free(&self, node: &str) -> Result<(), CaError> {
+        check_name(node)?;
+        let log = self.read_log()?;
+        match in_force(&log, node).next() {
+            Some(_) => Err(CaError::InForce(node.to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the authority's certificate in PEM.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn certificate_pem(&self) -> Result<String, CaError> {
+        read(&self.dir.join("ca.pem"))
+    }
+
+    /// Returns the revocation list in PEM.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn revocations_pem(&self) -> Result<String, CaError> {
+        read(&self.dir.join("ca.crl"))
+    }
+
+    /// Makes a certificate with a new serial number.
+    fn certify(
+        &self,
+        node: &str,
+        key: &impl PublicKeyData,
+        addresses: &[IpAddr],
+        days: u32,
+    ) -> Result<(Certificate, String), CaError> {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
@@ -161,44 +265,29 @@ impl CertificateAuthority {
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
         params.use_authority_key_identifier_extension = true;
-        params.serial_number = Some(serial_from_key(&key));
+        let serial = random_serial()?;
+        let serial_text = hex(&serial.to_bytes());
+        params.serial_number = Some(serial);
         set_validity(&mut params, days);
-        let certificate = params.signed_by(&key, &self.issuer)?;
-        let issued = IssuedFiles {
-            cert: self.dir.join(format!("{node}.pem")),
-            key: self.dir.join(format!("{node}.key")),
-            serial: hex(&serial_from_key(&key).to_bytes()),
-        };
-        if issued.cert.exists() {
-            return Err(CaError::Exists(issued.cert));
-        }
-        create_file(&issued.key, &key.serialize_pem())?;
-        // Log before the certificate can be used, so that every used certificate can be revoked.
-        self.log("issued", &issued.serial, node)?;
-        create_file(&issued.cert, &certificate.pem())?;
-        Ok(issued)
+        Ok((params.signed_by(key, &self.issuer)?, serial_text))
     }
 
     /// Revokes every valid certificate of `node`: the revocation list is replaced, and the node's files are renamed
-    /// (`NODE.revoked-SERIAL.pem`, `.key`). Returns the serial numbers.
+    /// (`NODE.revoked-SERIAL.pem`, `.key`) if this directory has them. Returns the serial numbers.
     ///
     /// # Errors
     /// No certificate of `node` is valid, or a file cannot be written.
     pub fn revoke(&self, node: &str) -> Result<Vec<String>, CaError> {
         check_name(node)?;
         let log = self.read_log()?;
-        let revocations: Vec<&LogEntry> = log.iter().filter(|entry| entry.is_revocation).collect();
-        let serials: Vec<String> = log
-            .iter()
-            .filter(|entry| entry.node == node && !entry.is_revocation)
-            .filter(|entry| revocations.iter().all(|other| other.serial != entry.serial))
+        let serials: Vec<String> = in_force(&log, node)
             .map(|entry| entry.serial.clone())
             .collect();
         let Some(last) = serials.last() else {
             return Err(CaError::NotIssued(node.to_owned()));
         };
         for serial in &serials {
-            self.log("revoked", serial, node)?;
+            self.log_revoked(serial, node)?;
         }
         self.write_crl(&self.read_log()?)?;
         for extension in ["pem", "key"] {
@@ -216,9 +305,15 @@ impl CertificateAuthority {
 
     /// Replaces the revocation list by one with all revocations in `log`.
     fn write_crl(&self, log: &[LogEntry]) -> Result<(), CaError> {
-        let revoked: Vec<RevokedCertParams> = log
+        let revocations: Vec<&LogEntry> = log.iter().filter(|entry| entry.is_revocation).collect();
+        // A certificate that has ended is refused anyway.
+        let is_listed = |entry: &&&LogEntry| {
+            let issued = log.iter().find(|other| other.serial == entry.serial);
+            !issued.is_some_and(LogEntry::has_ended)
+        };
+        let revoked: Vec<RevokedCertParams> = revocations
             .iter()
-            .filter(|entry| entry.is_revocation)
+            .filter(is_listed)
             .map(|entry| RevokedCertParams {
                 serial_number: SerialNumber::from_slice(&entry.serial_bytes),
                 revocation_time: date_time_ymd(1970, 1, 1) + entry.time,
@@ -230,7 +325,7 @@ impl CertificateAuthority {
         let params = CertificateRevocationListParams {
             this_update: date_time_ymd(1970, 1, 1) + now.saturating_sub(CLOCK_TOLERANCE),
             next_update: date_time_ymd(1970, 1, 1) + now + DAY * AUTHORITY_DAYS,
-            crl_number: SerialNumber::from_slice(&(1 + revoked.len() as u64).to_be_bytes()),
+            crl_number: SerialNumber::from_slice(&(1 + revocations.len() as u64).to_be_bytes()),
             issuing_distribution_point: None,
             revoked_certs: revoked,
             key_identifier_method: KeyIdMethod::Sha256,
@@ -249,9 +344,23 @@ impl CertificateAuthority {
             .map_err(file_error(&path))
     }
 
-    fn log(&self, action: &str, serial: &str, node: &str) -> Result<(), CaError> {
+    fn log_issued(&self, serial: &str, node: &str, days: u32) -> Result<(), CaError> {
+        let now = since_epoch();
+        let end = now + DAY * days;
+        self.append_log(&format!(
+            "issued {serial} {node} {} {}\n",
+            now.as_secs(),
+            end.as_secs()
+        ))
+    }
+
+    fn log_revoked(&self, serial: &str, node: &str) -> Result<(), CaError> {
+        let now = since_epoch().as_secs();
+        self.append_log(&format!("revoked {serial} {node} {now}\n"))
+    }
+
+    fn append_log(&self, line: &str) -> Result<(), CaError> {
         let path = self.dir.join("serials.log");
-        let line = format!("{action} {serial} {node} {}\n", since_epoch().as_secs());
         OpenOptions::new()
             .append(true)
             .open(&path)
@@ -275,13 +384,24 @@ impl CertificateAuthority {
     }
 }
 
-/// A line of the log: `issued|revoked SERIAL NODE SECONDS`.
+/// A line of the log: `issued SERIAL NODE SECONDS END_SECONDS` (earlier releases wrote no end) or `revoked SERIAL NODE
+/// SECONDS`. Times count from 1970.
 struct LogEntry {
     is_revocation: bool,
     serial: String,
     serial_bytes: Vec<u8>,
     node: String,
     time: Duration,
+    end: Option<Duration>,
+}
+
+/// Returns the certificates of `node` that have not ended and are not revoked, in the order of the log.
+fn in_force<'log>(log: &'log [LogEntry], node: &str) -> impl Iterator<Item = &'log LogEntry> {
+    log.iter().filter(move |entry| {
+        let is_revoked =
+            || (log.iter()).any(|other| other.is_revocation && other.serial == entry.serial);
+        entry.node == node && !entry.is_revocation && !entry.has_ended() && !is_revoked()
+    })
 }
 
 impl LogEntry {
@@ -299,17 +419,35 @@ impl LogEntry {
             serial,
             node: fields.next()?.to_owned(),
             time: Duration::from_secs(fields.next()?.parse().ok()?),
+            end: match fields.next() {
+                Some(end) if !is_revocation => Some(Duration::from_secs(end.parse().ok()?)),
+                Some(_) => return None,
+                None => None,
+            },
         };
         fields.next().is_none().then_some(entry)
     }
+
+    /// Returns true if the certificate has ended for every clock within the tolerance.
+    fn has_ended(&self) -> bool {
+        self.end
+            .is_some_and(|end| end + CLOCK_TOLERANCE < since_epoch())
+    }
 }
 
-/// Derives a serial number from the public key: as unique as the key, positive and of fixed length (RFC 5280, 4.1.2.2).
-fn serial_from_key(key: &KeyPair) -> SerialNumber {
-    // An uncompressed point starts with a constant byte; its coordinates follow.
-    let mut bytes = key.public_key_raw()[1..17].to_vec();
+/// Returns a random serial number, positive and of fixed length (RFC 5280, 4.1.2.2).
+fn random_serial() -> Result<SerialNumber, CaError> {
+    let mut bytes = [0; 16];
+    random_bytes(&mut bytes).map_err(file_error(Path::new(RANDOM_DEVICE)))?;
     bytes[0] = bytes[0] & 0x7f | 0x40;
-    SerialNumber::from_slice(&bytes)
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+const RANDOM_DEVICE: &str = "/dev/urandom";
+
+/// Fills `bytes` with random numbers of the system.
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> io::Result<()> {
+    File::open(RANDOM_DEVICE)?.read_exact(bytes)
 }
 
 fn set_validity(params: &mut CertificateParams, days: u32) {
@@ -325,7 +463,10 @@ fn since_epoch() -> Duration {
 }
 
 /// Checks that a name is one label of a domain name (the daemon's configuration has the same rule).
-fn check_name(name: &str) -> Result<(), CaError> {
+///
+/// # Errors
+/// [`CaError::Name`].
+pub fn check_name(name: &str) -> Result<(), CaError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let outside = name.starts_with('-') || name.ends_with('-');
     // A node named `ca` would collide with the authority's files.

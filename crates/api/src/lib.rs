@@ -7,7 +7,7 @@
 //! - [`control`]: the types of the HTTP/JSON control API, its OpenAPI description, and a client.
 //! - [`pool`]: registration as an element of a Reliable Server Pooling pool, and sessions with pool elements.
 //! - [`app`]: the protocol between server programs and the daemon, and its channel.
-//! - [`ca`]: the group's certificate authority.
+//! - [`ca`]: the group's certificate authority; [`enrolment`]: hosts that join the group get a certificate.
 //!
 //! Every request goes through the daemon on the same host; the library never decides a connection's owner.
 //!
@@ -56,6 +56,7 @@ pub mod blocking;
 pub mod ca;
 pub mod control;
 mod drain;
+pub mod enrolment;
 mod flow;
 pub mod pool;
 mod program_handoff;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use holdfast_api::ca::{CaError, CertificateAuthority, NODE_DAYS};
+use holdfast_api::ca::{CaError, CertificateAuthority, CertificateRequest, NODE_DAYS, NodeKey};
 
 fn new_authority() -> (tempfile::TempDir, CertificateAuthority) {
     let dir = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn a_reopened_authority_issues_and_revokes() {
     let log = fs::read_to_string(path.join("serials.log")).unwrap();
     let starts: Vec<String> = log
         .lines()
-        .map(|line| line.rsplit_once(' ').unwrap().0.to_owned())
+        .map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
         .collect();
     let expected = [
         format!("issued {} n1", first.serial),
@@ -127,4 +127,44 @@ fn a_missing_authority_is_named() {
         .unwrap()
         .to_string();
     assert!(error.contains("ca.key"), "{error}");
+}
+
+#[test]
+fn signed_name_is_taken_until_it_is_revoked() {
+    let (dir, authority) = new_authority();
+    let request = |name: &str| {
+        let der = NodeKey::generate().unwrap().request(name).unwrap().der;
+        CertificateRequest::from_der(&der).unwrap()
+    };
+    authority.check_free("n1").unwrap();
+    let first = authority.sign(&request("n1"), 90).unwrap();
+    let renewed = authority.sign(&request("n1"), 90).unwrap();
+    assert_ne!(first.serial, renewed.serial);
+    let taken = authority.check_free("n1");
+    assert!(matches!(taken, Err(CaError::InForce(_))), "{taken:?}");
+    authority.check_free("n2").unwrap();
+    assert_eq!(
+        authority.revoke("n1").unwrap(),
+        [first.serial, renewed.serial]
+    );
+    authority.check_free("n1").unwrap();
+    // No key and no certificate of a node that made its key itself lies here.
+    let files = fs::read_dir(dir.path().join("ca")).unwrap().count();
+    assert_eq!(files, 4);
+}
+
+#[test]
+fn ended_certificate_takes_no_name_and_is_not_listed() {
+    let (dir, authority) = new_authority();
+    let log = dir.path().join("ca/serials.log");
+    fs::write(&log, "issued 4001 n1 5 1000\nissued 4002 n1 5\n").unwrap();
+    // Earlier releases logged no end.
+    assert_eq!(authority.revoke("n1").unwrap(), ["4002"]);
+    authority.check_free("n1").unwrap();
+    fs::write(&log, "revoked 4001 n1 5 1000\n").unwrap();
+    let damaged = authority.check_free("n1");
+    assert!(
+        matches!(damaged, Err(CaError::Log { line: 1, .. })),
+        "{damaged:?}"
+    );
 }

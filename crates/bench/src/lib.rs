@@ -4,6 +4,7 @@
 mod balanced_trees;
 pub mod churn;
 pub mod demo;
+pub mod group;
 pub mod handlespace;
 pub mod handoff;
 pub mod migrate;

@@ -147,6 +147,19 @@ static __always_inline int forward_straggler(struct __sk_buff *skb, struct confi
 	return forward(skb, config, p, to, 0);
 }
 
+/* Forwards a straggler of a flow that is at another node. To the holder, a packet that has room for it is encapsulated:
+ * the steering table may still lead here after a new connection between the same ports began at the holder.
+ */
+static __always_inline int forward_moved(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	if (config->reach == REACH_BROADCAST)
+		return count_drop(DROP_TRANSIT_ELSEWHERE);
+	struct node *node = node_of(to);
+	int wrapped = node && node->flags & NODE_HOLDER && !skb->gso_size &&
+		      (!config->mtu || p->l3_length + encap_size(node) <= config->mtu);
+	return forward(skb, config, p, to, wrapped);
+}
+
 /* Sends the first packet of a flow after its server, which moved from here. If the holder is the destination, the
  * packet is encapsulated, because the holder would send it back otherwise. */
 static __always_inline int follow_server(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
@@ -199,12 +212,12 @@ static __always_inline int unknown_flow(struct __sk_buff *skb, struct config *co
 	if (config->reach == REACH_BROADCAST)
 		return count_drop(DROP_OTHER_OWNER);
 	/* The table may have changed between this flow's SYN and its record at the holder: the flow may belong to the
-	 * previous node. */
+	 * previous node, which may also be the holder. */
 	if (service->has_previous) {
 		__u16 before = placed_node(service, &p->flow, 1);
 		if (before && before != config->own_id && placed_node(service, &p->flow, 0) == config->own_id) {
 			count(COUNT_PASSED_PREVIOUS);
-			return forward_straggler(skb, config, p, before);
+			return follow_handshake(skb, config, p, before);
 		}
 	}
 	__u16 to = moved_server_node(skb, config, p);
@@ -232,13 +245,32 @@ static __always_inline int flush_or_hold(struct config *config, struct flow_valu
 	return NEXT;
 }
 
-/* Handles the SYN of a flow that has ended here or moved away: the new connection between the same ports belongs to the
- * server's present node. Later packets of the flow go there too, although the steering table still leads here.
+/* Returns the node that gets a new client with the ports of a packet, if that is another node; otherwise 0. */
+static __always_inline __u16 other_placed_node(struct config *config, struct service *service, const struct packet *p)
+{
+	if (config->reach == REACH_BROADCAST)
+		return 0;
+	__u16 to = placed_node(service, &p->flow, 0);
+	return to != config->own_id ? to : 0;
+}
+
+/* Handles the SYN of a flow that has ended here or moved away. The new connection between the same ports belongs to the
+ * server's present node, or to the node that gets new clients: a server that hangs here would complete its handshake and
+ * never answer. Later packets of the flow go there too, although the steering table still leads here. A flow that moved
+ * away, and a new connection that began elsewhere, stay where they are.
+ *
+ * The SYN of a connection that has not ended goes to the connection's socket, which asks the client (RFC 5961, section
+ * 4.2). A client without that connection answers with a reset, which ends the connection, and repeats its SYN.
  */
-static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
-				       const struct packet *p, struct effective_state now)
+static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *config, struct service *service,
+				       struct flow_value *flow, const struct packet *p, struct effective_state now)
 {
 	__u16 to = moved_server_node(skb, config, p);
+	if (!to) {
+		to = other_placed_node(config, service, p);
+		if (to && now.state == FLOW_MOVED)
+			return follow_server(skb, config, p, now.peer);
+	}
 	if (!to)
 		return NEXT;
 	union flow_state_word was = {.word = *(volatile __u32 *)state_word_of(flow)}, next = was;
@@ -250,8 +282,8 @@ static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *con
 	return follow_server(skb, config, p, to);
 }
 
-static __always_inline int known_flow(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
-				      const struct packet *p, int what)
+static __always_inline int known_flow(struct __sk_buff *skb, struct config *config, struct service *service,
+				      struct flow_value *flow, const struct packet *p, int what)
 {
 	update_last_packet(flow);
 	struct effective_state now = effective_state_of(flow);
@@ -269,16 +301,16 @@ static __always_inline int known_flow(struct __sk_buff *skb, struct config *conf
 	case FLOW_MOVED:
 		/* A listener here that began a new connection between the same ports must see its handshake's end. */
 		if (begins)
-			return reuse_entry(skb, config, flow, p, now);
+			return reuse_entry(skb, config, service, flow, p, now);
 		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && match_socket(skb, p) == MATCH_LISTENER)
 			return NEXT;
-		return forward_straggler(skb, config, p, now.peer);
+		return forward_moved(skb, config, p, now.peer);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING:
 		return flush_or_hold(config, flow);
 	case FLOW_CLOSING:
-		return begins ? reuse_entry(skb, config, flow, p, now) : NEXT;
+		return begins ? reuse_entry(skb, config, service, flow, p, now) : NEXT;
 	default:
 		return NEXT;
 	}
@@ -310,7 +342,7 @@ static __always_inline int ingress_verdict(struct __sk_buff *skb, struct config 
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (flow)
-		return known_flow(skb, config, flow, p, what);
+		return known_flow(skb, config, service, flow, p, what);
 	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP || (p->tcp_syn && !p->tcp_ack))
 		return new_flow(skb, config, service, p, what);
 	return unknown_flow(skb, config, service, p);
@@ -372,15 +404,19 @@ int holdfast_ingress(struct __sk_buff *skb)
 	struct config *config = get_config();
 	if (!config)
 		return NEXT;
-	if (config->reach == REACH_BROADCAST && config->holder) {
+	if (config->reach == REACH_BROADCAST && config->role == ROLE_HOLDER) {
 		int answered = answer_neighbour(skb, config);
 		if (answered)
 			return answered;
 	}
 	struct packet p;
 	int what = parse_skb(skb, &p, INGRESS);
-	if (what == PARSE_OTHER || what == PARSE_MALFORMED)
+	if (what == PARSE_OTHER || what == PARSE_MALFORMED) {
+		/* Without a lease another node may have the service addresses. */
+		if (config->role && config->reach == REACH_STEER && asks_for_service(skb) && !has_lease())
+			return count_drop(DROP_NO_LEASE);
 		return NEXT; /* the stack counts and drops malformed packets */
+	}
 	if (what == PARSE_FRAGMENT_UNKNOWN) {
 		struct service_key any = {.protocol = p.flow.protocol};
 		__builtin_memcpy(any.address, p.flow.local, 16);

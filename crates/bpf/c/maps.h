@@ -12,9 +12,18 @@ struct {
 	__type(value, struct config);
 } config SEC(".maps");
 
+/* Services by address and port, and each address once more under port 0. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct lease);
+} lease SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, 2 * MAX_SERVICES);
 	__type(key, struct service_key);
 	__type(value, struct service);
 } services SEC(".maps");
@@ -35,6 +44,7 @@ struct {
 	__type(value, __u16);
 } placement SEC(".maps");
 
+/* Path to each node, by number. A group gives each number once, so numbers grow with every node that joins again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_NODES);
@@ -45,12 +55,12 @@ struct {
 /* Source addresses from which encapsulated packets are accepted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_NODES);
+	__uint(max_entries, MAX_NODE_ADDRESSES);
 	__type(key, __u8[16]);
 	__type(value, __u16);
 } peers SEC(".maps");
 
-/* The steering table (holder only). No entry is evicted. */
+/* The steering table (holder and former holder only). No entry is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1 << 20);
@@ -155,6 +165,25 @@ static __always_inline struct config *get_config(void)
 {
 	__u32 zero = 0;
 	return bpf_map_lookup_elem(&config, &zero);
+}
+
+/* Returns true while this node may place new flows and answer for the service addresses. */
+static __always_inline int has_lease(void)
+{
+	__u32 zero = 0;
+	struct lease *current = bpf_map_lookup_elem(&lease, &zero);
+	if (!current || !*(volatile __u64 *)&current->table_ready)
+		return 0;
+	__u64 until_ns = *(volatile __u64 *)&current->until_ns;
+	return until_ns == LEASE_WITHOUT_END || bpf_ktime_get_boot_ns() < until_ns;
+}
+
+/* Returns the contact node that follows this node, the former one; 0 if unknown. */
+static __always_inline __u16 next_contact(void)
+{
+	__u32 zero = 0;
+	struct lease *current = bpf_map_lookup_elem(&lease, &zero);
+	return current ? *(volatile __u64 *)&current->contact : 0;
 }
 
 static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 kind, __u8 detail)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * Broadcast reach: one node answers ARP and neighbour solicitations for service addresses with the shared link address.
- * The frames have the node's own link address as source, so that no switch learns the shared one.
+ * ARP requests and neighbour solicitations for service addresses. With broadcast reach the holder answers with the
+ * shared link address; the frames have the node's own link address as source, so that no switch learns the shared one.
+ * With steer reach the kernel answers, and a node without a lease must not let the kernel see the questions.
  */
 #ifndef HOLDFAST_NEIGHBOUR_REPLIES_H
 #define HOLDFAST_NEIGHBOUR_REPLIES_H
@@ -38,7 +39,7 @@ static __always_inline int answer_arp(struct __sk_buff *skb, struct config *conf
 	__u32 target;
 	__builtin_memcpy(&target, arp->target, 4);
 	map_v4(address, target);
-	if (!is_service_address(address))
+	if (!is_service_address(address) || !has_lease())
 		return 0;
 	__builtin_memcpy(link->h_dest, link->h_source, 6);
 	__builtin_memcpy(link->h_source, self->own_link, 6);
@@ -58,7 +59,7 @@ static __always_inline int answer_solicitation(struct __sk_buff *skb, struct con
 	struct solicitation *nd = (void *)(ip + 1);
 	if ((void *)(nd + 1) > end || ip->nexthdr != IPPROTO_ICMPV6 || nd->icmp.icmp6_type != 135)
 		return 0;
-	if (ip->payload_len != bpf_htons(sizeof(*nd)) || nd->option != 1 || !is_service_address(nd->target))
+	if (ip->payload_len != bpf_htons(sizeof(*nd)) || nd->option != 1 || !is_service_address(nd->target) || !has_lease())
 		return 0;
 	__builtin_memcpy(link->h_dest, link->h_source, 6);
 	__builtin_memcpy(link->h_source, self->own_link, 6);
@@ -89,6 +90,32 @@ static __noinline int answer_neighbour(struct __sk_buff *skb, struct config *con
 		return answer_arp(skb, config, self);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
 		return answer_solicitation(skb, config, self);
+	return 0;
+}
+
+/* Returns true for an ARP request or neighbour solicitation for a service address. */
+static __noinline int asks_for_service(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ethhdr *link = data;
+	if (skb->protocol == bpf_htons(ETH_P_ARP)) {
+		struct arp_v4 *arp = (void *)(link + 1);
+		if ((void *)(arp + 1) > end || arp->operation != bpf_htons(ARPOP_REQUEST))
+			return 0;
+		__u8 address[16];
+		__u32 target;
+		__builtin_memcpy(&target, arp->target, 4);
+		map_v4(address, target);
+		return is_service_address(address);
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = (void *)(link + 1);
+		struct icmp6hdr *icmp = (void *)(ip + 1);
+		__u8 *target = (void *)(icmp + 1);
+		if ((void *)(target + 16) > end || ip->nexthdr != IPPROTO_ICMPV6 || icmp->icmp6_type != 135)
+			return 0;
+		return is_service_address(target);
+	}
 	return 0;
 }
 

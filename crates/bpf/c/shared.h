@@ -6,7 +6,8 @@
 
 #include <linux/types.h>
 
-#define MAX_NODES 256
+#define MAX_NODES 65536
+#define MAX_NODE_ADDRESSES 8192
 #define MAX_SERVICES 64
 #define PLACEMENT_SLOTS 1024
 #define MAX_HOLD_SLOTS 65536
@@ -164,10 +165,27 @@ enum reach {
 	REACH_BROADCAST = 1,
 };
 
+/* Part of this node in steering. A new contact node has the role before it has a lease. */
+enum steering_role {
+	ROLE_NONE = 0,
+	ROLE_HOLDER = 1,        /* holds the steering table; answers ARP and ND with broadcast */
+	ROLE_FORMER_HOLDER = 2, /* forwards by its former table, and packets without a record to the contact node */
+};
+
+/* Permission of the contact node to place new flows and to answer for the service addresses, until a time. */
+struct lease {
+	__u64 until_ns;    /* nanoseconds since boot, suspended time included; 0: no lease; all ones: without end */
+	__u64 table_ready; /* 0: the steering table lacks records, so the lease does not count yet */
+	__u64 table_epoch; /* newest view for which the steering table is complete; for the daemon alone */
+	__u64 contact;     /* with ROLE_FORMER_HOLDER: the contact node */
+};
+
+#define LEASE_WITHOUT_END (~0ull)
+
 struct config {
 	__u16 own_id;
 	__u8 reach;
-	__u8 holder;         /* holds the steering table; answers ARP and ND with broadcast */
+	__u8 role;           /* enum steering_role */
 	__u32 hold_ifindex;  /* TUN that holds packets in transit */
 	__u16 mss_clamp_v4;  /* 0: none */
 	__u16 mss_clamp_v6;
@@ -203,6 +221,7 @@ enum counter {
 	DROP_FLOWS_FULL,
 	DROP_NOT_A_SERVICE,
 	DROP_HOPS_USED_UP,
+	DROP_NO_LEASE,
 	COUNTERS,
 };
 
@@ -256,6 +275,7 @@ _Static_assert(sizeof(struct node) == 36, "node");
 _Static_assert(sizeof(struct successor) == 4, "successor");
 _Static_assert(sizeof(struct translation) == 8, "translation");
 _Static_assert(sizeof(struct config) == 24, "config");
+_Static_assert(sizeof(struct lease) == 32, "lease");
 _Static_assert(sizeof(struct event) == 48, "event");
 _Static_assert(sizeof(struct flow_quota) == 272, "flow_quota");
 _Static_assert(sizeof(struct handshake) == 24, "handshake");

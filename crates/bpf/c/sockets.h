@@ -33,6 +33,20 @@ static __always_inline void flow_of(struct flow_key *flow, struct bpf_sock_ops *
 	flow->protocol = IPPROTO_TCP;
 }
 
+/* Returns true for a connection from this host itself, by its loopback address: the daemon's check of a server. The
+ * connection cannot belong to another node. */
+static __always_inline int is_from_loopback(const struct flow_key *flow)
+{
+	static const __u8 loopback[16] = {[15] = 1};
+	static const __u8 mapped[12] = {[10] = 0xff, [11] = 0xff};
+	if (same_address(flow->remote, loopback))
+		return 1;
+	for (int i = 0; i < 12; i++)
+		if (flow->remote[i] != mapped[i])
+			return 0;
+	return flow->remote[12] == 127;
+}
+
 static __always_inline void on_established(struct flow_key *flow, struct service *service)
 {
 	struct flow_value value = {
@@ -76,7 +90,7 @@ int holdfast_sockets(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		flow_of(&flow, ops);
 		service = service_of(&flow);
-		if (!service)
+		if (!service || is_from_loopback(&flow))
 			return 1;
 		/* A connection that the daemon put into the queue has an entry already. */
 		if (bpf_map_delete_elem(&waiting, &flow))

@@ -135,6 +135,68 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	return 1;
 }
 
+/* Returns true for a packet that the contact node has steered to this node on one segment. */
+static __always_inline int is_from_contact(struct xdp_md *context, __u16 contact)
+{
+	struct ethhdr *link = (void *)(long)context->data;
+	struct node *node = node_of(contact);
+	if (!node || (void *)(link + 1) > (void *)(long)context->data_end)
+		return 0;
+	int same = 1;
+#pragma unroll
+	for (int i = 0; i < 6; i++)
+		same &= link->h_source[i] == node->link[i];
+	return same;
+}
+
+/* Most hops left to a packet that a former holder forwards; the second one is for a straggler. A former holder forwards
+ * no packet with so few hops. Otherwise two former holders with different tables could forward a packet to each other
+ * for ever.
+ */
+#define FORMER_HOLDER_HOPS 2
+
+/* Lowers the hop limit of a packet that a former holder forwards; returns 0 for one that it must not forward. */
+static __always_inline int cap_hops(struct xdp_md *context, const struct packet *p)
+{
+	struct ethhdr *link = (void *)(long)context->data;
+	void *end = (void *)(long)context->data_end;
+	if (p->v6) {
+		struct ipv6hdr *ip = (void *)(link + 1);
+		if ((void *)(ip + 1) > end || ip->hop_limit <= FORMER_HOLDER_HOPS)
+			return 0;
+		ip->hop_limit = FORMER_HOLDER_HOPS;
+		return 1;
+	}
+	struct iphdr *ip = (void *)(link + 1);
+	if ((void *)(ip + 1) > end || ip->ttl <= FORMER_HOLDER_HOPS)
+		return 0;
+	/* The checksum covers 16 bits: TTL and protocol (RFC 1624). */
+	__u16 old, new;
+	__builtin_memcpy(&old, &ip->ttl, 2);
+	ip->ttl = FORMER_HOLDER_HOPS;
+	__builtin_memcpy(&new, &ip->ttl, 2);
+	ip->check = fold((__u32)(__u16)~ip->check + (__u16)~old + new);
+	return 1;
+}
+
+/* Returns the node for a packet without a record: the holder places the packet as long as the holder has a lease; a
+ * former holder leaves the packet to the contact node. Returns 0 if the packet is to be dropped.
+ */
+static __always_inline __u16 unrecorded_destination(struct config *config, struct service *service,
+						    const struct packet *p)
+{
+	if (config->role == ROLE_FORMER_HOLDER) {
+		__u16 contact = next_contact();
+		struct node *node = node_of(contact);
+		/* The contact node does not steer encapsulated packets. */
+		return node && !(node->flags & NODE_ENCAP) ? contact : 0;
+	}
+	if (has_lease())
+		return placed_node(service, &p->flow, 0);
+	/* The holder may be about to record a flow of this node. */
+	return bpf_map_lookup_elem(&flows, &p->flow) ? config->own_id : 0;
+}
+
 SEC("xdp")
 int holdfast_steer(struct xdp_md *context)
 {
@@ -147,7 +209,9 @@ int holdfast_steer(struct xdp_md *context)
 	int unpacked = decapsulate(context, self);
 	if (unpacked)
 		return unpacked < 0 ? XDP_DROP : XDP_PASS;
-	if (!config->holder || config->reach != REACH_STEER)
+	if (!config->role || config->reach != REACH_STEER)
+		return XDP_PASS;
+	if (config->role == ROLE_FORMER_HOLDER && is_from_contact(context, next_contact()))
 		return XDP_PASS;
 
 	struct packet p;
@@ -161,9 +225,17 @@ int holdfast_steer(struct xdp_md *context)
 	struct service *service = service_of(&p.flow);
 	if (!service)
 		return XDP_PASS;
+	/* The former table is not told of flows that have come here since. */
+	if (config->role == ROLE_FORMER_HOLDER && bpf_map_lookup_elem(&flows, &p.flow))
+		return XDP_PASS;
 	__u16 to = recorded_destination(&p.flow, set, hash);
-	if (!to)
-		to = placed_node(service, &p.flow, 0);
+	if (!to) {
+		to = unrecorded_destination(config, service, &p);
+		if (!to && !has_lease()) {
+			count(DROP_NO_LEASE);
+			return XDP_DROP;
+		}
+	}
 	if (to == config->own_id) {
 		count(COUNT_STEERED_SELF);
 		return XDP_PASS;
@@ -173,6 +245,8 @@ int holdfast_steer(struct xdp_md *context)
 		count(DROP_NO_NODE);
 		return XDP_DROP;
 	}
+	if (config->role == ROLE_FORMER_HOLDER && !cap_hops(context, &p))
+		return XDP_PASS;
 	if (!(node->flags & NODE_ENCAP))
 		return steer_link(context, node);
 	if (config->mtu && p.l3_length + encap_size(node) > config->mtu)

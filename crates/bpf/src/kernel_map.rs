@@ -84,6 +84,26 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
         }
     }
 
+    /// Removes many keys, with one system call for several thousand. Keys that do not exist are no error.
+    ///
+    /// # Errors
+    /// The kernel's error; some keys may have been removed.
+    pub fn remove_many(&self, keys: &[K]) -> Result<(), Error> {
+        for chunk in keys.chunks(ENTRIES_AT_ONCE) {
+            let count = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+            let removed =
+                self.map
+                    .delete_batch(chunk.as_bytes(), count, MapFlags::ANY, MapFlags::ANY);
+            // The kernel ends a batch at the first key that does not exist.
+            if removed.is_err() {
+                for key in chunk {
+                    self.remove(key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns all entries of a hash map; the table may change meanwhile. One system call reads several thousand
     /// entries.
     ///
@@ -92,22 +112,19 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
     /// does.
     pub fn entries(&self) -> Vec<(K, V)> {
         let mut found = Vec::new();
-        let mut batch =
-            BatchReader::new(self.map.key_size() as usize, self.map.value_size() as usize);
+        let mut batch = BatchReader::of(&self.map);
         loop {
             let (count, is_last) = match batch.read_next(&self.map) {
                 Ok(of_batch) => of_batch,
                 Err(_) => return found,
             };
-            let keys = batch.keys.chunks_exact(batch.key_size).take(count);
-            let values = batch.values.chunks_exact(batch.value_size).take(count);
             let read = |(key, value)| {
                 Some((
                     K::read_from_bytes(key).ok()?,
                     V::read_from_bytes(value).ok()?,
                 ))
             };
-            found.extend(keys.zip(values).filter_map(read));
+            found.extend(batch.entries(count).filter_map(read));
             if is_last {
                 return found;
             }
@@ -122,8 +139,8 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
     }
 }
 
-/// State of a walk through a hash map.
-struct BatchReader {
+/// State of a walk through a hash map or an array.
+pub(crate) struct BatchReader {
     key_size: usize,
     value_size: usize,
     keys: Vec<u8>,
@@ -133,7 +150,9 @@ struct BatchReader {
 }
 
 impl BatchReader {
-    fn new(key_size: usize, value_size: usize) -> Self {
+    /// Returns a walk from the first entry on.
+    pub(crate) fn of(map: &MapHandle) -> Self {
+        let (key_size, value_size) = (map.key_size() as usize, map.value_size() as usize);
         Self {
             key_size,
             value_size,
@@ -143,8 +162,20 @@ impl BatchReader {
         }
     }
 
+    /// Returns the length of a key, bytes.
+    pub(crate) fn key_size(&self) -> usize {
+        self.key_size
+    }
+
+    /// Returns the keys and values that [`BatchReader::read_next`] has read.
+    pub(crate) fn entries(&self, count: usize) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let keys = self.keys.chunks_exact(self.key_size);
+        keys.zip(self.values.chunks_exact(self.value_size))
+            .take(count)
+    }
+
     /// Reads the next entries; returns their number, and true if no others follow.
-    fn read_next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
+    pub(crate) fn read_next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
         let options = bpf_map_batch_opts {
             sz: size_of::<bpf_map_batch_opts>() as u64,
             ..bpf_map_batch_opts::default()
@@ -157,7 +188,7 @@ impl BatchReader {
                 .position
                 .as_mut()
                 .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-            // SAFETY: a hash map's positions are 4 bytes; `keys` and `values` fit `count` keys and values of the map.
+            // SAFETY: the positions of hash maps and arrays are 4 bytes; `keys` and `values` fit `count` keys and values of the map.
             let outcome = unsafe {
                 bpf_map_lookup_batch(
                     map.as_fd().as_raw_fd(),

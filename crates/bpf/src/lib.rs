@@ -19,10 +19,13 @@ mod iterator_records;
 mod kernel_map;
 pub mod keyrings;
 pub mod landlock;
+mod lease;
 mod link;
+mod map_carry_over;
 mod mapped_array;
 pub mod reuseport;
 pub mod rto_max;
+mod settings_backup;
 pub mod shared_with_c;
 pub mod socket_snapshots;
 mod steering_table;
@@ -35,7 +38,7 @@ use std::sync::atomic::{Ordering, fence};
 use batch_setter::BatchSetter;
 use congestion_restore::CongestionRestorer;
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
+    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -44,7 +47,11 @@ pub use flow_groups::FlowGroups;
 pub use flow_quota::{FlowQuota, guaranteed_flows};
 pub use hold_counters::HoldCounters;
 pub use kernel_map::KernelMap;
+pub use lease::{LEASE_WITHOUT_END, Lease, LeaseWriter};
 pub use link::Hook;
+use map_carry_over::{CarryOver, MapPlan};
+pub use map_carry_over::{MapChange, MapLayout};
+pub use settings_backup::SettingsBackup;
 use shared_with_c::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
     ServiceKey, Successor, Translation,
@@ -103,6 +110,28 @@ pub enum Error {
         /// Cause of the failure.
         source: std::io::Error,
     },
+    /// A pinned map has more entries than the configured capacity.
+    #[error(
+        "{path} has {entries} entries in use, more than node.capacity = {capacity}; raise node.capacity, or hand flows \
+         off before"
+    )]
+    TooManyEntries {
+        /// Path of the pin.
+        path: PathBuf,
+        /// Number of entries in use.
+        entries: usize,
+        /// Number of entries of the new map.
+        capacity: u32,
+    },
+    /// The entries of a pinned map cannot be carried over.
+    #[error(
+        "{path} has keys of another layout, of a release that does not fit this one; start that release, or give up all \
+         connections of this node with `holdfast node clean`"
+    )]
+    OtherLayout {
+        /// Path of the pin.
+        path: PathBuf,
+    },
     /// A map refused an access.
     #[error("map {name}: {reason}")]
     Map {
@@ -118,6 +147,7 @@ pub struct Dataplane {
     object: Object,
     congestion_restorer: Option<CongestionRestorer>,
     pins: PathBuf,
+    carry_over: CarryOver,
     links: Vec<OwnedFd>,
     flow_setter: BatchSetter,
     /// Flows of this node.
@@ -142,13 +172,16 @@ pub struct Dataplane {
     pub flow_groups: FlowGroups,
     /// Division of the flow table among services.
     pub flow_quota: FlowQuota,
+    /// Lease of the contact node.
+    pub lease: Lease,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 
 /// Pinned maps. Their names stay, because a restarted daemon finds the pins by them.
-const PINNED_MAPS: [&str; 16] = [
+const PINNED_MAPS: [&str; 17] = [
     "config",
+    "lease",
     "services",
     "successors",
     "placement",
@@ -167,16 +200,26 @@ const PINNED_MAPS: [&str; 16] = [
 ];
 
 impl Dataplane {
-    /// Loads the programs; maps that an earlier daemon pinned below `pins` are adopted with their contents.
+    /// Loads the programs; maps that an earlier daemon pinned below `pins` are adopted with their contents. The entries of
+    /// maps of another size or layout are copied; [`Dataplane::attach_interface`] pins the new maps, and
+    /// [`Dataplane::finish_carry_over`] ends the change.
     ///
     /// # Errors
-    /// The kernel refuses the programs, or `pins` cannot be used.
+    /// The kernel refuses the programs, `pins` cannot be used, or the entries of a pinned map do not fit; nothing was
+    /// changed in these cases, except that maps may be pinned that were not.
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
         std::fs::create_dir_all(pins).map_err(|source| Error::Pin {
             path: pins.to_owned(),
             source,
         })?;
-        let object = load_object(OBJECT, pins, flows_max)?;
+        let mut opened = open_object(OBJECT, flows_max)?;
+        let mut plan = MapPlan::survey(&opened, pins);
+        if !plan.errors.is_empty() {
+            return Err(plan.errors.swap_remove(0));
+        }
+        set_pin_paths(&mut opened, pins, |name| plan.is_adopted(name))?;
+        let object = opened.load().map_err(load_error)?;
+        let carry_over = plan.fill(&object)?;
         let table = |name| map_handle(&object, name);
         let hold_counters = HoldCounters::map(&table("holds")?)?;
         let change_buffer = batch_setter::map_change_buffer(&table("changes")?)?;
@@ -207,12 +250,24 @@ impl Dataplane {
             hold_counters,
             flow_groups: FlowGroups::map(&table("convoys")?)?,
             flow_quota: FlowQuota::map(&table("room")?)?,
+            lease: Lease::map(&table("lease")?)?,
             congestion,
             congestion_restorer: restorer,
             object,
             pins: pins.to_owned(),
+            carry_over,
             links: Vec::new(),
         })
+    }
+
+    /// Returns the maps pinned below `pins` that [`Dataplane::load`] would replace, and all reasons for which it would
+    /// refuse the pinned maps. Changes nothing.
+    ///
+    /// # Errors
+    /// The programs are damaged.
+    pub fn survey_pins(pins: &Path, flows_max: u32) -> Result<(Vec<MapChange>, Vec<Error>), Error> {
+        let plan = MapPlan::survey(&open_object(OBJECT, flows_max)?, pins);
+        Ok((plan.changes(), plan.errors))
     }
 
     /// Attaches the filters (and with `steer` the steering program) to an interface; pinned links are adopted.
@@ -220,6 +275,7 @@ impl Dataplane {
     /// # Errors
     /// The kernel's error.
     pub fn attach_interface(&mut self, ifindex: u32, steer: bool) -> Result<(), Error> {
+        self.carry_over.pin(&self.pins)?;
         let mut hooks = vec![
             ("holdfast_ingress", Hook::Ingress(ifindex)),
             ("holdfast_egress", Hook::Egress(ifindex)),
@@ -240,10 +296,17 @@ impl Dataplane {
     /// # Errors
     /// The kernel's error.
     pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<(), Error> {
+        self.carry_over.pin(&self.pins)?;
         let pin = self.pins.join("link-holdfast_sockets");
         let link = link::attach_cgroup(program(&self.object, "holdfast_sockets")?, cgroup, &pin)?;
         self.links.push(link);
         Ok(())
+    }
+
+    /// Ends a change of maps, once all programs are attached: copies the entries that the earlier programs changed after
+    /// [`Dataplane::load`]. Returns the number of entries that did not fit.
+    pub fn finish_carry_over(&mut self) -> usize {
+        self.carry_over.finish()
     }
 
     /// Returns the `TCP_CONGESTION` name that makes a socket take the state in [`Dataplane::congestion`] for its flow.
@@ -260,6 +323,15 @@ impl Dataplane {
     /// The kernel's error.
     pub fn set_config(&self, config: &Config) -> Result<(), Error> {
         KernelMap::<u32, Config>::new(map_handle(&self.object, "config")?, "config").set(&0, config)
+    }
+
+    /// Returns the configuration of the programs; zeros before the first [`Dataplane::set_config`].
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn config(&self) -> Result<Config, Error> {
+        let map = KernelMap::<u32, Config>::new(map_handle(&self.object, "config")?, "config");
+        Ok(map.get(&0)?.unwrap_or_default())
     }
 
     /// Fills one half of a service's placement table with the node ID of each slot.
@@ -362,22 +434,42 @@ fn program<'a>(object: &'a Object, name: &str) -> Result<BorrowedFd<'a>, Error> 
         .ok_or_else(|| Error::Load(format!("program {name} is missing")))
 }
 
+/// Loads an object whose pinned maps are adopted.
 fn load_object(bytes: &[u8], pins: &Path, flows_max: u32) -> Result<Object, Error> {
-    let load_error = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-    let mut open = ObjectBuilder::default()
+    let mut object = open_object(bytes, flows_max)?;
+    set_pin_paths(&mut object, pins, |_| true)?;
+    object.load().map_err(load_error)
+}
+
+fn open_object(bytes: &[u8], flows_max: u32) -> Result<OpenObject, Error> {
+    let mut object = ObjectBuilder::default()
         .open_memory(bytes)
         .map_err(load_error)?;
-    for mut map in open.maps_mut() {
-        let name = map.name().to_string_lossy().into_owned();
-        if name == "flows" || name == "steering" {
+    for mut map in object.maps_mut() {
+        if map.name() == "flows" || map.name() == "steering" {
             map.set_max_entries(flows_max).map_err(load_error)?;
         }
-        if PINNED_MAPS.contains(&name.as_str()) {
-            let path = pins.join(&name);
-            map.set_pin_path(&path).map_err(load_error)?;
+    }
+    Ok(object)
+}
+
+/// Makes loading adopt or pin the maps for which `is_adopted` returns true.
+fn set_pin_paths(
+    object: &mut OpenObject,
+    pins: &Path,
+    is_adopted: impl Fn(&str) -> bool,
+) -> Result<(), Error> {
+    for mut map in object.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if PINNED_MAPS.contains(&name.as_str()) && is_adopted(&name) {
+            map.set_pin_path(pins.join(&name)).map_err(load_error)?;
         }
     }
-    open.load().map_err(load_error)
+    Ok(())
+}
+
+fn load_error(error: libbpf_rs::Error) -> Error {
+    Error::Load(format!("{error:#}"))
 }
 
 fn map_handle(object: &Object, name: &'static str) -> Result<MapHandle, Error> {

@@ -8,8 +8,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const PLACEMENT_SLOTS: usize = 1024;
 /// Most services of one node.
 pub const MAX_SERVICES: usize = 64;
-/// Size of the node table; node IDs of a group run from 1 to `MAX_NODES - 1`.
-pub const MAX_NODES: usize = 256;
+/// Size of the table of paths to nodes: any number that a group can give has its place.
+pub const MAX_NODES: usize = 65_536;
+/// Maximum number of addresses of nodes from which encapsulated packets are accepted.
+pub const MAX_NODE_ADDRESSES: usize = 8_192;
 /// Mark of packets that this node's stack receives although their address belongs to another host: see `c/shared.h`.
 pub const PRIVATE_MARK: u32 = 0x686f_6c64;
 /// Size of the flow group table; flow groups are numbered from 1.
@@ -225,8 +227,8 @@ shared!(
         own_id: u16,
         /// [`REACH_STEER`] or [`REACH_BROADCAST`].
         reach: u8,
-        /// Nonzero if this node holds the steering table.
-        holder: u8,
+        /// [`ROLE_NONE`], [`ROLE_HOLDER`] or [`ROLE_FORMER_HOLDER`].
+        role: u8,
         /// Interface index of the TUN that holds packets in transit.
         hold_ifindex: u32,
         /// Largest MSS that a SYN-ACK over IPv4 offers, bytes; 0 for no limit.
@@ -241,6 +243,13 @@ shared!(
         ready: u32,
     }
 );
+
+/// [`Config::role`]: this node does not steer.
+pub const ROLE_NONE: u8 = 0;
+/// [`Config::role`]: this node holds the steering table.
+pub const ROLE_HOLDER: u8 = 1;
+/// [`Config::role`]: this node forwards by its former table, and packets without a record to the contact node.
+pub const ROLE_FORMER_HOLDER: u8 = 2;
 
 /// [`Config::reach`]: the holder forwards each flow to its owner.
 pub const REACH_STEER: u8 = 0;
@@ -375,7 +384,7 @@ pub fn from_mapped(octets: [u8; 16]) -> IpAddr {
 }
 
 /// Names of the counters, in the order of `enum counter`; names of dropped packets begin with `drop_`.
-pub const COUNTER_NAMES: [&str; 24] = [
+pub const COUNTER_NAMES: [&str; 25] = [
     "steered_link",
     "steered_encap",
     "steered_self",
@@ -400,6 +409,7 @@ pub const COUNTER_NAMES: [&str; 24] = [
     "drop_flows_full",
     "drop_not_a_service",
     "drop_hops_used_up",
+    "drop_no_lease",
 ];
 
 const _: () = {

@@ -93,6 +93,22 @@ impl SteeringTable {
         self.table.entries()
     }
 
+    /// Removes all records.
+    ///
+    /// # Errors
+    /// The kernel's error; some records may have been removed.
+    pub fn clear(&self) -> Result<(), Error> {
+        let keys: Vec<FlowKey> = self.table.entries().iter().map(|(key, _)| *key).collect();
+        let removed = self.table.remove_many(&keys);
+        for index in 0..self.sets.len() {
+            // SAFETY: the mapping lives as long as self; atomics tolerate the kernel's writes.
+            for way in unsafe { self.sets.value_ptr(index).as_ref() } {
+                way.store(0, Ordering::SeqCst);
+            }
+        }
+        removed
+    }
+
     /// Clears the cache entry of a flow, so that the program reads the table again. The record was changed before,
     /// and that system call is a barrier.
     fn clear_cached(&self, flow: &FlowKey) {

@@ -1,7 +1,7 @@
 //! The programs pass this kernel's verifier, the maps keep their entries, and pins are adopted.
 
 use holdfast_bpf::Dataplane;
-use holdfast_bpf::shared_with_c::{FlowKey, FlowState, FlowValue};
+use holdfast_bpf::shared_with_c::{FlowKey, FlowState, FlowValue, NODE_KNOWN, Node};
 
 #[test]
 fn programs_load_and_pins_are_adopted() {
@@ -35,4 +35,26 @@ fn programs_load_and_pins_are_adopted() {
     assert!(second.counters().iter().all(|(_, count)| *count == 0));
     second.detach();
     assert!(!pins.exists());
+}
+
+#[test]
+fn every_number_of_a_node_has_a_place() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: eBPF programs need root");
+        return;
+    }
+    let pins =
+        std::path::PathBuf::from(format!("/sys/fs/bpf/holdfast-nodes-{}", std::process::id()));
+    let plane = Dataplane::load(&pins, 64).unwrap();
+    // Numbers grow each time a node joins again, and by thousands at a forced takeover.
+    for number in [1, 256, u16::MAX] {
+        let node = Node {
+            ifindex: u32::from(number),
+            flags: NODE_KNOWN,
+            ..Node::default()
+        };
+        plane.nodes.set(&u32::from(number), &node).unwrap();
+        assert_eq!(plane.nodes.get(&u32::from(number)).unwrap(), Some(node));
+    }
+    plane.detach();
 }

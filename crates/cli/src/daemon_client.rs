@@ -25,6 +25,13 @@ pub struct RegistrarDaemonArgs {
     socket: PathBuf,
 }
 
+impl DaemonArgs {
+    /// Returns an asynchronous client of the daemon, without connecting.
+    pub fn asynchronous_client(&self) -> ControlClient {
+        ControlClient::new(&self.socket)
+    }
+}
+
 macro_rules! daemon_options {
     ($daemon:ident, $start:literal) => {
         impl $daemon {

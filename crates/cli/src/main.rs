@@ -9,6 +9,7 @@ mod clone;
 mod daemon_client;
 mod flow;
 mod generated_docs;
+mod group;
 mod handoff;
 mod lab;
 mod migrate;
@@ -17,7 +18,9 @@ mod node;
 mod output;
 mod pool;
 mod process_arg;
+mod proxy;
 mod registrar;
+mod service;
 mod sim;
 mod status;
 mod table;
@@ -46,9 +49,11 @@ enum Command {
     Demo(bench_program::BenchProgramArgs),
     Lab(lab::LabArgs),
     Ca(ca::CaArgs),
+    Group(group::GroupArgs),
     Node(node::NodeArgs),
     Registrar(registrar::RegistrarArgs),
     Pool(Box<pool::PoolArgs>),
+    Service(service::ServiceArgs),
     Status(status::StatusArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
@@ -56,6 +61,7 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     Migrations(migrations::MigrationsArgs),
     Clone(clone::CloneArgs),
+    Proxy(proxy::ProxyArgs),
     /// Run a benchmark and write its numbers as JSON
     Bench(bench_program::BenchProgramArgs),
     /// Repeat the measurements of the papers' tables and figures
@@ -98,9 +104,11 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Demo(args) => done(bench_program::exec("demo", &args)),
         Command::Lab(args) => done(lab::run(args)),
         Command::Ca(args) => done(ca::run(args)),
+        Command::Group(args) => done(group::run(&args)),
         Command::Node(args) => done(node::run(&args)),
         Command::Registrar(args) => done(registrar::run(&args)),
         Command::Pool(args) => pool::run(&args),
+        Command::Service(args) => done(service::run(&args)),
         Command::Status(args) => done(status::run(&args)),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),
@@ -108,6 +116,7 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Migrate(args) => migrate::run(&args),
         Command::Migrations(args) => migrations::run(&args),
         Command::Clone(args) => clone::run(&args),
+        Command::Proxy(args) => proxy::run(&args),
         Command::Bench(args) => done(bench_program::exec("bench", &args)),
         Command::Repro(args) => done(bench_program::exec("repro", &args)),
         Command::Sim(args) => sim::run(&args),

@@ -17,7 +17,7 @@ pub struct RegistrarArgs {
     /// The configuration file, optional; docs/configuration.md describes it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only check the configuration
+    /// Only check that a start would succeed; change nothing
     #[arg(long)]
     check: bool,
     /// Address of the registrar, overriding the file; repeatable

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use holdfast_api::control::{NodeList, Status};
+use holdfast_api::control::{MembershipReport, NodeList, ServerHealth, ServiceNode, Status};
 
 use crate::daemon_client::DaemonArgs;
 use crate::output::{output, print_json};
@@ -34,6 +34,26 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
+/// Returns a line about a group that runs itself.
+fn membership_text(membership: &MembershipReport) -> String {
+    let list = |names: &[String]| match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    };
+    let lease = membership
+        .lease_ms
+        .map(|lease_ms| format!(", lease of {lease_ms} ms"));
+    format!(
+        "view {}: this node is {}{}; contact node {}, backups: {}; server nodes: {}\n\n",
+        membership.epoch,
+        membership.role,
+        lease.unwrap_or_default(),
+        membership.contact_node.as_deref().unwrap_or("unknown"),
+        list(&membership.backups),
+        list(&membership.server_nodes)
+    )
+}
+
 fn status_text(status: &Status, nodes: &NodeList) -> String {
     let mut text = format!(
         "node {} (number {}) of group {}, reach {}, contact node {}; holdfastd {}, up {} s\n\n",
@@ -45,11 +65,17 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         status.version,
         status.uptime_s
     );
+    text += &status
+        .membership
+        .as_ref()
+        .map(membership_text)
+        .unwrap_or_default();
     let mut table = TextTable::new(["node", "address", "connection", "rtt us", "weight", "flows"]);
     for node in &nodes.nodes {
         let connection = match (&node.problem, node.connected) {
             _ if node.this_node => "this node".to_owned(),
-            (_, true) => "connected".to_owned(),
+            (None, true) => "connected".to_owned(),
+            (Some(problem), true) => format!("connected, {problem}"),
             (Some(problem), false) => format!("none: {problem}"),
             (None, false) => "none".to_owned(),
         };
@@ -64,11 +90,13 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         ]);
     }
     text += &table.text();
-    let mut table = TextTable::new(["service", "pool"]);
+    let mut table = TextTable::new(["service", "pool", "server here", "new clients go to"]);
     for service in &status.services {
         table.row([
             format!("{}:{}", service.protocol, service.address),
             service.pool.clone(),
+            server_text(&service.server).to_owned(),
+            placement_text(&service.nodes),
         ]);
     }
     text += &format!("\n{}", table.text());
@@ -93,6 +121,25 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         .iter()
         .map(|problem| format!("problem: {problem}\n"))
         .collect::<String>()
+}
+
+fn server_text(server: &ServerHealth) -> &'static str {
+    match server {
+        ServerHealth::Unknown => "unknown",
+        ServerHealth::Serving => "serves",
+        ServerHealth::Absent => "none",
+        ServerHealth::Failing { .. } => "fails",
+    }
+}
+
+/// Returns the names of the nodes that get new clients, as the contact node knows them.
+fn placement_text(nodes: &[ServiceNode]) -> String {
+    if nodes.is_empty() {
+        return "as the contact node decides".to_owned();
+    }
+    let placed = nodes.iter().filter(|node| node.placed_weight > 0);
+    let names: Vec<&str> = placed.map(|node| node.node.as_str()).collect();
+    names.join(", ")
 }
 
 /// Returns a table of the processes that were migrated to this node.

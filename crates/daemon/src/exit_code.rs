@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use crate::config::ConfigError;
 use crate::logs::LogError;
+use crate::start_check::StartProblems;
 use crate::tls::TlsError;
 
 /// Reason for which a daemon ended, as its exit code. clap ends a daemon with invalid arguments with code 2.
@@ -51,6 +52,9 @@ impl DaemonExitCode {
     }
 
     fn of_cause(cause: &(dyn Error + 'static)) -> Option<DaemonExitCode> {
+        if let Some(problems) = cause.downcast_ref::<StartProblems>() {
+            return Some(problems.exit_code());
+        }
         if cause.is::<ConfigError>() || cause.is::<LogError>() || cause.is::<TlsError>() {
             Some(DaemonExitCode::Configuration)
         } else if cause.is::<SocketInUse>() {

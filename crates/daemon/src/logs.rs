@@ -34,22 +34,33 @@ pub fn init(config: &LogConfig) -> Result<(), LogError> {
         .map_err(|_| LogError::AlreadyInitialised)
 }
 
+/// Checks `config` without setting up a log.
+///
+/// # Errors
+/// The filter is invalid.
+pub fn check(config: &LogConfig) -> Result<(), LogError> {
+    filter(config).map(|_| ())
+}
+
 type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
 
 fn subscriber<W>(config: &LogConfig, writer: W) -> Result<Subscriber, LogError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_new(&config.filter).map_err(|error| LogError::Filter {
-        filter: config.filter.clone(),
-        problem: error.to_string(),
-    })?;
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter(config)?)
         .with_writer(writer);
     Ok(match config.format {
         LogFormat::Text => Box::new(builder.with_ansi(false).finish()),
         LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
+    })
+}
+
+fn filter(config: &LogConfig) -> Result<EnvFilter, LogError> {
+    EnvFilter::try_new(&config.filter).map_err(|error| LogError::Filter {
+        filter: config.filter.clone(),
+        problem: error.to_string(),
     })
 }
 

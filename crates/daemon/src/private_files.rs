@@ -1,11 +1,11 @@
 //! Directories and files of the daemon alone: created without access for others, and opened without following links.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Access, OFlags, access};
 
 /// Mode bits with which a group or others may write.
 const WRITABLE: u32 = 0o022;
@@ -20,6 +20,30 @@ const STICKY: u32 = 0o1000;
 /// of its parents.
 pub fn run_directory(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| with_path(path, &error))?;
+    check_owners(path)
+}
+
+/// Checks without a change that [`run_directory`] can use a path: an existing directory as it does; of a directory
+/// that it would create, the parent.
+///
+/// # Errors
+/// As [`run_directory`].
+pub fn check_directory(path: &Path) -> io::Result<()> {
+    let mut ancestors = path.ancestors();
+    let existing = ancestors.find(|ancestor| fs::symlink_metadata(ancestor).is_ok());
+    let existing = existing.unwrap_or(Path::new("."));
+    if existing == path {
+        check_owners(path)?;
+    } else if !existing.is_dir() {
+        let text = format!("{}: not a directory", existing.display());
+        return Err(io::Error::new(io::ErrorKind::NotADirectory, text));
+    }
+    access(existing, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| with_path(existing, &error.into()))
+}
+
+/// Checks that no other user may replace the directory or a file in it.
+fn check_owners(path: &Path) -> io::Result<()> {
     check_permissions(path, WRITABLE)?;
     let canonical = path
         .canonicalize()
@@ -59,6 +83,34 @@ pub fn private_options() -> OpenOptions {
     options
 }
 
+/// Replaces the file `path` by one with this content, durably: after a crash there is either the old file or the new one.
+/// Only this user can read the file.
+///
+/// # Errors
+/// The directory cannot be written, or the disk is full; the old file is then unchanged.
+pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = Path::new(&partial);
+    let mut file = private_options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(partial)
+        .map_err(|error| with_path(partial, &error))?;
+    let written = file.write_all(content).and_then(|()| file.sync_all());
+    let renamed = written.and_then(|()| fs::rename(partial, path));
+    if let Err(error) = renamed {
+        // The error of the write counts.
+        let _ = fs::remove_file(partial);
+        return Err(with_path(path, &error));
+    }
+    fs::File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| with_path(directory, &error))
+}
+
 fn check_permissions(path: &Path, writable: u32) -> io::Result<()> {
     let metadata = fs::symlink_metadata(path).map_err(|error| with_path(path, &error))?;
     let uid = rustix::process::geteuid().as_raw();
@@ -75,7 +127,7 @@ fn check_permissions(path: &Path, writable: u32) -> io::Result<()> {
         return Ok(());
     };
     let text = format!(
-        "{}: {problem}; correct that, or set another run_dir",
+        "{}: {problem}; correct that, or configure another directory",
         path.display()
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
@@ -94,7 +146,7 @@ fn with_path(path: &Path, error: &io::Error) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -103,7 +155,7 @@ mod tests {
         fs::metadata(path).unwrap().mode() & 0o7777
     }
 
-    fn set_mode(path: &Path, mode: u32) {
+    pub(crate) fn set_mode(path: &Path, mode: u32) {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
@@ -128,6 +180,25 @@ mod tests {
     }
 
     #[test]
+    fn checked_directory_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (new, open, file) = (
+            folder.path().join("run/below"),
+            folder.path().join("open"),
+            folder.path().join("file"),
+        );
+        check_directory(&new).unwrap();
+        assert!(!folder.path().join("run").exists());
+        fs::create_dir(&open).unwrap();
+        set_mode(&open, 0o777);
+        check_directory(&open).unwrap_err();
+        assert_eq!(mode_of(&open), 0o777);
+        fs::write(&file, "").unwrap();
+        let error = check_directory(&file.join("below")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
     fn private_files_refuse_links() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
@@ -141,6 +212,24 @@ mod tests {
         let error = private_options().write(true).open(&link).unwrap_err();
         let expected = rustix::io::Errno::LOOP.raw_os_error();
         assert_eq!(error.raw_os_error(), Some(expected));
+    }
+
+    #[test]
+    fn replaced_file_is_whole_and_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        for content in ["first", "second, which is longer", ""] {
+            replace_file(&file, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), content);
+            assert_eq!(mode_of(&file), 0o600);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        replace_file(&folder.path().join("missing/file"), b"").unwrap_err();
+        // A directory cannot be replaced by a file.
+        let directory = folder.path().join("directory");
+        fs::create_dir(&directory).unwrap();
+        replace_file(&directory, b"").unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
     #[test]

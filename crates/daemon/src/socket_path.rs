@@ -77,8 +77,16 @@ pub fn acquire<T>(
     Ok((listener, socket_path))
 }
 
-/// Checks that `path` may be replaced: it does not exist, or is a socket without a listener.
-fn check_stale(path: &Path) -> io::Result<()> {
+/// Returns true if a running daemon listens at `path`.
+pub fn is_in_use(path: &Path) -> bool {
+    check_stale(path).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+}
+
+/// Checks that [`acquire`] may replace `path`: no file is there, or a socket without a listener.
+///
+/// # Errors
+/// `AddrInUse` if a running daemon has the path; `AlreadyExists` if the path is not a socket; else the system's error.
+pub fn check_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(with_path(path)(error)),

@@ -7,7 +7,10 @@
 //! Sessions are never resumed, because a resumed session skips the certificate, and with it the revocation list.
 
 mod any_member_verifier;
+mod enrolment;
+mod revocation_lists;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,6 +30,12 @@ use rustls::{
 
 use crate::config::TlsConfig;
 use any_member_verifier::AnyMemberVerifier;
+
+pub use enrolment::enrolment_server_config;
+pub use revocation_lists::{RevocationError, RevocationLists, SignedList};
+
+/// Mode bits with which every user has access to a file.
+const ACCESS_BY_ALL: u32 = 0o007;
 
 /// Reason why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -68,18 +77,53 @@ pub enum TlsError {
         /// Owner of the certificate, in words.
         theirs: String,
     },
+    /// Other members refuse the certificate at this time.
+    #[error("{}: other members refuse this certificate: {problem}; issue a new one, or correct the clock", .path.display())]
+    Refused {
+        /// The certificate's file.
+        path: PathBuf,
+        /// Reason of the refusal.
+        problem: rustls::Error,
+    },
+    /// Users other than the owner and its group can read the key.
+    #[error("{}: every user can read this key; `chmod 600` the file", .0.display())]
+    ExposedKey(PathBuf),
+    /// A revocation list cannot be put in force.
+    #[error("{}: {problem}", .path.display())]
+    RevocationList {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: RevocationError,
+    },
     /// The files do not fit each other.
     #[error("the files in [tls] do not match: {0}; issue certificate and key anew")]
     Mismatch(String),
+}
+
+impl TlsError {
+    /// Returns true if no [`Tls`] can be made from the files. Otherwise the member runs, but should not remain so.
+    pub fn is_fatal(&self) -> bool {
+        !matches!(self, TlsError::Refused { .. } | TlsError::ExposedKey(_))
+    }
 }
 
 /// TLS configuration for opening and accepting connections.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
+    any_member_client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
+    own_validity: (SystemTime, SystemTime),
     end: SystemTime,
+}
+
+/// Revocation lists as a verifier takes them.
+struct Revocations {
+    lists: Vec<CertificateRevocationListDer<'static>>,
+    /// True if a certificate whose authority has no list is accepted.
+    allows_unlisted: bool,
 }
 
 impl Tls {
@@ -88,17 +132,29 @@ impl Tls {
     /// # Errors
     /// A file is missing or damaged, the certificate belongs to another node, or the files do not fit each other.
     pub fn from_files(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
-        let chain = read_certificates(&config.cert)?;
-        let certificate_owner = chain.first().and_then(node_name);
-        if certificate_owner.as_deref() != Some(name) {
-            return Err(TlsError::OtherName {
-                path: config.cert.clone(),
-                ours: name.to_owned(),
-                theirs: certificate_owner
-                    .map_or("no node".to_owned(), |name| format!("node `{name}`")),
-            });
-        }
-        build(config, chain, false)
+        let chain = read_owned_chain(config, Some(name))?;
+        build(config, chain, read_configured_revocations(config)?, false)
+    }
+
+    /// Does the same as [`Tls::from_files`] with these revocation lists instead of those of `[tls] crl`.
+    ///
+    /// # Errors
+    /// As [`Tls::from_files`].
+    pub fn with_lists(
+        config: &TlsConfig,
+        name: &str,
+        lists: &RevocationLists,
+    ) -> Result<Tls, TlsError> {
+        let revocations = Revocations {
+            lists: lists.for_verifier(),
+            allows_unlisted: !lists.are_complete(),
+        };
+        build(
+            config,
+            read_owned_chain(config, Some(name))?,
+            revocations,
+            false,
+        )
     }
 
     /// Reads the files of `config` for any owner, to communicate with any member of the group.
@@ -107,17 +163,19 @@ impl Tls {
     /// # Errors
     /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
     pub fn for_any_member(config: &TlsConfig) -> Result<Tls, TlsError> {
-        let chain = read_certificates(&config.cert)?;
-        match chain.first().and_then(node_name) {
-            Some(_) => build(config, chain, true),
-            None => Err(TlsError::NoMemberName(config.cert.clone())),
-        }
+        let chain = read_owned_chain(config, None)?;
+        build(config, chain, read_configured_revocations(config)?, true)
     }
 
     /// Returns the time at which the other members' trust ends: at the end of this member's certificates, or of the last
     /// authority, whichever is earlier.
     pub fn end(&self) -> SystemTime {
         self.end
+    }
+
+    /// Returns begin and end of the validity of this member's own certificate.
+    pub fn own_validity(&self) -> (SystemTime, SystemTime) {
+        self.own_validity
     }
 
     /// Returns a connection to the node called `name`.
@@ -128,6 +186,17 @@ impl Tls {
         let name = ServerName::try_from(node_dns_name(name))
             .map_err(|error| rustls::Error::General(error.to_string()))?;
         ClientConnection::new(self.client.clone(), name)
+    }
+
+    /// Returns a connection to a node whose name is not known: any member of the group may answer. [`node_name`] returns
+    /// the member's name.
+    ///
+    /// # Errors
+    /// None that a configuration made by [`Tls::from_files`] could cause.
+    pub fn dial_any_member(&self) -> Result<ClientConnection, rustls::Error> {
+        // The verifier uses the name in the certificate, and no name is sent.
+        let name = ServerName::from(std::net::IpAddr::from([0, 0, 0, 0]));
+        ClientConnection::new(self.any_member_client.clone(), name)
     }
 
     /// Returns a connection from any node.
@@ -168,52 +237,137 @@ pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
 }
 
+/// Returns all problems of the files of `config`. The certificate must belong to the node `owner`; without an owner, to
+/// any member.
+pub fn find_problems(config: &TlsConfig, owner: Option<&str>) -> Vec<TlsError> {
+    let mut problems = Vec::new();
+    let chain = read_certificates(&config.cert);
+    let chain = chain.map_err(|error| problems.push(error));
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key));
+    problems.extend(key.err());
+    problems.extend(read_certificates(&config.ca).err());
+    problems.extend((config.crl.as_deref()).and_then(|path| read_revocations(path).err()));
+    let mode = std::fs::metadata(&config.key).map(|found| found.mode());
+    if mode.is_ok_and(|mode| mode & ACCESS_BY_ALL != 0) {
+        problems.push(TlsError::ExposedKey(config.key.clone()));
+    }
+    let Ok(chain) = chain else { return problems };
+    problems.extend(check_owner(config, &chain, owner).err());
+    if problems
+        .iter()
+        .any(|error| matches!(error, TlsError::File { .. } | TlsError::Empty { .. }))
+    {
+        return problems;
+    }
+    let path = config.cert.clone();
+    let built = read_configured_revocations(config)
+        .and_then(|lists| build(config, chain.clone(), lists, owner.is_none()));
+    match built {
+        Ok(tls) => {
+            let refusal = tls.admits(&chain).err();
+            problems.extend(refusal.map(|problem| TlsError::Refused { path, problem }));
+        }
+        Err(error) => problems.push(error),
+    }
+    problems
+}
+
+/// Reads this member's certificates, which must belong to the node `owner`; without an owner, to any member.
+fn read_owned_chain(
+    config: &TlsConfig,
+    owner: Option<&str>,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = read_certificates(&config.cert)?;
+    check_owner(config, &chain, owner)?;
+    Ok(chain)
+}
+
+/// Checks that a certificate belongs to the node `owner`; without an owner, to any member.
+fn check_owner(
+    config: &TlsConfig,
+    chain: &[CertificateDer<'_>],
+    owner: Option<&str>,
+) -> Result<(), TlsError> {
+    let certificate_owner = chain.first().and_then(node_name);
+    match owner {
+        None if certificate_owner.is_none() => Err(TlsError::NoMemberName(config.cert.clone())),
+        Some(ours) if certificate_owner.as_deref() != Some(ours) => Err(TlsError::OtherName {
+            path: config.cert.clone(),
+            ours: ours.to_owned(),
+            theirs: certificate_owner.map_or("no node".to_owned(), |name| format!("node `{name}`")),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn read_configured_revocations(config: &TlsConfig) -> Result<Revocations, TlsError> {
+    let lists = config.crl.as_deref().map(read_revocations).transpose()?;
+    Ok(Revocations {
+        lists: lists.unwrap_or_default(),
+        allows_unlisted: false,
+    })
+}
+
 /// Builds the configuration. With `accept_any_member`, the remote end of an outgoing connection may be any member of the group.
 fn build(
     config: &TlsConfig,
     chain: Vec<CertificateDer<'static>>,
+    revocations: Revocations,
     accept_any_member: bool,
 ) -> Result<Tls, TlsError> {
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
     let mut roots = RootCertStore::empty();
     let authorities = read_certificates(&config.ca)?;
-    let own_end = certificate_ends(&config.cert, &chain)?.into_iter().min();
-    let authorities_end = certificate_ends(&config.ca, &authorities)?
+    let own = certificate_validities(&config.cert, &chain)?;
+    let own_end = own.iter().map(|(_, end)| *end).min();
+    let authorities_end = certificate_validities(&config.ca, &authorities)?
         .into_iter()
+        .map(|(_, end)| end)
         .max();
     let end = own_end.into_iter().chain(authorities_end).min();
     for authority in authorities {
         roots.add(authority).map_err(mismatch)?;
     }
     let roots = Arc::new(roots);
-    let crls = config
-        .crl
-        .as_deref()
-        .map_or(Ok(Vec::new()), read_revocations)?;
     let provider: Arc<CryptoProvider> = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-        .with_crls(crls.clone())
-        .build()
-        .map_err(mismatch)?;
-    let server_verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
-        .with_crls(crls)
-        .build()
-        .map_err(mismatch)?;
-    let client = ClientConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(mismatch)?;
-    let client = match accept_any_member {
-        true => client
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyMemberVerifier(server_verifier))),
-        false => client.with_webpki_verifier(server_verifier),
+    let Revocations {
+        lists,
+        allows_unlisted,
+    } = revocations;
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+        .with_crls(lists.clone());
+    let mut server_verifier =
+        WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).with_crls(lists);
+    if allows_unlisted {
+        verifier = verifier.allow_unknown_revocation_status();
+        server_verifier = server_verifier.allow_unknown_revocation_status();
+    }
+    let verifier = verifier.build().map_err(mismatch)?;
+    let server_verifier = server_verifier.build().map_err(mismatch)?;
+    let any_member_verifier = Arc::new(AnyMemberVerifier(server_verifier.clone()));
+    let client_config = |accept_any_member: bool| {
+        let client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(mismatch)?;
+        let client = match accept_any_member {
+            true => client
+                .dangerous()
+                .with_custom_certificate_verifier(any_member_verifier.clone()),
+            false => client.with_webpki_verifier(server_verifier.clone()),
+        };
+        let mut client = client
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(mismatch)?;
+        client.resumption = Resumption::disabled();
+        client.enable_sni = !accept_any_member;
+        Ok::<_, TlsError>(Arc::new(client))
     };
-    let mut client = client
-        .with_client_auth_cert(chain.clone(), key.clone_key())
-        .map_err(mismatch)?;
-    client.resumption = Resumption::disabled();
-    client.enable_sni = !accept_any_member;
-    let mut server = ServerConfig::builder_with_provider(provider)
+    let any_member_client = client_config(true)?;
+    let client = match accept_any_member {
+        true => any_member_client.clone(),
+        false => client_config(false)?,
+    };
+    let mut server = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&TLS13])
         .map_err(mismatch)?
         .with_client_cert_verifier(verifier.clone())
@@ -221,32 +375,43 @@ fn build(
         .map_err(mismatch)?;
     server.send_tls13_tickets = 0;
     Ok(Tls {
-        client: Arc::new(client),
+        client,
+        any_member_client,
         server: Arc::new(server),
         verifier,
+        own_validity: own.first().copied().unwrap_or((UNIX_EPOCH, UNIX_EPOCH)),
         end: end.unwrap_or(UNIX_EPOCH),
     })
 }
 
-/// Returns the times after which the certificates in a file are not valid.
-fn certificate_ends(
+/// Returns begin and end of the validity of each certificate in a file.
+fn certificate_validities(
     path: &Path,
     certificates: &[CertificateDer<'_>],
-) -> Result<Vec<SystemTime>, TlsError> {
-    let end = |certificate: &CertificateDer<'_>| {
+) -> Result<Vec<(SystemTime, SystemTime)>, TlsError> {
+    let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    let validity = |certificate: &CertificateDer<'_>| {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|error| {
             TlsError::Malformed {
                 path: path.to_owned(),
                 problem: error.to_string(),
             }
         })?;
-        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
-        Ok(UNIX_EPOCH + Duration::from_secs(seconds))
+        let validity = parsed.validity();
+        let (begin, end) = (
+            validity.not_before.timestamp(),
+            validity.not_after.timestamp(),
+        );
+        Ok((time(begin), time(end)))
     };
-    certificates.iter().map(end).collect()
+    certificates.iter().map(validity).collect()
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// Reads all certificates in a file.
+///
+/// # Errors
+/// The file is missing or damaged, or has none.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     read_pem(path, "certificate")
 }
 

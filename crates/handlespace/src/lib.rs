@@ -29,7 +29,7 @@ mod timers;
 pub use element::{ElementKey, ElementRef};
 pub use element_cursor::ElementCursor;
 pub use handlespace::{Handlespace, RegisterError, RegistrationData, RegistrationOutcome};
-pub use policy::counts_selections;
+pub use policy::{counts_selections, relative_share};
 pub use pool::PoolRef;
 pub use prefetch_announcements::AnnouncedOperation;
 pub use timers::{ExpiredTimer, TimerKind};

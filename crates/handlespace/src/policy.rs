@@ -51,6 +51,20 @@ pub fn counts_selections(kind: PolicyKind) -> bool {
     )
 }
 
+/// Returns an element's share of its pool's selections, relative to the shares of the others, if the share depends on
+/// the element's figures alone: with round robin and with random policies whose weights selections do not change. An
+/// element of share 0 is never selected.
+pub fn relative_share(policy: &Policy) -> Option<u64> {
+    match *policy {
+        Policy::RoundRobin => Some(1),
+        Policy::WeightedRoundRobin { weight } => Some(u64::from(weight)),
+        _ if SelectionProcedure::of(policy.kind()) == SelectionProcedure::ByWeight => {
+            Some(initial_value(policy))
+        }
+        _ => None,
+    }
+}
+
 impl SelectionProcedure {
     pub(crate) fn of(kind: PolicyKind) -> SelectionProcedure {
         use PolicyKind::*;
@@ -256,4 +270,27 @@ fn penalised_weight(weight: u32, dpf: u32, distance: u32) -> u64 {
 /// Returns the unused part of the load; at least 1, so that a fully loaded pool still answers.
 fn unused_load(load: u64) -> u64 {
     u64::from(u32::MAX).saturating_sub(load).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn share_is_known_without_selections_or_not_at_all() {
+        let weight = 3;
+        assert_eq!(relative_share(&Policy::RoundRobin), Some(1));
+        assert_eq!(relative_share(&Policy::Random), Some(1));
+        assert_eq!(
+            relative_share(&Policy::WeightedRoundRobin { weight }),
+            Some(3)
+        );
+        assert_eq!(relative_share(&Policy::WeightedRandom { weight }), Some(3));
+        let load = u32::MAX;
+        assert_eq!(
+            relative_share(&Policy::RandomizedLeastUsed { load }),
+            Some(1)
+        );
+        assert_eq!(relative_share(&Policy::LeastUsed { load }), None);
+    }
 }

@@ -4,10 +4,14 @@
 pub mod app_server;
 pub mod config;
 pub mod control;
+pub mod credentials;
 pub mod dataplane;
+pub mod dns;
 pub mod engine;
 pub mod engine_queue;
 mod failure_conversion;
+mod health;
+pub mod membership;
 pub mod metrics;
 pub mod migration;
 pub mod peer_channel;

@@ -10,6 +10,7 @@ use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_daemon::{logs, service_manager};
 use holdfast_node::config::Config;
 use holdfast_node::engine::SetupError;
+use holdfast_node::membership::{self, MembershipOptions};
 use holdfast_node::pid_file::{PidFile, PidFileError};
 use holdfast_node::{engine, migration};
 
@@ -28,12 +29,22 @@ struct Arguments {
         default_value = "/etc/holdfast/holdfast.toml"
     )]
     config: PathBuf,
-    /// Only check the configuration.
+    /// Only check that a start would succeed; change nothing.
     #[arg(long)]
     check: bool,
-    /// Remove the service addresses, filters and maps that the ended daemon left on this host, and end.
+    /// Remove the service addresses, settings, filters and maps that the ended daemon left on this host, and end.
     #[arg(long, conflicts_with = "check")]
-    detach: bool,
+    clean: bool,
+    /// With --clean: remove nothing, and print what would be removed.
+    #[arg(long, requires = "clean")]
+    dry_run: bool,
+    /// With --clean: print what was removed as JSON.
+    #[arg(long, requires = "clean")]
+    json: bool,
+    /// Begin a group that runs itself, with this node as its first contact node, and end. The next start of the daemon
+    /// serves.
+    #[arg(long, conflicts_with_all = ["check", "clean"])]
+    create_group: bool,
 }
 
 fn main() -> ExitCode {
@@ -67,17 +78,19 @@ fn exit_code(error: &(dyn Error + 'static)) -> DaemonExitCode {
 fn run_node(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let config = Config::load(&arguments.config)?;
     if arguments.check {
+        return check(arguments, &config);
+    }
+    if arguments.clean {
+        return clean(arguments, &config);
+    }
+    if arguments.create_group {
+        let _pid_file = PidFile::acquire(&config)?;
+        membership::create_group(&MembershipOptions::new(&config, 1)?)?;
         println!(
-            "{} is valid: node {} of group {}",
-            arguments.config.display(),
-            config.node.name,
-            config.group.name
+            "node {} begins group {}; start the daemon",
+            config.node.name, config.group.name
         );
         return Ok(());
-    }
-    if arguments.detach {
-        let _pid_file = PidFile::acquire(&config)?;
-        return Ok(engine::detach(&config)?);
     }
     engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
@@ -90,6 +103,33 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         .build()?;
     let local = tokio::task::LocalSet::new();
     Ok(local.block_on(&runtime, engine::run_until_signal(config))?)
+}
+
+fn check(arguments: &Arguments, config: &Config) -> Result<(), Box<dyn Error>> {
+    for change in engine::check_start(config)? {
+        println!("{change}; the start carries the entries over");
+    }
+    println!(
+        "{} is valid, and a start would succeed: node {} of group {}",
+        arguments.config.display(),
+        config.node.name,
+        config.group.name
+    );
+    Ok(())
+}
+
+fn clean(arguments: &Arguments, config: &Config) -> Result<(), Box<dyn Error>> {
+    // Without its directory no daemon runs, and none is made.
+    let _pid_file = match config.node.run_dir.is_dir() {
+        true => Some(PidFile::acquire(config)?),
+        false => None,
+    };
+    let report = engine::clean_host(config, arguments.dry_run)?;
+    match arguments.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => print!("{report}"),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
+use holdfast_dns::{NameOwner, Outcome};
+use holdfast_wire::authenticated_datagram::DatagramError;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -37,6 +39,11 @@ struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NameLabel {
+    name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DirectionLabel {
     direction: &'static str,
 }
@@ -49,6 +56,19 @@ struct VersionLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerLabel {
     peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServerLabels {
+    pool: String,
+    service: String,
+    node: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FailureLabels {
+    pool: String,
+    reason: &'static str,
 }
 
 /// The end of one flow's handoff, as this node counts the flow.
@@ -89,7 +109,19 @@ pub struct Metrics {
     rejected: Family<ReasonLabel, Counter>,
     migrations: Family<OutcomeLabel, Counter>,
     migration_freeze: Histogram,
+    servers_well: Family<ServerLabels, Gauge>,
+    server_failures: Family<FailureLabels, Counter>,
+    group_epoch: Gauge,
+    lease: Gauge,
+    takeovers: Counter,
+    refused_datagrams: Family<ReasonLabel, Counter>,
+    ignored_membership_frames: Counter,
+    dns_queries: Family<NameLabel, Counter>,
+    dns_responses: Family<OutcomeLabel, Counter>,
     certificate_end: Gauge,
+    certificate_renewals: Family<OutcomeLabel, Counter>,
+    enrolments: Family<OutcomeLabel, Counter>,
+    revoked_certificates: Gauge,
     build: Family<VersionLabel, Gauge>,
 }
 
@@ -116,7 +148,19 @@ impl Metrics {
             rejected: Family::default(),
             migrations: Family::default(),
             migration_freeze: Histogram::new(MIGRATION_FREEZE_BUCKETS_S),
+            servers_well: Family::default(),
+            server_failures: Family::default(),
+            group_epoch: Gauge::default(),
+            lease: Gauge::default(),
+            takeovers: Counter::default(),
+            refused_datagrams: Family::default(),
+            ignored_membership_frames: Counter::default(),
+            dns_queries: Family::default(),
+            dns_responses: Family::default(),
             certificate_end: Gauge::default(),
+            certificate_renewals: Family::default(),
+            enrolments: Family::default(),
+            revoked_certificates: Gauge::default(),
             build: Family::default(),
         };
         let version = env!("CARGO_PKG_VERSION");
@@ -134,12 +178,104 @@ impl Metrics {
         for (family, outcomes) in [
             (&self.handoffs, ["moved", "kept", "accepted"]),
             (&self.migrations, ["moved", "kept", "cloned"]),
+            (&self.enrolments, ["signed", "admitted", "refused"]),
         ] {
             for outcome in outcomes {
                 drop(family.get_or_create(&OutcomeLabel { outcome }));
             }
         }
+        for outcome in ["renewed", "failed"] {
+            drop(
+                self.certificate_renewals
+                    .get_or_create(&OutcomeLabel { outcome }),
+            );
+        }
+        for reason in DatagramError::LABELS {
+            let reason = reason.to_owned();
+            drop(
+                self.refused_datagrams
+                    .get_or_create(&ReasonLabel { reason }),
+            );
+        }
         self.set_in_transit(0, 0);
+    }
+
+    fn register_membership(&self, registry: &mut Registry) {
+        registry.register(
+            "group_epoch",
+            "Epoch of the view that this node obeys, in a group that runs itself",
+            self.group_epoch.clone(),
+        );
+        registry.register(
+            "group_lease",
+            "1 while this node is the contact node and has a lease",
+            self.lease.clone(),
+        );
+        registry.register(
+            "group_takeovers",
+            "Times that this node stood for the place of a silent contact node",
+            self.takeovers.clone(),
+        );
+        registry.register(
+            "datagrams_refused",
+            "Datagrams between nodes that were refused, by reason",
+            self.refused_datagrams.clone(),
+        );
+        registry.register(
+            "membership_frames_ignored",
+            "Frames of the membership that came late, repeatedly or from strangers",
+            self.ignored_membership_frames.clone(),
+        );
+    }
+
+    fn register_servers(&self, registry: &mut Registry) {
+        registry.register(
+            "server_well",
+            "1 if a node's server of a service may get new clients, as the contact node sees it",
+            self.servers_well.clone(),
+        );
+        registry.register(
+            "server_failures",
+            "Times at which this node's server of a pool stopped serving new clients, by reason",
+            self.server_failures.clone(),
+        );
+    }
+
+    fn register_dns(&self, registry: &mut Registry) {
+        registry.register(
+            "dns_queries",
+            "DNS queries for a name of the group, by name",
+            self.dns_queries.clone(),
+        );
+        registry.register(
+            "dns_responses",
+            "DNS queries by outcome",
+            self.dns_responses.clone(),
+        );
+    }
+
+    fn register_credentials(&self, registry: &mut Registry) {
+        registry.register_with_unit(
+            "certificate_end_timestamp",
+            "Unix time at which this node's certificate or its authority's ends",
+            Unit::Seconds,
+            self.certificate_end.clone(),
+        );
+        registry.register(
+            "certificate_renewals",
+            "Attempts to renew this node's certificate, by outcome",
+            self.certificate_renewals.clone(),
+        );
+        registry.register(
+            "enrolments",
+            "Hosts that asked this node for a certificate, by outcome",
+            self.enrolments.clone(),
+        );
+        registry.register(
+            "revoked_certificates",
+            "Certificates in the revocation lists in force",
+            self.revoked_certificates.clone(),
+        );
     }
 
     fn register(&self) -> Registry {
@@ -207,18 +343,28 @@ impl Metrics {
             Unit::Seconds,
             self.migration_freeze.clone(),
         );
-        registry.register_with_unit(
-            "certificate_end_timestamp",
-            "Unix time at which this node's certificate or its authority's ends",
-            Unit::Seconds,
-            self.certificate_end.clone(),
-        );
+        self.register_servers(&mut registry);
+        self.register_membership(&mut registry);
+        self.register_dns(&mut registry);
+        self.register_credentials(&mut registry);
         registry.register(
             "build_info",
             "Release of the daemon, always 1",
             self.build.clone(),
         );
         registry
+    }
+
+    /// Counts a DNS query. `name` must be a name of the group, since each name has a series.
+    pub fn count_dns_query(&self, name: Option<&NameOwner>, outcome: Outcome) {
+        if let Some(name) = name {
+            let name = name.to_string();
+            self.dns_queries.get_or_create(&NameLabel { name }).inc();
+        }
+        let outcome = outcome.name();
+        self.dns_responses
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
     }
 
     /// Counts the end of one flow's handoff.
@@ -256,11 +402,91 @@ impl Metrics {
         self.migration_freeze.observe(freeze.as_secs_f64());
     }
 
+    /// Records whether a node's server of a service may get new clients.
+    pub fn set_server_well(&self, pool: &str, service: &str, node: &str, is_well: bool) {
+        let labels = ServerLabels {
+            pool: pool.to_owned(),
+            service: service.to_owned(),
+            node: node.to_owned(),
+        };
+        let gauge = self.servers_well.get_or_create_owned(&labels);
+        gauge.set(i64::from(is_well));
+    }
+
+    /// Counts a failure of this node's server of a pool.
+    pub fn count_server_failure(&self, pool: &str, reason: &'static str) {
+        let pool = pool.to_owned();
+        let labels = FailureLabels { pool, reason };
+        self.server_failures.get_or_create(&labels).inc();
+    }
+
     /// Sets the time at which the certificates in use end.
     pub fn set_certificate_end(&self, end: SystemTime) {
         let since_epoch = end.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.certificate_end
             .set(i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX));
+    }
+
+    /// Counts a host that asked for a certificate.
+    pub fn count_enrolment(&self, outcome: &'static str) {
+        self.enrolments
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
+    }
+
+    /// Returns the number of hosts that asked for a certificate with this outcome.
+    pub fn enrolments(&self, outcome: &'static str) -> u64 {
+        self.enrolments
+            .get_or_create(&OutcomeLabel { outcome })
+            .get()
+    }
+
+    /// Counts an attempt to renew this node's certificate.
+    pub fn count_renewal(&self, outcome: &'static str) {
+        self.certificate_renewals
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
+    }
+
+    /// Sets the number of certificates in the revocation lists in force.
+    pub fn set_revoked_certificates(&self, certificates: usize) {
+        self.revoked_certificates
+            .set(i64::try_from(certificates).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the epoch of the view that this node obeys.
+    pub fn set_group_epoch(&self, epoch: u64) {
+        self.group_epoch
+            .set(i64::try_from(epoch).unwrap_or(i64::MAX));
+    }
+
+    /// Records whether this node has a lease.
+    pub fn set_lease(&self, has_lease: bool) {
+        self.lease.set(i64::from(has_lease));
+    }
+
+    /// Counts a silent contact node that this node wants to replace.
+    pub fn count_takeover(&self) {
+        self.takeovers.inc();
+    }
+
+    /// Counts a refused datagram.
+    pub fn count_refused_datagram(&self, reason: &str) {
+        let reason = reason.to_owned();
+        let refused = &self.refused_datagrams;
+        refused.get_or_create_owned(&ReasonLabel { reason }).inc();
+    }
+
+    /// Returns the number of datagrams that were refused for `reason`.
+    pub fn refused_datagrams(&self, reason: &str) -> u64 {
+        let reason = reason.to_owned();
+        let refused = &self.refused_datagrams;
+        refused.get_or_create_owned(&ReasonLabel { reason }).get()
+    }
+
+    /// Counts a frame of the membership without effect.
+    pub fn count_ignored_membership_frame(&self) {
+        self.ignored_membership_frames.inc();
     }
 
     /// Sets the number of packets that the data plane has dropped for `reason` in total.
@@ -309,6 +535,15 @@ impl Metrics {
         let peer = peer.to_owned();
         let gauge = self.connected.get_or_create_owned(&PeerLabel { peer });
         gauge.set(i64::from(up));
+    }
+
+    /// Ends the series of a node that is not in the group any longer.
+    pub fn forget_peer(&self, peer: &str) {
+        let label = PeerLabel {
+            peer: peer.to_owned(),
+        };
+        self.connected.remove(&label);
+        self.round_trip.remove(&label);
     }
 
     /// Counts a connection between nodes that was closed because of the other side's data.
@@ -392,12 +627,16 @@ mod tests {
         metrics.set_round_trip("n2", Duration::from_micros(120));
         metrics.set_connected("n2", true);
         metrics.count_rejection("malformed");
+        metrics.set_server_well("web", "tcp:10.0.0.1:80", "n2", true);
+        metrics.count_server_failure("web", "listener_closed");
+        let name = NameOwner::Below("web".parse().expect("a label"));
+        metrics.count_dns_query(Some(&name), Outcome::Answered);
         let text = metrics.encode();
         let mut kinds = text.lines().filter_map(|line| {
             let mut words = line.strip_prefix("# TYPE ")?.split(' ');
             Some((words.next()?, words.next()?))
         });
-        assert_eq!(kinds.clone().count(), 14, "{text}");
+        assert_eq!(kinds.clone().count(), 26, "{text}");
         let missing = kinds.find(|(name, kind)| {
             let suffix = if *kind == "counter" { "_total" } else { "" };
             ['`', '{']

@@ -124,6 +124,35 @@ fn apply_to_transit(
     }
 }
 
+/// Returns the record that a holder stores when a node claims `claimed` and the table has `current`: the claim if its epoch
+/// is higher, else none. Each change raises the epoch, so the highest epoch is the newest.
+#[must_use]
+pub fn newer_record(
+    current: Option<OwnershipRecord>,
+    claimed: OwnershipRecord,
+) -> Option<OwnershipRecord> {
+    let is_newer = current.is_none_or(|current| claimed.epoch > current.epoch);
+    is_newer.then_some(claimed)
+}
+
+/// Returns the record that a holder stores when an owner claims `claimed` and the table has `current`, whose owner is
+/// outside the view: the claim if its epoch is the same. An epoch of a flow has one owner, so both are the same node,
+/// which has joined again with another number.
+#[must_use]
+pub fn renumbered_record(
+    current: Option<OwnershipRecord>,
+    claimed: OwnershipRecord,
+    is_in_view: impl Fn(NodeId) -> bool,
+) -> Option<OwnershipRecord> {
+    let owner_of = |record: OwnershipRecord| match record.state {
+        RecordState::Owned { owner } => Some(owner),
+        RecordState::Transit { .. } => None,
+    };
+    let current = current.filter(|current| current.epoch == claimed.epoch)?;
+    let (former, owner) = (owner_of(current)?, owner_of(claimed)?);
+    (!is_in_view(former) && is_in_view(owner)).then_some(claimed)
+}
+
 /// Highest epoch at which a node may establish or remove a flow.
 ///
 /// Epochs begin at the seconds of a clock, which reach this value in 2072. The numbers above it are left for floors and

@@ -1,6 +1,8 @@
 //! Tests of the compare-and-set with any sequence of changes from any node.
 
-use holdfast_proto::flow_ownership::{EpochFloors, ProcessTransits, apply_change};
+use holdfast_proto::flow_ownership::{
+    EpochFloors, ProcessTransits, apply_change, renumbered_record,
+};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord,
     Protocol, RecordState,
@@ -333,4 +335,19 @@ fn removal_raises_few_floors_of_other_flows() {
         .count();
     assert!(raised < 5, "{raised} of 2000 flows have a raised floor");
     assert_eq!(floors.start_epoch(&flow(1), 1), 1_001);
+}
+
+#[test]
+fn node_with_a_new_number_gets_its_record_back() {
+    let (former, joined, other) = (NodeId(2), NodeId(7), NodeId(3));
+    let is_in_view = |node| [joined, other].contains(&node);
+    let record = |owner, epoch| OwnershipRecord::owned(owner, epoch);
+    let renumbered = |current, claimed| renumbered_record(current, claimed, is_in_view);
+    let claim = record(joined, 5);
+    assert_eq!(renumbered(Some(record(former, 5)), claim), Some(claim));
+    assert_eq!(renumbered(Some(record(former, 6)), claim), None);
+    assert_eq!(renumbered(Some(record(other, 5)), claim), None);
+    let transit = OwnershipRecord::transit(former, other, 5);
+    assert_eq!(renumbered(Some(transit), claim), None);
+    assert_eq!(renumbered(None, claim), None);
 }

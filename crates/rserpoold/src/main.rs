@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use holdfast_daemon::config::{LogConfig, TlsConfig};
 use holdfast_daemon::exit_code::DaemonExitCode;
+use holdfast_daemon::start_check::StartCheck;
 use holdfast_daemon::{logs, service_manager};
 use holdfast_rserpoold::config::pool::{PoolConfig, RegistrarAddress};
 use holdfast_rserpoold::config::registrar::{RegistrarConfig, RegistrarPeer};
@@ -81,7 +82,7 @@ struct CommonArguments {
     /// Configuration file; every key has a default.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only check the configuration.
+    /// Only check that a start would succeed; change nothing.
     #[arg(long)]
     check: bool,
     /// Address of the daemon, instead of the file's addresses; may be repeated.
@@ -116,7 +117,8 @@ fn run_registrar(arguments: &RegistrarArguments) -> Result<(), Box<dyn Error>> {
     common.apply_overrides(&mut config.listen, &mut config.run_dir, &mut config.log);
     config.peers.extend_from_slice(&arguments.peer);
     config.check(common.config_source())?;
-    match common.should_run("registrar", &config.log)? {
+    let check = registrar::examine_start(&config);
+    match common.should_run("registrar", check, &config.log)? {
         true => Ok(registrar::run(&config)?),
         false => Ok(()),
     }
@@ -134,7 +136,8 @@ fn run_pool(arguments: &PoolArguments) -> Result<(), Box<dyn Error>> {
     }
     config.announces.trusted |= arguments.announces;
     config.check(common.config_source())?;
-    match common.should_run("pool daemon", &config.log)? {
+    let check = pool::examine_start(&config);
+    match common.should_run("pool daemon", check, &config.log)? {
         true => Ok(pool::run(&config, arguments.with_parent)?),
         false => Ok(()),
     }
@@ -176,12 +179,20 @@ impl CommonArguments {
         file.unwrap_or(Path::new("the command line"))
     }
 
-    /// Returns false if only the configuration was to be checked, and is valid.
-    fn should_run(&self, role: &str, log: &LogConfig) -> Result<bool, Box<dyn Error>> {
+    /// Returns false if a start was only to be checked, and would succeed.
+    fn should_run(
+        &self,
+        role: &str,
+        mut check: StartCheck,
+        log: &LogConfig,
+    ) -> Result<bool, Box<dyn Error>> {
         if self.check {
-            println!("the {role}'s configuration is valid");
+            check.log(log);
+            check.finish()?;
+            println!("the {role}'s configuration is valid, and a start would succeed");
         } else {
             logs::init(log)?;
+            check.finish_for_start()?;
         }
         Ok(!self.check)
     }

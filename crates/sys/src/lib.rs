@@ -9,6 +9,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod fd_passing;
 pub mod local_delivery_routes;
+pub mod neighbour_announcement;
 pub mod net;
 pub mod netlink;
 pub mod packet;

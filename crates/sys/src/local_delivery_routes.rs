@@ -1,7 +1,7 @@
 //! Routes and rules (`ip-rule(8)`) that deliver packets for another host's address to this host: for connections that
 //! migrated here with their process.
 
-use crate::netlink::{Netlink, NetlinkRequest};
+use crate::netlink::{Netlink, NetlinkRequest, attributes};
 use std::io;
 
 /// Attributes of `linux/fib_rules.h`.
@@ -35,6 +35,21 @@ pub fn deliver_locally(mark: u32, from_interface: &str, table: u32) -> io::Resul
         }
     }
     Ok(())
+}
+
+/// Returns true if this network namespace has a rule of [`deliver_locally`] with this table.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn has_local_delivery(table: u32) -> io::Result<bool> {
+    let mut is_found = false;
+    let message = NetlinkRequest::new(libc::RTM_GETRULE, 0, &[0; 12]);
+    let flags = libc::NLM_F_DUMP;
+    Netlink::new(libc::NETLINK_ROUTE)?.request(message, flags, |_, body| {
+        let mut all = attributes(body.get(12..).unwrap_or(&[]));
+        is_found |= all.any(|(kind, value)| kind == FRA_TABLE && *value == table.to_ne_bytes());
+    })?;
+    Ok(is_found)
 }
 
 /// Removes the routes and rules of [`deliver_locally`] with these arguments. Absent ones are no error.

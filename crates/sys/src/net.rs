@@ -151,6 +151,30 @@ pub fn is_local(address: IpAddr) -> io::Result<bool> {
     }
 }
 
+/// Returns the addresses of an interface with the lengths of their prefixes, bits.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn addresses(interface: u32) -> io::Result<Vec<(IpAddr, u8)>> {
+    let mut found = Vec::new();
+    let message = NetlinkRequest::new(libc::RTM_GETADDR, 0, &[0; 8]);
+    let flags = libc::NLM_F_DUMP;
+    Netlink::new(libc::NETLINK_ROUTE)?.request(message, flags, |_, body| {
+        let (Some(fixed), Some(rest)) = (body.get(..8), body.get(8..)) else {
+            return;
+        };
+        if fixed[4..8] != interface.to_ne_bytes() {
+            return;
+        }
+        let value = |wanted| attributes(rest).find(|(kind, _)| *kind == wanted);
+        // IPv4 has both: IFA_ADDRESS is the remote end of a point-to-point link.
+        let address = value(IFA_LOCAL).or_else(|| value(IFA_ADDRESS));
+        let address = address.and_then(|(_, bytes)| parse_address(bytes));
+        found.extend(address.map(|address| (address, fixed[1])));
+    })?;
+    Ok(found)
+}
+
 /// Removes an address. An address that does not exist is no error.
 ///
 /// # Errors

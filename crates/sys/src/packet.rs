@@ -169,7 +169,7 @@ fn ip_header(
 
 /// Computes the checksum over the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1) and `segment`, in which
 /// the checksum field is zero.
-fn transport_checksum(
+pub(crate) fn transport_checksum(
     source: SocketAddr,
     destination: SocketAddr,
     protocol: i32,

@@ -14,6 +14,7 @@ const BY_FAMILY: u16 = 20;
 /// Attribute numbers of `linux/inet_diag.h`.
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_SHUTDOWN: u16 = 8;
+const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MD5SIG: u16 = 18;
 /// Extension bit that requests `TCP_INFO`.
 const REQUEST_TCP_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
@@ -27,6 +28,7 @@ const NO_COOKIE: [u8; 8] = [0xff; 8];
 const ESTABLISHED: u8 = 1;
 const SYN_RECEIVED: u8 = 3;
 const NEW_SYN_RECEIVED: u8 = 12;
+const CLOSE: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
 const LISTEN: u8 = 10;
 /// State bit of listeners, which are not connections.
@@ -105,6 +107,114 @@ pub fn tcp_service_connections(service: SocketAddr) -> io::Result<Option<u32>> {
         (false, true) => Some(at_wildcard),
         (false, false) => None,
     })
+}
+
+/// A socket that receives new clients: a TCP listener, or a UDP socket without a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivingSocket {
+    /// Own address (IPv4-mapped addresses as IPv4).
+    pub local: SocketAddr,
+    /// True for an IPv6 socket that receives no IPv4 clients.
+    pub is_ipv6_only: bool,
+    /// The socket's cookie, as a number.
+    pub cookie: u64,
+    /// Number of connections that wait to be accepted (TCP), or bytes in the receive queue (UDP).
+    pub waiting: u32,
+}
+
+impl ReceivingSocket {
+    /// Returns true if clients of a service at this address reach the socket, unless another socket is bound more
+    /// exactly.
+    pub fn receives(&self, service: SocketAddr) -> bool {
+        let is_wildcard = self.local.ip().is_unspecified()
+            && (self.local.is_ipv4() == service.is_ipv4()
+                || self.local.is_ipv6() && !self.is_ipv6_only);
+        self.local.port() == service.port() && (is_wildcard || self.local.ip() == service.ip())
+    }
+}
+
+/// Lists the TCP listeners of the network namespace of `netlink`, on all ports.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn tcp_listeners(netlink: &mut Netlink) -> io::Result<Vec<ReceivingSocket>> {
+    receiving_sockets(netlink, libc::IPPROTO_TCP, LISTEN_BIT, 0)
+}
+
+/// Lists the UDP sockets without a peer that have this local port, in the network namespace of `netlink`.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn udp_receivers(netlink: &mut Netlink, port: u16) -> io::Result<Vec<ReceivingSocket>> {
+    receiving_sockets(netlink, libc::IPPROTO_UDP, 1 << CLOSE, port)
+}
+
+fn receiving_sockets(
+    netlink: &mut Netlink,
+    protocol: i32,
+    states: u32,
+    port: u16,
+) -> io::Result<Vec<ReceivingSocket>> {
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let identity = socket_id(port, NO_COOKIE);
+        let request = diag_request((family, protocol), states, 0, &identity);
+        let outcome = netlink.request(request, libc::NLM_F_DUMP, |_, body| {
+            let Some(one) = parse_diag_message(body).filter(|one| one.local.port() != 0) else {
+                return;
+            };
+            let is_ipv6_only = attributes(&body[DIAG_MESSAGE_LEN..])
+                .any(|(kind, value)| kind == INET_DIAG_SKV6ONLY && value.first() == Some(&1));
+            let cookie = body.get(COOKIE_OFFSET..COOKIE_OFFSET + 8);
+            let cookie = cookie.and_then(|cookie| SocketCookie::try_from(cookie).ok());
+            found.push(ReceivingSocket {
+                local: one.local,
+                is_ipv6_only,
+                cookie: cookie.map_or(0, u64::from_ne_bytes),
+                waiting: one.receive_queue,
+            });
+        });
+        match outcome {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            other => other?,
+        }
+    }
+    Ok(found)
+}
+
+/// Returns one established connection of the network namespace of `netlink`; `None` if there is none between these
+/// addresses, or one side has closed.
+///
+/// # Errors
+/// Errors of the netlink request.
+pub fn established_connection(
+    netlink: &mut Netlink,
+    local: SocketAddr,
+    remote: SocketAddr,
+) -> io::Result<Option<ListedConnection>> {
+    let is_ipv6 = local.is_ipv6();
+    let family = if is_ipv6 {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    let identity = full_socket_id(local, remote, is_ipv6, NO_COOKIE);
+    let request = diag_request(
+        (family, libc::IPPROTO_TCP),
+        u32::MAX,
+        REQUEST_TCP_INFO,
+        &identity,
+    );
+    let mut found = None;
+    let outcome = netlink.request(request, 0, |_, body| {
+        let is_established = body.get(1) == Some(&ESTABLISHED);
+        found = parse_diag_message(body).filter(|_| is_established);
+    });
+    match outcome {
+        Ok(()) => Ok(found),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns true if handshakes of a TCP service with this port are under way.

@@ -3,9 +3,12 @@
 use holdfast_lab::testing::{
     SERVICE_V4, TestNetwork, exchange, pattern, service_addresses, wait_for,
 };
-use holdfast_sys::local_delivery_routes::{deliver_locally, end_local_delivery};
+use holdfast_sys::local_delivery_routes::{
+    deliver_locally, end_local_delivery, has_local_delivery,
+};
 use holdfast_sys::net::{
-    Interface, add_address, is_local, neighbour, remove_address, resolve_neighbour, route_to,
+    Interface, add_address, addresses, is_local, neighbour, remove_address, resolve_neighbour,
+    route_to,
 };
 use holdfast_sys::sock_diag::{tcp_connections, tcp_service_connections};
 use holdfast_sys::tcp_info::TcpState;
@@ -29,11 +32,16 @@ fn addresses_are_added_and_removed() {
                 add_address(lo.index, address, prefix).expect("added");
             }
             assert!(is_local(address).expect("told"));
+            let listed = addresses(lo.index).expect("told");
+            let found = listed.iter().filter(|found| **found == (address, prefix));
+            assert_eq!(found.count(), 1, "{listed:?}");
             UdpSocket::bind((address, 0)).expect("usable at once");
             for _ in 0..2 {
                 remove_address(lo.index, address, prefix).expect("removed");
             }
             assert!(!is_local(address).expect("told"));
+            let listed = addresses(lo.index).expect("told");
+            assert!(!listed.contains(&(address, prefix)), "{listed:?}");
             assert!(UdpSocket::bind((address, 0)).is_err());
         }
     });
@@ -65,10 +73,12 @@ fn local_delivery_begins_and_ends() {
         for _ in 0..2 {
             deliver_locally(0x77, "eth0", TABLE).expect("made");
             assert_eq!(entries(), 6);
+            assert!(has_local_delivery(TABLE).expect("told"));
         }
         for _ in 0..2 {
             end_local_delivery(0x77, "eth0", TABLE).expect("removed");
             assert_eq!(entries(), 0);
+            assert!(!has_local_delivery(TABLE).expect("told"));
         }
     });
 }

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod connection_load;
 pub mod latency_probe;
 pub mod network_counters;
+pub mod new_clients;
 pub mod openarena;
 pub mod pool_lab;
 pub mod process_moves;

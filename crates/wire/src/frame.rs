@@ -3,7 +3,12 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
+use crate::credential_frames::GenericCredentialFrame;
 use crate::failure::Failure;
+use crate::flow_report_frames::FlowReportFrame;
+use crate::greeting::{GreetingRefusal, NodeFacts};
+use crate::group_data::{SERVICE_ADDRESSES_MAX, ServiceName, ServiceProtocol};
+use crate::health_frames::HealthFrame;
 use crate::membership_frames::GenericMembershipFrame;
 use crate::move_frames::{GenericMoveFrame, MoveId};
 use crate::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
@@ -12,6 +17,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 
 /// Maximum number of entries in a list of a frame; a longer list is malformed.
 pub const ENTRIES_MAX: usize = 65_536;
@@ -65,6 +71,19 @@ pub struct AcceptorPhaseTimes {
     pub commit_us: u32,
 }
 
+/// A service of a node's file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ConfiguredService {
+    /// Protocol of the service.
+    pub protocol: ServiceProtocol,
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Name of the service.
+    pub name: ServiceName,
+    /// Hash of the settings on which all nodes must agree: weights, placement, policy.
+    pub digest: u64,
+}
+
 /// A frame with [`Bytes`] for blobs: the only form outside this crate.
 pub type Frame = GenericFrame<Bytes>;
 
@@ -80,6 +99,8 @@ pub enum GenericFrame<B> {
         boot: u64,
         /// The name of the group, which must be the same.
         group: String,
+        /// Further facts about the sender.
+        facts: NodeFacts,
     },
     /// Donor to acceptor: make sockets for these flows.
     Prepare {
@@ -177,6 +198,29 @@ pub enum GenericFrame<B> {
     },
     /// A frame of the group's membership.
     Membership(GenericMembershipFrame<B>),
+    /// A frame about the health of servers.
+    Health(HealthFrame),
+    /// The answer to `Hello` of a node that this node does not talk to: the last frame of the channel.
+    Refused {
+        /// The reason.
+        reason: GreetingRefusal,
+    },
+    /// A frame about certificates.
+    Credentials(GenericCredentialFrame<B>),
+    /// A frame about the flows of a node, for a new holder.
+    FlowReport(FlowReportFrame),
+    /// Any node to any other, in a group whose services are in files: the services of the sender's file. Nothing changes
+    /// by this frame; the receiver tells its operator of differences.
+    ConfiguredServices {
+        /// The services.
+        #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
+        services: Vec<ConfiguredService>,
+    },
+    /// Any node to the contact node: the sender's load. Sent at intervals; a lost one does no harm.
+    NodeLoad {
+        /// The load as a fraction of `u32::MAX`.
+        load: u32,
+    },
 }
 
 impl<B> GenericFrame<B> {
@@ -197,6 +241,12 @@ impl<B> GenericFrame<B> {
             GenericFrame::Pong { .. } => "Pong",
             GenericFrame::Move { frame, .. } => frame.name(),
             GenericFrame::Membership(frame) => frame.name(),
+            GenericFrame::Health(frame) => frame.name(),
+            GenericFrame::Refused { .. } => "Refused",
+            GenericFrame::Credentials(frame) => frame.name(),
+            GenericFrame::FlowReport(frame) => frame.name(),
+            GenericFrame::ConfiguredServices { .. } => "ConfiguredServices",
+            GenericFrame::NodeLoad { .. } => "NodeLoad",
         }
     }
 
@@ -218,7 +268,18 @@ impl<B> GenericFrame<B> {
                     .collect(),
                 last,
             },
-            GenericFrame::Hello { node, boot, group } => GenericFrame::Hello { node, boot, group },
+            GenericFrame::Hello {
+                node,
+                boot,
+                group,
+                facts,
+            } => GenericFrame::Hello {
+                node,
+                boot,
+                group,
+                facts,
+            },
+            GenericFrame::Refused { reason } => GenericFrame::Refused { reason },
             GenericFrame::PrepareResponse { batch, results } => {
                 GenericFrame::PrepareResponse { batch, results }
             }
@@ -249,6 +310,13 @@ impl<B> GenericFrame<B> {
                 frame: frame.map_blobs(convert),
             },
             GenericFrame::Membership(frame) => GenericFrame::Membership(frame.map_blobs(convert)),
+            GenericFrame::Health(frame) => GenericFrame::Health(frame),
+            GenericFrame::Credentials(frame) => GenericFrame::Credentials(frame.map_blobs(convert)),
+            GenericFrame::FlowReport(frame) => GenericFrame::FlowReport(frame),
+            GenericFrame::ConfiguredServices { services } => {
+                GenericFrame::ConfiguredServices { services }
+            }
+            GenericFrame::NodeLoad { load } => GenericFrame::NodeLoad { load },
         }
     }
 }

@@ -7,20 +7,33 @@
 //! - [`NodeId`]: a node's number;
 //! - [`failure`]: failed steps, with the party to blame and the words for people;
 //! - [`frame`]: the messages between daemons, and their envelope; [`move_frames`]: the messages about moving a process;
-//!   [`membership_frames`]: the messages by which a group runs itself;
+//!   [`membership_frames`]: the messages by which a group runs itself, of which [`authenticated_datagram`] carries the
+//!   smallest; [`group_data`]: the group's services and keys; [`saved_membership`]: the membership on a node's disk;
+//!   [`flow_report_frames`]: the flows of each node, for a new holder; [`credential_frames`]: the messages about
+//!   certificates; [`health_frames`]: the health of servers;
+//! - [`greeting`]: facts about a node, and reasons for which nodes do not talk to each other;
+//! - [`enrolment_state`]: tokens with which hosts join a group;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
+pub mod authenticated_datagram;
+pub mod credential_frames;
+pub mod enrolment_state;
 pub mod failure;
 mod flow;
+pub mod flow_report_frames;
 pub mod frame;
 mod frame_codec;
+pub mod greeting;
+pub mod group_data;
+pub mod health_frames;
 mod inbound_packet;
 pub mod membership_frames;
 pub mod move_frames;
 mod node_id;
 mod ownership_record;
 pub mod rserpool;
+pub mod saved_membership;
 
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};

@@ -6,6 +6,7 @@
 
 use crate::NodeId;
 use crate::frame::bounded_list_of;
+use crate::group_data::{GroupChange, GroupChangeId, GroupChangeRefusal};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -97,7 +98,8 @@ pub struct Ballot {
     pub proposer: NodeId,
 }
 
-/// Data of the group that the voters agree on without reading them: services and policies.
+/// Data of the group that the voters agree on without reading them: the encoded
+/// [`GroupSettings`](crate::group_data::GroupSettings), or no bytes for a new group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupData<B = Bytes> {
     /// Number of changes of the data.
@@ -116,7 +118,7 @@ pub struct VotedView<B = Bytes> {
     pub voters: Vec<Member>,
     /// The smallest number that no node has and that is not reserved for server nodes; 65,536 if all are given.
     pub next_id: u32,
-    /// Services and policies.
+    /// Services, keys and revoked certificates.
     pub group_data: GroupData<B>,
 }
 
@@ -502,6 +504,22 @@ pub enum GenericMembershipFrame<B> {
     },
     /// Any member to the contact node: send the whole list of server nodes.
     ServerNodesRequest,
+    /// Any member to the contact node: change the group's settings. May be repeated.
+    GroupChangeRequest {
+        /// The change.
+        id: GroupChangeId,
+        /// The new values.
+        change: GroupChange,
+        /// The user at the sender that asked for the change; none for the daemon itself.
+        uid: Option<u32>,
+    },
+    /// The answer to `GroupChangeRequest`.
+    GroupChangeResponse {
+        /// The change.
+        id: GroupChangeId,
+        /// The version of the group data in the committed view that has the change, or the reason for the refusal.
+        result: Result<u64, GroupChangeRefusal>,
+    },
 }
 
 impl<B> GenericMembershipFrame<B> {
@@ -528,6 +546,8 @@ impl<B> GenericMembershipFrame<B> {
             GenericMembershipFrame::Leave { .. } => "Leave",
             GenericMembershipFrame::ServerNodes { .. } => "ServerNodes",
             GenericMembershipFrame::ServerNodesRequest => "ServerNodesRequest",
+            GenericMembershipFrame::GroupChangeRequest { .. } => "GroupChangeRequest",
+            GenericMembershipFrame::GroupChangeResponse { .. } => "GroupChangeResponse",
         }
     }
 
@@ -612,6 +632,8 @@ impl<B> GenericMembershipFrame<B> {
                 changes,
             },
             F::ServerNodesRequest => F::ServerNodesRequest,
+            F::GroupChangeRequest { id, change, uid } => F::GroupChangeRequest { id, change, uid },
+            F::GroupChangeResponse { id, result } => F::GroupChangeResponse { id, result },
         }
     }
 }

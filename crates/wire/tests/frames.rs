@@ -1,12 +1,22 @@
 //! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
+mod credentials;
 mod failures;
+mod group_data;
+mod health_frames;
 mod membership_frames;
 mod migration_frames;
 
 use bytes::Bytes;
+use credentials::credential_frame;
 use failures::failure;
-use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlowState};
+use health_frames::health_frame;
+use holdfast_wire::flow_report_frames::FlowReportFrame;
+use holdfast_wire::frame::{
+    AcceptorPhaseTimes, BatchId, ConfiguredService, FlowToPrepare, FrozenFlowState,
+};
+use holdfast_wire::greeting::{ConfiguredSettings, GreetingRefusal, GroupMode, NodeFacts};
+use holdfast_wire::group_data::ServiceProtocol;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
     OwnershipChange, OwnershipRecord, Protocol, encode,
@@ -108,6 +118,80 @@ fn handoff_frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
+fn flow_report_frame() -> impl Strategy<Value = Frame> {
+    let claims = vec((flow(), record()), 0..9);
+    let report = (any::<[u64; 2]>(), any::<u32>(), claims, any::<bool>());
+    prop_oneof![
+        any::<u64>().prop_map(|term| FlowReportFrame::Request { term }),
+        report.prop_map(
+            |([term, report], part, claims, is_last)| FlowReportFrame::Report {
+                term,
+                report,
+                part,
+                claims,
+                is_last
+            }
+        ),
+        (any::<[u64; 2]>(), any::<u32>()).prop_map(|([term, report], next_part)| {
+            FlowReportFrame::Ack {
+                term,
+                report,
+                next_part,
+            }
+        }),
+    ]
+    .prop_map(Frame::FlowReport)
+}
+
+fn configured_service() -> impl Strategy<Value = ConfiguredService> {
+    let protocol = proptest::sample::select(vec![ServiceProtocol::Tcp, ServiceProtocol::Udp]);
+    (
+        protocol,
+        any::<([u8; 4], u16)>(),
+        "[a-z]{1,9}",
+        any::<u64>(),
+    )
+        .prop_map(|(protocol, address, name, digest)| ConfiguredService {
+            protocol,
+            address: SocketAddr::from(address),
+            name: name.parse().expect("a name"),
+            digest,
+        })
+}
+
+fn facts() -> impl Strategy<Value = NodeFacts> {
+    let settings = (node(), any::<u64>(), any::<u64>());
+    let configured = settings.prop_map(|(contact, reach, services)| {
+        GroupMode::Configured(ConfiguredSettings {
+            contact,
+            reach,
+            services,
+        })
+    });
+    let mode = prop_oneof![configured, Just(GroupMode::SelfRun)];
+    let facts = (".*", any::<u64>(), proptest::option::of(mode));
+    facts.prop_map(|(release, clock_ms, mode)| NodeFacts {
+        release,
+        clock_ms,
+        mode,
+    })
+}
+
+fn greeting_refusal() -> impl Strategy<Value = GreetingRefusal> {
+    use GreetingRefusal as R;
+    prop_oneof![
+        (".*", ".*").prop_map(|(listener, dialler)| R::Group { listener, dialler }),
+        (node(), ".*").prop_map(|(claimed, certificate)| R::Number {
+            claimed,
+            certificate
+        }),
+        ".*".prop_map(|name| R::SameCertificate { name }),
+        (node(), node()).prop_map(|(listener, dialler)| R::Contact { listener, dialler }),
+        Just(R::Reach),
+        Just(R::ConfiguredAndSelfRun),
+    ]
+}
+
 fn frame() -> impl Strategy<Value = Frame> {
     let results = vec(
         proptest::result::maybe_ok(proptest::option::of(record()), refusal()),
@@ -117,11 +201,20 @@ fn frame() -> impl Strategy<Value = Frame> {
         handoff_frame(),
         migration_frame(),
         membership_frame(),
-        (node(), any::<u64>(), ".*").prop_map(|(node, boot, group)| Frame::Hello {
-            node,
-            boot,
-            group
+        health_frame(),
+        any::<u32>().prop_map(|load| Frame::NodeLoad { load }),
+        flow_report_frame(),
+        vec(configured_service(), 0..5).prop_map(|services| Frame::ConfiguredServices { services }),
+        credential_frame(),
+        (node(), any::<u64>(), ".*", facts()).prop_map(|(node, boot, group, facts)| {
+            Frame::Hello {
+                node,
+                boot,
+                group,
+                facts,
+            }
         }),
+        greeting_refusal().prop_map(|reason| Frame::Refused { reason }),
         (any::<u64>(), vec(change(), 0..9))
             .prop_map(|(request, changes)| Frame::ChangeRequest { request, changes }),
         (any::<u64>(), results)

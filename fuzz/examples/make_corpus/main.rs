@@ -1,6 +1,10 @@
 //! Writes the corpus: one frame of each kind, streams of several frames, flows and packets.
 #![forbid(unsafe_code)]
 
+mod enrolment;
+mod health_frames;
+mod group_settings;
+mod membership_files;
 mod membership_frames;
 mod pool_messages;
 mod process_images;
@@ -14,6 +18,7 @@ use holdfast_sys::tun::{DATA_VALID, VnetHeader};
 use holdfast_tcp_repair::{SocketOptions, TcpDynamicState, TcpStaticState};
 use holdfast_wire::failure::{Context, Failure, KernelFault, NodeFault, PeerFault, SystemError};
 use holdfast_wire::frame::{AcceptorPhaseTimes, FlowToPrepare, FrozenFlowState};
+use holdfast_wire::greeting::{GreetingRefusal, NodeFacts};
 use holdfast_wire::{
     BatchId, ChangeKind, ChangeRefusal, Frame, NodeId, OwnershipChange, OwnershipRecord,
     RecordState, encode,
@@ -22,7 +27,14 @@ use std::path::Path;
 
 fn main() -> std::io::Result<()> {
     let frames = frames();
-    for frame in frames.iter().chain(&membership_frames::frames()) {
+    let other_frames = [
+        membership_frames::frames(),
+        group_settings::node_frames(),
+        health_frames::frames(),
+        enrolment::frames(),
+    ]
+    .concat();
+    for frame in frames.iter().chain(&other_frames) {
         let name = frame.name().to_lowercase();
         write_input(
             "frame",
@@ -43,6 +55,9 @@ fn main() -> std::io::Result<()> {
         )?;
     }
     membership_frames::write_streams()?;
+    enrolment::write_enrolment()?;
+    group_settings::write_settings()?;
+    membership_files::write_files()?;
     write_input("handoff", "given", &stream(0, &donor_answers()))?;
     write_input("handoff", "taken", &stream(66, &acceptor_frames()))?;
     let texts = [
@@ -52,6 +67,9 @@ fn main() -> std::io::Result<()> {
     ];
     for (index, text) in texts.iter().enumerate() {
         write_input("flow", &format!("{index}"), text.as_bytes())?;
+    }
+    for (name, example) in holdfast_fuzz::dns::examples() {
+        write_input("dns", name, &example)?;
     }
     for (name, example) in holdfast_fuzz::arena::examples() {
         write_input("arena", name, &example)?;
@@ -159,11 +177,19 @@ fn frames() -> Vec<Frame> {
             node: NodeId(2),
             boot: 1,
             group: "lab".to_owned(),
+            facts: NodeFacts::default(),
+        },
+        Frame::Refused {
+            reason: GreetingRefusal::Reach,
         },
         prepare(2),
         Frame::PrepareResponse {
             batch: batch(1, 3),
-            results: vec![Ok(()), Err(NodeFault::TooManyConnectionsInTransit.into()), Ok(())],
+            results: vec![
+                Ok(()),
+                Err(NodeFault::TooManyConnectionsInTransit.into()),
+                Ok(()),
+            ],
         },
         Frame::ChangeRequest {
             request: 1,

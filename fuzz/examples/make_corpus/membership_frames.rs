@@ -10,7 +10,9 @@ use holdfast_wire::{Frame, NodeId};
 /// Returns one frame of each kind, as the nodes of the fuzz target's group send them.
 pub fn frames() -> Vec<Frame> {
     let frames = vote_frames().into_iter().chain(list_frames());
-    frames.chain(view_frames()).map(Frame::Membership).collect()
+    let frames = frames.chain(view_frames());
+    let frames = frames.chain(crate::group_settings::frames());
+    frames.map(Frame::Membership).collect()
 }
 
 fn ballot() -> Ballot {

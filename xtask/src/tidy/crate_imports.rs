@@ -24,6 +24,7 @@ const IMPORT_RULES: &[(&str, ImportRule)] = &[
     ("sctp", ImportRule::Only(&["sys"])),
     ("api", ImportRule::Only(&[])),
     ("daemon", ImportRule::Only(&["api"])),
+    ("dns", ImportRule::Only(&[])),
     (
         "node",
         ImportRule::Only(&[
@@ -35,6 +36,7 @@ const IMPORT_RULES: &[(&str, ImportRule)] = &[
             "checkpoint",
             "api",
             "daemon",
+            "dns",
         ]),
     ),
     (
@@ -51,9 +53,10 @@ const IMPORT_RULES: &[(&str, ImportRule)] = &[
     ),
     ("lab", ImportRule::Only(&["api"])),
     ("ffi", ImportRule::Only(&["api"])),
+    ("proxy", ImportRule::Only(&["api"])),
     ("testbed", ImportRule::Only(&["api", "lab"])),
     ("bench", ImportRule::AllExcept(&["cli"])),
-    ("cli", ImportRule::Only(&["api", "sim", "lab"])),
+    ("cli", ImportRule::Only(&["api", "sim", "lab", "proxy"])),
     ("fuzz", ImportRule::AllExcept(&["bench", "cli"])),
 ];
 

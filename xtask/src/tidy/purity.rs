@@ -22,6 +22,7 @@ const STD_IO_MODULES: &[&str] = &["fs", "thread", "process", "env"];
 /// Folders with code that uses neither clock nor IO.
 const PURE_FOLDERS: &[&str] = &[
     "crates/wire/src/",
+    "crates/dns/src/",
     "crates/handlespace/src/",
     "crates/proto/src/",
 ];
@@ -39,6 +40,8 @@ const STATE_MACHINES: &[&str] = &[
     "migration",
     "replication",
     "conductor",
+    "credentials",
+    "enrolment",
 ];
 
 /// Checks that pure crates name no clock, socket, file or thread, and that no state machine names another.

@@ -14,10 +14,12 @@ use tokio::net::UnixStream;
 
 use super::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, PlacementRequest,
-    PlacementWeights, PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
+    HandoffRequest, HandoffState, HandoffStatus, MembershipChange, NodeList, PeerList,
+    PlacementRequest, PlacementWeights, PoolDetail, PoolList, PoolQuery, RegistrarStatus,
+    ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest,
 };
 
+mod joining;
 mod migrations;
 mod pool;
 use crate::FlowText;
@@ -162,6 +164,39 @@ impl ControlClient {
         self.get("/v1/nodes").await
     }
 
+    /// `POST /v1/group/leave`: returns when the node has left.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn leave_group(&self) -> Result<MembershipChange, ClientError> {
+        self.post("/v1/group/leave", &()).await
+    }
+
+    /// `POST /v1/group/takeover`, with `force`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn force_takeover(&self) -> Result<MembershipChange, ClientError> {
+        let request = TakeoverRequest { force: true };
+        self.post("/v1/group/takeover", &request).await
+    }
+
+    /// `POST /v1/nodes/{name}/remove`: returns when the group has removed the node.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn remove_node(&self, name: &str) -> Result<MembershipChange, ClientError> {
+        self.post(&format!("/v1/nodes/{name}/remove"), &()).await
+    }
+
+    /// `POST /v1/nodes/{name}/promote`: returns when the node is the contact node.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn promote_node(&self, name: &str) -> Result<MembershipChange, ClientError> {
+        self.post(&format!("/v1/nodes/{name}/promote"), &()).await
+    }
+
     /// `GET /v1/drops`.
     ///
     /// # Errors
@@ -187,6 +222,25 @@ impl ControlClient {
         request: &PlacementRequest,
     ) -> Result<PlacementWeights, ClientError> {
         self.post("/v1/placement", request).await
+    }
+
+    /// `GET /v1/services`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn services(&self) -> Result<ServiceList, ClientError> {
+        self.get("/v1/services").await
+    }
+
+    /// `POST /v1/services`. The answer comes when the group has decided.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn change_services(
+        &self,
+        request: &ServiceChangeRequest,
+    ) -> Result<ServiceChanged, ClientError> {
+        self.post("/v1/services", request).await
     }
 
     /// `GET /v1/registrar`, of a registrar.

@@ -9,12 +9,14 @@ mod blame;
 mod client;
 mod flows;
 mod handoffs;
+mod joining;
 mod migrations;
 mod nodes;
 mod openapi;
 mod pool_daemon;
 mod pools;
 mod routes;
+mod services;
 mod status;
 
 pub use blame::Blame;
@@ -25,12 +27,19 @@ pub use handoffs::{
     FlowOutcome, FlowResult, FlowSelection, HandoffAccepted, HandoffList, HandoffRequest,
     HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
+pub use joining::{
+    NewToken, RevocationEntry, RevocationRequest, RevocationStatus, TOKEN_LIFETIME_S, TokenEntry,
+    TokenList, TokenRequest, TokenState,
+};
 pub use migrations::{
     BlockerEntry, CheckQuery, MigrationAccepted, MigrationList, MigrationOutcome,
     MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     PostCopyMemory, ProcessCheck, ResidentProcess, RoundEntry, SocketStrategy, UnitEntry,
 };
-pub use nodes::{DropCount, DropList, NodeEntry, NodeList, PlacementRequest, PlacementWeights};
+pub use nodes::{
+    DropCount, DropList, MembershipChange, MembershipReport, NodeEntry, NodeList, PlacementRequest,
+    PlacementWeights, TakeoverRequest,
+};
 pub use openapi::openapi;
 pub use pool_daemon::{
     OwnElement, OwnElementList, PoolDaemonStatus, ReportAccepted, Resolution, ResolveQuery,
@@ -41,7 +50,14 @@ pub use pools::{
     RegistrarCounters, RegistrarStatus,
 };
 pub use routes::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES, Route};
-pub use status::{ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServiceStatus, Status};
+pub use services::{
+    NewService, ServiceChange, ServiceChangeRequest, ServiceChanged, ServiceEntry, ServiceList,
+    ServicePlacement, ServiceSettings, ServiceSource, ServiceUpdate,
+};
+pub use status::{
+    ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServerHealth, ServiceNode, ServiceStatus,
+    Status,
+};
 
 /// Default path of the node daemon's control socket.
 pub const SOCKET_PATH: &str = "/run/holdfast/control.sock";

@@ -1,4 +1,5 @@
-//! `GET /v1/nodes`, `GET /v1/drops`, `GET /v1/placement` and `POST /v1/placement`.
+//! `GET /v1/nodes`, the requests that change the membership, `GET /v1/drops`, `GET /v1/placement` and
+//! `POST /v1/placement`.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +26,15 @@ pub struct NodeEntry {
     pub this_node: bool,
     /// True for the contact node.
     pub contact_node: bool,
+    /// Role in a group that runs itself: `contact node`, `backup` or `server node`.
+    #[serde(default)]
+    pub role: Option<String>,
+    /// Milliseconds since this node last heard a membership frame from the node, in a group that runs itself.
+    #[serde(default)]
+    pub silent_ms: Option<u64>,
+    /// Milliseconds that the contact node's lease lasts, at the contact node itself.
+    #[serde(default)]
+    pub lease_ms: Option<u64>,
     /// True if this node has a connection to the node, and for this node itself.
     pub connected: bool,
     /// Round trip time of the last ping, in microseconds.
@@ -33,8 +43,43 @@ pub struct NodeEntry {
     pub weight: u32,
     /// Number of flows that the node owns, if this node knows (the contact node does).
     pub flows: Option<u64>,
-    /// The reason that there is no connection.
+    /// The reason that there is no connection, or that a connected node gets no new clients.
     pub problem: Option<String>,
+}
+
+/// Body of `POST /v1/group/takeover`: makes this voter the contact node without a majority of the voters, which must be
+/// lost for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TakeoverRequest {
+    /// Must be true: the operator is certain that no other voter runs as contact node.
+    pub force: bool,
+}
+
+/// Answer of the requests that change the membership: the group has decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MembershipChange {
+    /// Epoch of the view with the change, as this node knows it.
+    pub epoch: u64,
+}
+
+/// What a node knows of a group that runs itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MembershipReport {
+    /// Epoch of the view that the node obeys; 0 for none.
+    pub epoch: u64,
+    /// The node's role: `contact node`, `backup`, `server node`, or `outside` with the reason.
+    pub role: String,
+    /// The contact node, if the node knows one.
+    pub contact_node: Option<String>,
+    /// The backups, in the order in which they become contact node.
+    pub backups: Vec<String>,
+    /// The server nodes that the node knows; the contact node and its backups know all.
+    pub server_nodes: Vec<String>,
+    /// Milliseconds that the node's lease lasts; none without a lease.
+    pub lease_ms: Option<u64>,
+    /// Number of the key that authenticates datagrams; none before the group has one.
+    pub key: Option<u32>,
 }
 
 /// Answer of `GET /v1/drops`: packets that the data plane of this node dropped, by reason.

@@ -4,10 +4,12 @@ use schemars::{Schema, SchemaGenerator};
 
 use super::{
     CheckQuery, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NodeList, OwnElementList, PeerList, PlacementRequest, PlacementWeights,
-    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus,
-    ReportAccepted, Resolution, ResolveQuery, Status, UnitEntry, UnreachableReport,
+    HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
+    MigrationRequest, MigrationStatus, NewToken, NodeList, OwnElementList, PeerList,
+    PlacementRequest, PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery,
+    ProcessCheck, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery, RevocationRequest,
+    RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest,
+    TokenEntry, TokenList, TokenRequest, UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -138,6 +140,35 @@ pub const ROUTES: &[Route] = &[
         ..GET
     },
     Route {
+        method: "POST",
+        path: "/v1/group/leave",
+        summary: "Let this node leave its group; a contact node hands its role over first.",
+        answer: Some(schema::<MembershipChange>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/group/takeover",
+        summary: "Make this voter the contact node although a majority of the voters is lost for good.",
+        body: Some(schema::<TakeoverRequest>),
+        answer: Some(schema::<MembershipChange>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/nodes/{name}/remove",
+        summary: "Remove a node from the group, at the contact node.",
+        answer: Some(schema::<MembershipChange>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/nodes/{name}/promote",
+        summary: "Make a backup the contact node, at the contact node.",
+        answer: Some(schema::<MembershipChange>),
+        ..GET
+    },
+    Route {
         path: "/v1/drops",
         summary: "Packets the data plane dropped, by reason.",
         answer: Some(schema::<DropList>),
@@ -155,6 +186,55 @@ pub const ROUTES: &[Route] = &[
         summary: "Change the weights for placing new flows.",
         body: Some(schema::<PlacementRequest>),
         answer: Some(schema::<PlacementWeights>),
+        ..GET
+    },
+    Route {
+        path: "/v1/services",
+        summary: "The services of the group.",
+        answer: Some(schema::<ServiceList>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/services",
+        summary: "Change the services of the group, at any of its nodes. Existing flows stay where they are.",
+        body: Some(schema::<ServiceChangeRequest>),
+        answer: Some(schema::<ServiceChanged>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/tokens",
+        summary: "Make a token with which one host can join the group.",
+        body: Some(schema::<TokenRequest>),
+        answer: Some(schema::<NewToken>),
+        ..GET
+    },
+    Route {
+        path: "/v1/tokens",
+        summary: "The join tokens of this node.",
+        answer: Some(schema::<TokenList>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/tokens/{id}/revoke",
+        summary: "Revoke a join token. A certificate that it has brought stays valid.",
+        answer: Some(schema::<TokenEntry>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/revocations",
+        summary: "Put a revocation list in force at all nodes of the group.",
+        body: Some(schema::<RevocationRequest>),
+        answer: Some(schema::<RevocationStatus>),
+        ..GET
+    },
+    Route {
+        path: "/v1/revocations",
+        summary: "The revocation lists in force at this node.",
+        answer: Some(schema::<RevocationStatus>),
         ..GET
     },
     OPENAPI_ROUTE,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ResidentProcess;
+use super::{MembershipReport, ResidentProcess};
 use crate::Protocol;
 
 /// The body of every answer with a status of 400 or above.
@@ -50,7 +50,10 @@ pub struct Status {
     pub peers_connected: u32,
     /// Number of nodes in the group, without this one.
     pub peers_total: u32,
-    /// Defects of this node and their reasons: missing capabilities, kernel features. Empty if there are none.
+    /// The membership, in a group that runs itself.
+    #[serde(default)]
+    pub membership: Option<MembershipReport>,
+    /// Defects and their reasons: of this node, and of servers and nodes that get no new clients. Empty if there are none.
     pub problems: Vec<String>,
 }
 
@@ -63,6 +66,43 @@ pub struct ServiceStatus {
     pub protocol: Protocol,
     /// The service address and port.
     pub address: SocketAddr,
+    /// State of this node's server of the service.
+    #[serde(default)]
+    pub server: ServerHealth,
+    /// State of the service at every node of the group, if this node is the contact node.
+    #[serde(default)]
+    pub nodes: Vec<ServiceNode>,
+}
+
+/// State of a node's server of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ServerHealth {
+    /// The node has not looked yet.
+    #[default]
+    Unknown,
+    /// The server takes new clients.
+    Serving,
+    /// No server has listened since the daemon started, or the server moved to another node.
+    Absent,
+    /// New clients would not be served.
+    Failing {
+        /// The problem.
+        problem: String,
+    },
+}
+
+/// State of a service at one node, as the contact node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServiceNode {
+    /// Name of the node.
+    pub node: String,
+    /// The node's share of new clients by the operator's wish.
+    pub weight: u32,
+    /// The node's share of new clients in force.
+    pub placed_weight: u32,
+    /// Reason why the node gets no new clients, if its server is not well.
+    pub problem: Option<String>,
 }
 
 /// A server program with an open session.

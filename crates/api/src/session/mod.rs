@@ -15,6 +15,7 @@ mod tests;
 mod udp;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +24,12 @@ use std::time::{Duration, Instant};
 pub(crate) use notifications::{
     DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, block_on, lock,
 };
+pub(crate) use session_core::RegisteredService;
 pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle, SharedSessionCore};
 pub use udp::{Association, UdpEvent};
 pub(crate) use udp::{ManagedUdpSocket, UdpServiceState};
 
+use crate::Protocol;
 use crate::app::Channel;
 
 /// A socket that the session keeps alive while its connection is in transit.
@@ -40,6 +43,8 @@ pub(crate) type SharedDescriptor = Arc<dyn AsFd + Send + Sync>;
 #[derive(Clone, Debug)]
 pub struct Session {
     pub(crate) handle: Arc<SessionHandle>,
+    /// See [`Session::without_handoffs`].
+    handoff_refusal: Option<Arc<str>>,
 }
 
 /// Maximum time for a daemon's first answer after it accepted the connection.
@@ -105,6 +110,7 @@ impl Session {
     pub fn detached() -> Self {
         Self {
             handle: SessionHandle::new(&program_name()),
+            handoff_refusal: None,
         }
     }
 
@@ -123,6 +129,16 @@ impl Session {
         self.handle.shared.node()
     }
 
+    /// Returns the same session for services whose connections cannot continue in another process: each request to hand
+    /// one of them off is declined with `reason`, and a connection that another node hands to them is refused with
+    /// `reason`. Both answers reach the operator; the program takes no part.
+    pub fn without_handoffs(&self, reason: &str) -> Self {
+        Self {
+            handle: Arc::clone(&self.handle),
+            handoff_refusal: Some(reason.into()),
+        }
+    }
+
     /// Puts a socket under Holdfast's management: a TCP listener or a bound UDP socket, of std for the blocking
     /// interface or of tokio for the asynchronous one. `pool` is the pool handle by which other nodes know the service.
     ///
@@ -135,7 +151,25 @@ impl Session {
     fn start(path: &Path, channel: Option<Channel>) -> Self {
         let handle = SessionHandle::new(&program_name());
         session_thread::start(Arc::clone(&handle.shared), path.to_owned(), channel);
-        Self { handle }
+        Self {
+            handle,
+            handoff_refusal: None,
+        }
+    }
+
+    /// Returns the registration of a service of this session.
+    pub(crate) fn registered_service(
+        &self,
+        pool: &str,
+        protocol: Protocol,
+        local: SocketAddr,
+    ) -> RegisteredService {
+        RegisteredService {
+            pool: pool.to_owned(),
+            protocol,
+            addresses: vec![local],
+            handoff_refusal: self.handoff_refusal.clone(),
+        }
     }
 }
 

@@ -77,16 +77,21 @@ enum DaemonLinkState {
     Open,
 }
 
-struct RegisteredService {
-    pool: String,
-    protocol: Protocol,
-    addresses: Vec<SocketAddr>,
+/// A service for which the program has a socket.
+pub(crate) struct RegisteredService {
+    pub(crate) pool: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// The reason that the service's flows stay and that no other node's flows are taken, if so.
+    pub(crate) handoff_refusal: Option<Arc<str>>,
 }
 
 struct RegisteredFlow<T> {
     service: u32,
     tag: T,
     handoff: Option<OutboundHandoff>,
+    /// The reason that the flow stays, if its service gives no flow away. Outlives the service.
+    handoff_refusal: Option<Arc<str>>,
 }
 
 struct OutboundHandoff {
@@ -172,18 +177,8 @@ impl<T: FlowTag> SessionCore<T> {
     }
 
     /// Registers a service for which the program has a socket.
-    pub(crate) fn serve(
-        &mut self,
-        pool: &str,
-        protocol: Protocol,
-        addresses: Vec<SocketAddr>,
-    ) -> u32 {
+    pub(crate) fn serve(&mut self, service: RegisteredService) -> u32 {
         self.last_service += 1;
-        let service = RegisteredService {
-            pool: pool.to_owned(),
-            protocol,
-            addresses,
-        };
         if self.link == DaemonLinkState::Open {
             self.outbox.push_single(service.message(self.last_service));
         }
@@ -203,12 +198,15 @@ impl<T: FlowTag> SessionCore<T> {
         if self.link == DaemonLinkState::Open {
             self.outbox.push_accepted(service, [flow]);
         }
+        let served = self.services.get(&service);
+        let handoff_refusal = served.and_then(|served| served.handoff_refusal.clone());
         self.flows.insert(
             flow,
             RegisteredFlow {
                 service,
                 tag,
                 handoff: None,
+                handoff_refusal,
             },
         );
     }
@@ -306,6 +304,7 @@ impl RegisteredService {
             pool,
             protocol,
             addresses,
+            handoff_refusal: _,
         } = self;
         ToDaemon::Serve {
             service,

@@ -3,16 +3,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use super::session_core::{FlowTag, SessionCore, SessionCoreEvent};
+use super::session_core::{FlowTag, RegisteredService, SessionCore, SessionCoreEvent};
 use super::{
     DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, UdpServiceState, lock,
 };
-use crate::{FlowText, Protocol};
+use crate::FlowText;
 
 impl FlowTag for Arc<FlowNotifications> {
     fn is_same_flow(&self, other: &Self) -> bool {
@@ -120,16 +119,10 @@ impl SessionShared {
     }
 
     /// Registers a service.
-    pub(crate) fn serve(
-        &self,
-        pool: &str,
-        protocol: Protocol,
-        addresses: Vec<SocketAddr>,
-        slot: ServiceSlot,
-    ) -> u32 {
+    pub(crate) fn serve(&self, service: RegisteredService, slot: ServiceSlot) -> u32 {
         // Insert the slot before the daemon can name the service.
         let mut slots = lock(&self.slots);
-        let service = self.with_core(|core| core.serve(pool, protocol, addresses));
+        let service = self.with_core(|core| core.serve(service));
         slots.insert(service, slot);
         service
     }

@@ -32,7 +32,8 @@ impl<L> ManagedListener<L> {
         let queue = Arc::new(DeliveryQueue::new()?);
         let handle = Arc::clone(&session.handle);
         let slot = ServiceSlot::Tcp(Arc::clone(&queue));
-        let service = handle.shared.serve(pool, Protocol::Tcp, vec![local], slot);
+        let service = session.registered_service(pool, Protocol::Tcp, local);
+        let service = handle.shared.serve(service, slot);
         Ok(Self {
             listener,
             handle,

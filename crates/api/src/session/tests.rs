@@ -293,3 +293,43 @@ fn association_in_transit_may_not_send() {
     let flows = vec![association.flow()];
     assert_eq!(take_sent(&session), [ToDaemon::Closed { flows }]);
 }
+
+#[test]
+fn service_without_handoffs_gives_no_connection_away_and_takes_none() {
+    let session = open_session();
+    let listener = managed_listener(&session.without_handoffs("a proxy"));
+    let (_client, connection) = accept(&session, &listener);
+    let flows = vec![connection.flow()];
+    let request = FromDaemon::HandoffRequested {
+        flows: flows.clone(),
+        to: "n2".into(),
+        drain: Drain::None,
+    };
+    let reason = String::from("a proxy");
+    let declined = ToDaemon::Declined {
+        flows: flows.clone(),
+        reason: reason.clone(),
+    };
+    receive(&session, request.clone(), Vec::new());
+    assert_eq!(take_sent(&session), std::slice::from_ref(&declined));
+    assert_eq!(connection.notifications().handoff_request(), None);
+
+    let local = listener.listener().local_addr().expect("a bound socket");
+    let remote = "127.0.0.1:1".parse().expect("an address");
+    let incoming = IncomingItem {
+        id: 7,
+        service: 1,
+        flow: FlowText::new(crate::Protocol::Tcp, local, remote).expect("a flow"),
+        descriptor: false,
+    };
+    let items = vec![incoming];
+    receive(&session, FromDaemon::Incoming { items }, Vec::new());
+    let ids = vec![7];
+    assert_eq!(take_sent(&session), [ToDaemon::Refused { ids, reason }]);
+
+    // The connections of a service outlive its listener.
+    drop(listener);
+    assert_eq!(take_sent(&session), [ToDaemon::Withdraw { service: 1 }]);
+    receive(&session, request, Vec::new());
+    assert_eq!(take_sent(&session), [declined]);
+}

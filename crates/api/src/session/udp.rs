@@ -95,9 +95,8 @@ impl ManagedUdpSocket {
         let state = UdpServiceState::new(socket)?;
         let handle = Arc::clone(&session.handle);
         let slot = ServiceSlot::Udp(Arc::downgrade(&state));
-        let service = handle
-            .shared
-            .serve(pool, Protocol::Udp, vec![state.local], slot);
+        let service = session.registered_service(pool, Protocol::Udp, state.local);
+        let service = handle.shared.serve(service, slot);
         state.set_service(service);
         Ok(Self { state, handle })
     }

@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result};
-use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared_with_c::{
     Config, FlowKey, NODE_ENCAP, NODE_KNOWN, Node, REACH_STEER, RECORD_OWNED, Record, Service,
     ServiceKey, to_mapped,
 };
 use holdfast_bpf::traffic::flow_client;
+use holdfast_bpf::{Dataplane, LEASE_WITHOUT_END};
 
 use super::DeliveryForm;
 use super::test_network::{ENCAP_PAIR, LINK_PAIR, TestNetwork, link_address};
@@ -47,16 +47,18 @@ impl SteerGroup {
                 plane.attach_interface(ifindex, true)?;
                 Ok(plane)
             })?;
-            let holder = u8::from(id == CONTACT_NODE_ID);
+            let role = u8::from(id == CONTACT_NODE_ID);
             let config = Config {
                 own_id: id,
                 reach: REACH_STEER,
-                holder,
+                role,
                 mtu: 1500,
                 ready: 1,
                 ..Config::default()
             };
             plane.set_config(&config)?;
+            plane.lease.writer().set_until_ns(LEASE_WITHOUT_END);
+            plane.lease.set_table_ready(true);
             for port in [PORT, 0] {
                 plane
                     .services

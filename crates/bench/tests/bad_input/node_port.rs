@@ -3,12 +3,14 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
 use holdfast_node::config::DEFAULT_PORT;
 use holdfast_testbed::cluster::IpFamily;
+use holdfast_wire::greeting::NodeFacts;
 use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION, encode};
 use nix::sys::signal::Signal;
 use rustls::{ClientConnection, StreamOwned};
@@ -199,11 +201,14 @@ fn tls_files(ca: &Path, name: &str) -> TlsConfig {
     }
 }
 
+/// Returns the greeting of a daemon that has just started.
 fn encode_hello(node: u16, group: &str) -> Vec<u8> {
+    static BOOT: AtomicU64 = AtomicU64::new(1);
     encode_frame(&Frame::Hello {
         node: NodeId(node),
-        boot: 1,
+        boot: BOOT.fetch_add(1, Ordering::Relaxed),
         group: group.to_owned(),
+        facts: NodeFacts::default(),
     })
 }
 

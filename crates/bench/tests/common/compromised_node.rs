@@ -11,6 +11,7 @@ use holdfast_daemon::tls::Tls;
 use holdfast_node::config::DEFAULT_PORT;
 use holdfast_testbed::cluster::{Cluster, IpFamily};
 use holdfast_wire::failure::PeerFault;
+use holdfast_wire::greeting::NodeFacts;
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{Frame, FrameDecoder, MoveId, NodeId, encode};
 use rustls::{ClientConnection, StreamOwned};
@@ -70,6 +71,7 @@ impl CompromisedNode {
             node: number,
             boot,
             group: GROUP.to_owned(),
+            facts: NodeFacts::default(),
         })?;
         let (mut outgoing, mut peer_addresses) = (Vec::new(), Vec::new());
         for peer in peers {

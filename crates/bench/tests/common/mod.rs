@@ -66,7 +66,11 @@ impl LoadedGroup {
                 .map(|(node, weight)| (node.to_owned(), weight))
                 .into();
         }
-        let cluster = Cluster::up(spec).unwrap();
+        Some(Self::load(Cluster::up(spec).unwrap(), lab_lock))
+    }
+
+    /// Opens the connections to the echo servers of a group that serves.
+    pub fn load(cluster: Cluster, lab_lock: MutexGuard<'static, ()>) -> Self {
         let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         let streams = open_connections(cluster.lab(), "c1", service, CONNECTIONS).unwrap();
         let load = ConnectionLoad::start(streams, Duration::from_millis(50)).unwrap();
@@ -77,7 +81,7 @@ impl LoadedGroup {
             _lab_lock: lab_lock,
         };
         world.assert_unharmed();
-        Some(world)
+        world
     }
 
     /// Asserts that every connection answers data sent after this call, that no byte was wrong, and that no connection
@@ -227,7 +231,12 @@ impl LoadedGroup {
 
     /// Returns the owner of a flow according to the holder of the steering table.
     pub fn owner(&self, flow: FlowText) -> Option<String> {
-        let control = self.cluster.blocking_control_client("n1").unwrap();
+        self.owner_at("n1", flow)
+    }
+
+    /// Returns the owner of a flow according to the steering table of `holder`.
+    pub fn owner_at(&self, holder: &str, flow: FlowText) -> Option<String> {
+        let control = self.cluster.blocking_control_client(holder).unwrap();
         let query = FlowListQuery {
             limit: Some(100_000),
             ..FlowListQuery::default()

@@ -5,6 +5,7 @@ mod broadcast;
 mod encap;
 mod flow_group;
 mod fragments;
+mod lease;
 mod ownership;
 mod placement;
 mod port_reuse;

@@ -1,10 +1,11 @@
-//! A client reuses the port of a closed connection after the server has moved to another node.
+//! A client reuses the port of an earlier connection after the server has moved to another node, or after the node has
+//! ceased to get new clients.
 
 use std::net::Shutdown;
 
 use holdfast_bpf::shared_with_c::{
-    EVENT_SUPERSEDED, FlowState, SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS,
-    ServiceKey, Successor, to_mapped,
+    EVENT_SUPERSEDED, FlowState, NODE_HOLDER, RECORD_OWNED, Record, SUCCESSOR_EXCLUSIVE,
+    SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS, ServiceKey, Successor, to_mapped,
 };
 
 use super::support::raw_peer::{ACK, FIN, RST, SYN, Segment};
@@ -167,5 +168,76 @@ fn handshake_completes_where_it_began() {
         let mut next_peer =
             RawPeer::new(&pool, "c1", number + 2, v6, pool.lab.position("n1").link());
         assert_handshake_at(&pool, &mut next_peer, "n2");
+    }
+}
+
+/// Records at n1 that n2 owns the flow of the peer's connection, and that n1 is the holder at n2.
+fn record_owner_n2(pool: &Pool, peer: &RawPeer) {
+    let key = flow(TCP, service(peer.v6), peer.address(CLIENT_PORT));
+    let record = Record {
+        epoch: pool.node("n2").flow(&key).expect("an entry").epoch,
+        owner: 2,
+        state: RECORD_OWNED,
+        ..Record::default()
+    };
+    let set = |plane: &holdfast_bpf::Dataplane| plane.steering.set(&key, &record);
+    pool.node("n1").with_dataplane(set).expect("steering");
+    pool.node("n2").with_dataplane(|plane| {
+        let mut holder = plane.nodes.get(&1).expect("nodes").expect("n1");
+        holder.flags |= NODE_HOLDER;
+        plane.nodes.set(&1, &holder).expect("node");
+    });
+}
+
+/// The server at n2 hangs: its kernel still completes handshakes, and n2 gets no new clients. A client gives its
+/// connection there up, and connects again from the same port.
+#[test]
+fn returning_client_of_excluded_node_is_placed_anew() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    let cases = [
+        (150, true, 3),
+        (151, false, 3),
+        (152, true, 1),
+        (153, false, 1),
+    ];
+    for (number, v6, healthy) in cases {
+        pool.place_all_on(2);
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        assert_handshake_at(&pool, &mut peer, "n2");
+        record_owner_n2(&pool, &peer);
+        pool.place_all_on(healthy);
+
+        // A SYN alone does not show that the client has no connection, so the owner asks the client.
+        let former = peer.seq;
+        peer.seq = former.wrapping_add(100_000);
+        peer.send_segment(CLIENT_PORT, SYN, 0, &[]);
+        let challenge = next_answer(&peer, ACK);
+        assert_eq!(challenge.link, pool.lab.position("n2").link());
+        assert_eq!((challenge.flags & SYN, challenge.ack), (0, former));
+        assert_eq!(pool.node("n2").state(&key), Some(FlowState::Owned));
+
+        // A client that has the connection says so, and keeps the connection.
+        peer.seq = former;
+        peer.send_segment(CLIENT_PORT, ACK, 0, b"still here");
+        assert_eq!(next_answer(&peer, ACK).link, pool.lab.position("n2").link());
+
+        // A client that does not have the connection resets it.
+        peer.seq = former.wrapping_add(10);
+        peer.send_segment(CLIENT_PORT, RST, 0, &[]);
+        assert_closed(&pool, &peer, "n2");
+        assert_handshake_at(&pool, &mut peer, &format!("n{healthy}"));
+        let former_flow = pool.node("n2").flow(&key).expect("n2 forwards the flow");
+        let forwarded = (former_flow.state, former_flow.peer);
+        assert_eq!(forwarded, (FlowState::Moved as u8, healthy));
+        assert!(pool.node("n2").has_event(EVENT_SUPERSEDED, &key));
+
+        // n2 does not take a connection back that is elsewhere: the new owner asks the client as well.
+        peer.seq = peer.seq.wrapping_add(100_000);
+        peer.send_segment(CLIENT_PORT, SYN, 0, &[]);
+        let challenge = next_answer(&peer, ACK);
+        assert_eq!(challenge.flags & SYN, 0);
+        let healthy_link = pool.lab.position(&format!("n{healthy}")).link();
+        assert_eq!(challenge.link, healthy_link);
     }
 }

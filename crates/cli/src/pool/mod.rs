@@ -9,6 +9,8 @@ mod register;
 mod resolve;
 mod temporary_daemon;
 
+pub use load_meter::parse_share;
+
 use std::thread::sleep;
 use std::time::Duration;
 

@@ -85,7 +85,8 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + before.iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// Returns the key that contains byte `offset`: the preceding table header and the text before the line's `=`.
+/// Returns the key that contains byte `offset`: the preceding table header, the text before the line's `=`, and the key
+/// within an inline table.
 fn key_at(text: &str, offset: usize) -> Option<String> {
     let number = line_of(text, offset);
     let lines: Vec<&str> = text.lines().take(number).collect();
@@ -96,11 +97,25 @@ fn key_at(text: &str, offset: usize) -> Option<String> {
     } else {
         line.split_once('=').map(|(key, _)| key.trim())
     };
-    match (table, key) {
-        (Some(table), Some(key)) => Some(format!("{table}.{key}")),
-        (Some(only), None) | (None, Some(only)) => Some(only.to_owned()),
-        (None, None) => None,
-    }
+    let before = line.get(..offset - line_start(text, offset));
+    let inline_key = key.and(before).and_then(inline_table_key);
+    let parts: Vec<&str> = [table, key, inline_key].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("."))
+}
+
+/// Returns the offset of the first byte in the line that contains byte `offset`.
+fn line_start(text: &str, offset: usize) -> usize {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    let newline = before.iter().rposition(|byte| *byte == b'\n');
+    newline.map_or(0, |at| at + 1)
+}
+
+/// Returns the last key of an inline table in the beginning of a line that ends within the key's value.
+fn inline_table_key(before: &str) -> Option<&str> {
+    let (_, value) = before.split_once('=')?;
+    let (_, entry) = value.rsplit_once(['{', ','])?;
+    let (key, _) = entry.split_once('=')?;
+    Some(key.trim())
 }
 
 /// Returns the name in a table header, `[name]` or `[[name]]`.

@@ -148,6 +148,11 @@ where
 }
 
 impl<I> LimitedConnection<I> {
+    /// Returns the connection itself.
+    pub(super) fn io(&self) -> &I {
+        &self.io
+    }
+
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.deadline.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),

@@ -3,18 +3,20 @@
 pub mod http_responses;
 mod limited_listener;
 mod metrics_text;
+mod socket_user;
 
 use std::io;
 use std::net::SocketAddr;
 
 use axum::Router;
 use axum::serve::Listener;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 
 use limited_listener::{LimitedListener, ListenerLimits};
 
 pub use limited_listener::SourceAddress;
 pub use metrics_text::metrics_response;
+pub use socket_user::SocketUser;
 
 /// Serves HTTP until the task ends.
 pub async fn serve<L: Listener>(listener: L, router: Router)
@@ -23,6 +25,15 @@ where
 {
     let listener = LimitedListener::new(listener, ListenerLimits::default());
     if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the control API has ended");
+    }
+}
+
+/// Serves HTTP until the task ends. Handlers can extract the caller's [`SocketUser`] as connection information.
+pub async fn serve_users(listener: UnixListener, router: Router) {
+    let listener = LimitedListener::new(listener, ListenerLimits::default());
+    let service = router.into_make_service_with_connect_info::<SocketUser>();
+    if let Err(error) = axum::serve(listener, service).await {
         tracing::error!(%error, "the control API has ended");
     }
 }

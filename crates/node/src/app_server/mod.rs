@@ -247,7 +247,11 @@ impl SessionTable {
     }
 }
 
-fn group_id(name: &str) -> io::Result<u32> {
+/// Returns the number of the group called `name`.
+///
+/// # Errors
+/// There is no such group.
+pub(crate) fn group_id(name: &str) -> io::Result<u32> {
     match nix::unistd::Group::from_name(name)? {
         Some(group) => Ok(group.gid.as_raw()),
         None => Err(io::Error::new(

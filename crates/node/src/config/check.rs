@@ -1,30 +1,38 @@
 //! Checks the raw file into a [`Config`]: resolves references, fills in defaults, refuses contradictions.
 
+mod dns;
 mod migration;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_api::ca::{NODE_DAYS, RENEWED_DAYS};
+use holdfast_api::enrolment::DEFAULT_ENROLMENT_PORT;
 use holdfast_daemon::config::ConfigFile;
+use holdfast_proto::node_pool::depends_on_loads;
+use holdfast_wire::group_data::{ServicePolicy, WEIGHT_MAX};
+use holdfast_wire::membership_frames::JoinRole;
+use holdfast_wire::rserpool::PolicyKind;
 use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::sections::{
-    ChannelSection, GroupSection, NodeFile, NodeSection, PeerSection, PlacementSetting,
-    ProtocolSetting, ReachKey, ServiceSection,
+    ChannelSection, GroupSection, JoiningSection, NodeFile, NodeSection, PeerSection,
+    PlacementSetting, ProtocolSetting, ReachKey, RoleKey, ServiceSection,
 };
 use super::{
-    AppSocketConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, NodeConfig,
-    PacketRouting, PeerConfig, PlacementRule, ServiceConfig,
+    AppSocketConfig, ChannelConfig, CheckConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig,
+    JoiningConfig, NodeConfig, PacketRouting, PeerConfig, PlacementRule, SelfRunConfig,
+    ServiceConfig,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
 const CAPACITY_DEFAULT: u32 = 131_072;
 const CAPACITY_MAX: u32 = 16_777_216;
-const WEIGHT_MAX: u32 = 1000;
+const SEEDS_MAX: usize = 16;
 
 /// Maximum length of a device name in Linux (`IFNAMSIZ` less the final zero).
 const INTERFACE_LENGTH_MAX: usize = 15;
@@ -43,8 +51,12 @@ impl<'a> ConfigChecker<'a> {
     }
 
     pub(super) fn config(&self, raw: NodeFile) -> Result<Config, ConfigError> {
+        let is_self_run = raw.group.contact.is_none();
+        if is_self_run {
+            self.check_self_run(&raw)?;
+        }
         let listed = self.peers(&raw.peer)?;
-        let node = self.node(&raw.node, &listed)?;
+        let node = self.node(&raw.node, &listed, is_self_run)?;
         let peers: Vec<PeerConfig> = listed
             .into_iter()
             .filter(|peer| peer.name != node.name)
@@ -54,16 +66,24 @@ impl<'a> ConfigChecker<'a> {
             .map(|peer| (peer.name.clone(), peer.id))
             .collect();
         ids.insert(node.name.clone(), node.id);
-        let group = self.group(&raw.group, &ids)?;
+        let group = self.group(&raw.group, &ids, node.port)?;
         let services = self.services(&raw.service, &ids, &node, &peers)?;
+        self.check_policies(&raw.service, &services, &group)?;
         Ok(Config {
             tls: raw.tls.resolve_paths(self.file.path()),
+            joining: raw
+                .joining
+                .map(|joining| self.joining(joining, node.port))
+                .transpose()?,
             channel: self.channel(&raw.channel)?,
             app: AppSocketConfig {
                 group: raw.app.group,
                 allowed_uids: raw.app.allowed_uids,
             },
             migration: self.migration(raw.migration)?,
+            dns: (raw.dns.as_ref())
+                .map(|dns| self.dns(dns, &node))
+                .transpose()?,
             metrics_listen: raw.metrics.listen,
             log: raw.log.into_config(),
             node,
@@ -71,6 +91,26 @@ impl<'a> ConfigChecker<'a> {
             peers,
             services,
         })
+    }
+
+    /// Refuses keys that contradict a group that runs itself.
+    fn check_self_run(&self, raw: &NodeFile) -> Result<(), ConfigError> {
+        let advice =
+            "remove the key, or name the contact node of a configured group in group.contact";
+        if let Some(id) = &raw.node.id {
+            let problem = "a group that runs itself gives each node its number".to_owned();
+            return Err(self.file.error_for(id, problem, advice));
+        }
+        if let Some(peer) = raw.peer.first() {
+            let problem = "a group that runs itself finds its nodes itself".to_owned();
+            return Err(self.file.error_for(&peer.name, problem, advice));
+        }
+        if let Some(service) = raw.service.first() {
+            let problem = "the services of a group that runs itself are the group's".to_owned();
+            let advice = "remove [[service]], and use `holdfast service add`";
+            return Err(self.file.error_for(&service.name, problem, advice));
+        }
+        Ok(())
     }
 
     /// Checks the `[[peer]]` list, which may contain this node too. Numbers default to positions.
@@ -116,16 +156,27 @@ impl<'a> ConfigChecker<'a> {
         Ok(peers)
     }
 
-    fn node(&self, raw: &NodeSection, listed: &[PeerConfig]) -> Result<NodeConfig, ConfigError> {
+    fn node(
+        &self,
+        raw: &NodeSection,
+        listed: &[PeerConfig],
+        is_self_run: bool,
+    ) -> Result<NodeConfig, ConfigError> {
         let name = self.name(&raw.name)?;
         let own_entry = listed.iter().find(|peer| peer.name == name);
-        let id = self.own_id(raw, own_entry, listed)?;
+        let id = match is_self_run {
+            true => NodeId(0),
+            false => self.own_id(raw, own_entry, listed)?,
+        };
         let address = match (&raw.address, own_entry) {
             (Some(address), _) => self.host(address)?,
             (None, Some(own)) => own.address.ip(),
             (None, None) => {
                 let problem = "address is missing".to_owned();
-                let advice = "set node.address, or list this node as a [[peer]] too";
+                let advice = match is_self_run {
+                    true => "set node.address",
+                    false => "set node.address, or list this node as a [[peer]] too",
+                };
                 return Err(self.file.error_for(&raw.name, problem, advice));
             }
         };
@@ -190,7 +241,12 @@ impl<'a> ConfigChecker<'a> {
         }
     }
 
-    fn group(&self, raw: &GroupSection, ids: &NodeIdsByName) -> Result<GroupConfig, ConfigError> {
+    fn group(
+        &self,
+        raw: &GroupSection,
+        ids: &NodeIdsByName,
+        port: u16,
+    ) -> Result<GroupConfig, ConfigError> {
         let reach = match (*raw.reach.get_ref(), &raw.shared_mac) {
             (ReachKey::Steer, None) => PacketRouting::Steer,
             (ReachKey::Steer, Some(mac)) => {
@@ -210,11 +266,84 @@ impl<'a> ConfigChecker<'a> {
                 shared_mac: self.mac(mac)?,
             },
         };
+        let (contact, self_run) = match &raw.contact {
+            Some(contact) => {
+                self.check_configured(raw)?;
+                let contact = self.resolve_node(contact.get_ref(), contact.span(), ids)?;
+                (contact, None)
+            }
+            None => (NodeId(0), Some(self.self_run(raw, port)?)),
+        };
         Ok(GroupConfig {
             name: self.name(&raw.name)?,
             reach,
-            contact: self.resolve_node(raw.contact.get_ref(), raw.contact.span(), ids)?,
+            contact,
+            self_run,
+            on_contact: self.program(raw.on_contact.as_ref())?,
         })
+    }
+
+    /// Refuses keys that contradict a configured group.
+    fn check_configured(&self, raw: &GroupSection) -> Result<(), ConfigError> {
+        let spans = [
+            raw.role.as_ref().map(Spanned::span),
+            raw.seeds.first().map(Spanned::span),
+        ];
+        match spans.into_iter().flatten().next() {
+            Some(span) => {
+                let problem =
+                    "a group with a configured contact node does not run itself".to_owned();
+                let advice = "remove the key, or remove group.contact, and the group runs itself";
+                Err(self.file.error_at(span, problem, advice))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn self_run(&self, raw: &GroupSection, port: u16) -> Result<SelfRunConfig, ConfigError> {
+        let role = match raw.role.as_ref().map(Spanned::get_ref) {
+            None | Some(RoleKey::Backup) => JoinRole::Backup,
+            Some(RoleKey::Server) => JoinRole::ServerNode,
+        };
+        if raw.seeds.len() > SEEDS_MAX {
+            let problem = format!("there are {} seeds", raw.seeds.len());
+            let advice = format!("name at most {SEEDS_MAX}");
+            return Err(self.file.error_for(&raw.seeds[0], problem, &advice));
+        }
+        let seeds = raw.seeds.iter().map(|seed| self.seed(seed, port));
+        Ok(SelfRunConfig {
+            role,
+            seeds: seeds.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Reads the address of a daemon, by default with the port of this node's.
+    fn seed(&self, text: &Spanned<String>, port: u16) -> Result<SocketAddr, ConfigError> {
+        let address = text.get_ref().parse::<SocketAddr>();
+        let address = address.or_else(|_| {
+            let ip = text.get_ref().parse::<IpAddr>();
+            ip.map(|ip| SocketAddr::new(ip, port))
+        });
+        let is_usable = |address: &SocketAddr| {
+            !address.ip().is_unspecified() && !address.ip().is_multicast() && address.port() != 0
+        };
+        address.ok().filter(is_usable).ok_or_else(|| {
+            let problem = format!("`{}` is not the address of a daemon", text.get_ref());
+            let advice = "write an address, with or without a port: \"10.0.0.1\", \"10.0.0.1:7400\", \"[fd00::1]:7400\"";
+            self.file.error_for(text, problem, advice)
+        })
+    }
+
+    /// Checks the path of a program that the daemon runs.
+    fn program(&self, raw: Option<&Spanned<PathBuf>>) -> Result<Option<PathBuf>, ConfigError> {
+        match raw {
+            Some(path) if !path.get_ref().is_absolute() => {
+                let problem = "the path of a program must be absolute".to_owned();
+                let advice = "begin it with /, without arguments";
+                Err(self.file.error_for(path, problem, advice))
+            }
+            path => Ok(path.map(|path| path.get_ref().clone())),
+        }
     }
 
     fn services(
@@ -226,8 +355,8 @@ impl<'a> ConfigChecker<'a> {
     ) -> Result<Vec<ServiceConfig>, ConfigError> {
         let mut taken_addresses = BTreeSet::new();
         let mut services = Vec::with_capacity(raw.len());
-        for service in raw {
-            let checked = self.service(service, ids)?;
+        for (row, service) in (0u16..).zip(raw) {
+            let checked = self.service(service, row, ids)?;
             let ip = checked.address.ip();
             if ip == node.address || peers.iter().any(|peer| peer.address.ip() == ip) {
                 let problem = format!("{ip} is a node's own address");
@@ -249,6 +378,7 @@ impl<'a> ConfigChecker<'a> {
     fn service(
         &self,
         raw: &ServiceSection,
+        row: u16,
         ids: &NodeIdsByName,
     ) -> Result<ServiceConfig, ConfigError> {
         let mut weights: BTreeMap<NodeId, u32> = ids.values().map(|id| (*id, 1)).collect();
@@ -282,7 +412,90 @@ impl<'a> ConfigChecker<'a> {
             },
             weights,
             drain: drain.transpose()?,
+            check: self.server_check(raw)?,
+            policy: self.policy(raw)?,
+            row,
+            is_ending: false,
         })
+    }
+
+    fn server_check(&self, service: &ServiceSection) -> Result<CheckConfig, ConfigError> {
+        let (raw, default) = (&service.check, CheckConfig::default());
+        let is_udp = matches!(service.protocol, ProtocolSetting::Udp);
+        if let Some(connect) = raw
+            .connect
+            .as_ref()
+            .filter(|connect| *connect.get_ref() && is_udp)
+        {
+            let problem = "a udp service has no connections to check".to_owned();
+            let advice = "leave check.connect out, or use check.script";
+            return Err(self.file.error_for(connect, problem, advice));
+        }
+        if let Some(script) = (raw.script.as_ref()).filter(|script| !script.get_ref().is_absolute())
+        {
+            let problem = format!("{} is not an absolute path", script.get_ref().display());
+            let advice = "write the whole path of the check script, from the root directory";
+            return Err(self.file.error_for(script, problem, advice));
+        }
+        let stall_ms = self.in_range(&raw.stall_ms, 500, 0..=600_000)?;
+        Ok(CheckConfig {
+            connect: raw
+                .connect
+                .as_ref()
+                .is_some_and(|connect| *connect.get_ref()),
+            script: raw.script.as_ref().map(|script| script.get_ref().clone()),
+            interval: self.millis(&raw.interval_ms, default.interval, 10..=600_000)?,
+            timeout: self.millis(&raw.timeout_ms, default.timeout, 1..=600_000)?,
+            fall: self.in_range(&raw.fall, default.fall, 1..=100)?,
+            rise: self.in_range(&raw.rise, default.rise, 1..=100)?,
+            stall_after: (stall_ms > 0).then(|| Duration::from_millis(stall_ms)),
+        })
+    }
+
+    fn millis(
+        &self,
+        value: &Option<Spanned<u64>>,
+        default: Duration,
+        range: std::ops::RangeInclusive<u64>,
+    ) -> Result<Duration, ConfigError> {
+        let default_ms = u64::try_from(default.as_millis()).unwrap_or(u64::MAX);
+        self.in_range(value, default_ms, range)
+            .map(Duration::from_millis)
+    }
+
+    fn policy(&self, raw: &ServiceSection) -> Result<ServicePolicy, ConfigError> {
+        let mut policy = ServicePolicy::default();
+        if let Some(name) = &raw.policy {
+            policy.kind = name.get_ref().parse::<PolicyKind>().map_err(|error| {
+                self.file
+                    .error_for(name, error.to_string(), "leave the key out for WRAND")
+            })?;
+        }
+        policy.degradation = load_fraction(self.in_range(&raw.load_degradation, 0.0, 0.0..=1.0)?);
+        policy.dpf = load_fraction(self.in_range(&raw.load_dpf, 0.0, 0.0..=1.0)?);
+        Ok(policy)
+    }
+
+    /// Checks that the nodes can carry out the policies: with broadcast each node decides alone, so all must know the
+    /// same figures.
+    fn check_policies(
+        &self,
+        raw: &[ServiceSection],
+        services: &[ServiceConfig],
+        group: &GroupConfig,
+    ) -> Result<(), ConfigError> {
+        let is_broadcast = matches!(group.reach, PacketRouting::Broadcast { .. });
+        for (raw, service) in raw.iter().zip(services) {
+            if let Some(name) = &raw.policy
+                && is_broadcast
+                && depends_on_loads(service.policy.kind)
+            {
+                let problem = format!("policy {} needs reach `steer`", service.policy.kind);
+                let advice = "with broadcast use RR, WRR, RAND, WRAND or PRIO";
+                return Err(self.file.error_for(name, problem, advice));
+            }
+        }
+        Ok(())
     }
 
     fn channel(&self, raw: &ChannelSection) -> Result<ChannelConfig, ConfigError> {
@@ -302,7 +515,26 @@ impl<'a> ConfigChecker<'a> {
         Ok(ChannelConfig {
             ping_interval: Duration::from_millis(ping_ms),
             dead_after: Duration::from_millis(dead_ms),
+            silent_after: self.millis(
+                &raw.silent_after_ms,
+                Duration::from_millis(200),
+                50..=60_000,
+            )?,
             queue_bytes: queue_mib as usize * 1024 * 1024,
+        })
+    }
+
+    fn joining(&self, raw: JoiningSection, node_port: u16) -> Result<JoiningConfig, ConfigError> {
+        let port = self.in_range(&raw.port, DEFAULT_ENROLMENT_PORT, 1..=u16::MAX)?;
+        if let Some(written) = raw.port.as_ref().filter(|_| port == node_port) {
+            let problem = format!("{port} is the port of the channel between nodes");
+            return Err(self.file.error_for(written, problem, "use another port"));
+        }
+        let base = self.file.path().parent().unwrap_or(Path::new(""));
+        Ok(JoiningConfig {
+            authority: raw.authority.map(|dir| base.join(dir)),
+            port,
+            days: self.in_range(&raw.days, RENEWED_DAYS, 1..=NODE_DAYS)?,
         })
     }
 
@@ -414,6 +646,11 @@ impl<'a> ConfigChecker<'a> {
         let advice = format!("use {} to {}", range.start(), range.end());
         Err(self.file.error_for(value, problem, &advice))
     }
+}
+
+/// Converts a load of 0 to 1 to a fraction of `u32::MAX`.
+pub(crate) fn load_fraction(load: f64) -> u32 {
+    (load.clamp(0.0, 1.0) * f64::from(u32::MAX)).round() as u32
 }
 
 fn path_or(path: &Option<PathBuf>, default: &str) -> PathBuf {

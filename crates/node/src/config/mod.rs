@@ -9,12 +9,18 @@ mod sections;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::load_fraction;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, TlsConfig};
+use holdfast_dns::{ConfiguredName, ZoneSettings};
+use holdfast_wire::group_data::ServicePolicy;
+use holdfast_wire::health_frames::ServiceEndpoint;
+use holdfast_wire::membership_frames::{JoinRole, Member};
 use holdfast_wire::{NodeId, Protocol};
 
 /// Default port of the channel between nodes.
@@ -32,9 +38,11 @@ pub struct Config {
     pub group: GroupConfig,
     /// Certificate of the node, and the group's authority.
     pub tls: TlsConfig,
+    /// Enrolment of new hosts at this node, if there is any.
+    pub joining: Option<JoiningConfig>,
     /// The *other* nodes of the group, in the order of the file.
     pub peers: Vec<PeerConfig>,
-    /// Services that the group offers.
+    /// Services that the group offers: of the file, or in a group that runs itself of the group's settings.
     pub services: Vec<ServiceConfig>,
     /// Timing and buffers of the channel between nodes.
     pub channel: ChannelConfig,
@@ -42,6 +50,8 @@ pub struct Config {
     pub app: AppSocketConfig,
     /// Processes that may move here and away.
     pub migration: MigrationConfig,
+    /// Answers to DNS queries, if this node gives any.
+    pub dns: Option<DnsConfig>,
     /// Address for metrics over TCP, besides the control socket, if any.
     pub metrics_listen: Option<SocketAddr>,
     /// Format and filter of the log.
@@ -53,7 +63,7 @@ pub struct Config {
 pub struct NodeConfig {
     /// Name of the node: lower-case letters, digits and hyphens, at most 40.
     pub name: String,
-    /// Number of the node, unique in the group.
+    /// Number of the node, unique in the group. In a group that runs itself, 0 until [`Config::join_group`].
     pub id: NodeId,
     /// Address of the channel between nodes.
     pub address: IpAddr,
@@ -81,8 +91,22 @@ pub struct GroupConfig {
     pub name: String,
     /// Way in which clients' packets reach the owner.
     pub reach: PacketRouting,
-    /// Holder of the steering table (with `steer`: the contact node).
+    /// Holder of the steering table (with `steer`: the contact node). In a group that runs itself, 0 until
+    /// [`Config::join_group`].
     pub contact: NodeId,
+    /// Program that a new and a former contact node run, for networks in which routes lead to the service addresses.
+    pub on_contact: Option<PathBuf>,
+    /// Settings of a node whose group runs itself; none if the group's nodes are configured.
+    pub self_run: Option<SelfRunConfig>,
+}
+
+/// Settings of a node whose group runs itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SelfRunConfig {
+    /// Role in which the node joins.
+    pub role: JoinRole,
+    /// Addresses of daemons to ask for the contact node.
+    pub seeds: Vec<SocketAddr>,
 }
 
 /// Way in which a client's packets reach the owner of its flow.
@@ -95,6 +119,17 @@ pub enum PacketRouting {
         /// Link address that the service addresses resolve to; never used as a source.
         shared_mac: [u8; 6],
     },
+}
+
+/// `[joining]`: enrolment of new hosts, and renewal of certificates, at this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoiningConfig {
+    /// Directory of the group's authority (`holdfast ca`); none if certificates are signed elsewhere.
+    pub authority: Option<PathBuf>,
+    /// TCP port at which new hosts ask.
+    pub port: u16,
+    /// Validity of the certificates that this node signs, in days.
+    pub days: u32,
 }
 
 /// `[[peer]]`: another node of the group.
@@ -123,6 +158,57 @@ pub struct ServiceConfig {
     pub weights: BTreeMap<NodeId, u32>,
     /// Default time that a handoff may wait for the send queue to empty; `None`: no wait.
     pub drain: Option<Duration>,
+    /// Signs by which this node judges the service's server.
+    pub check: CheckConfig,
+    /// Pool policy by which the nodes share new flows.
+    pub policy: ServicePolicy,
+    /// Row of the service in this node's placement table.
+    pub row: u16,
+    /// True if the address was removed from its service: its flows go on until they end, and there are no new ones.
+    pub is_ending: bool,
+}
+
+/// `check` of a `[[service]]`: signs by which a node judges the service's server, besides its listening sockets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckConfig {
+    /// True if the node connects to the server regularly.
+    pub connect: bool,
+    /// Program that tests the server, if any.
+    pub script: Option<PathBuf>,
+    /// Time between two checks.
+    pub interval: Duration,
+    /// Time limit of a check.
+    pub timeout: Duration,
+    /// Number of consecutive failed checks after which the server gets no new clients.
+    pub fall: u32,
+    /// Number of consecutive good checks after which the server gets new clients again.
+    pub rise: u32,
+    /// Time after which a server that takes no waiting client gets no new clients; `None`: never.
+    pub stall_after: Option<Duration>,
+}
+
+impl Default for CheckConfig {
+    fn default() -> CheckConfig {
+        CheckConfig {
+            connect: false,
+            script: None,
+            interval: Duration::from_secs(1),
+            timeout: Duration::from_millis(500),
+            fall: 2,
+            rise: 2,
+            stall_after: Some(Duration::from_millis(500)),
+        }
+    }
+}
+
+impl ServiceConfig {
+    /// Returns the service's protocol and address.
+    pub fn endpoint(&self) -> ServiceEndpoint {
+        ServiceEndpoint {
+            protocol: self.protocol,
+            address: self.address,
+        }
+    }
 }
 
 /// Way in which the weighted table places a new flow.
@@ -141,6 +227,8 @@ pub struct ChannelConfig {
     pub ping_interval: Duration,
     /// Silence after which a peer counts as lost; at least two ping intervals.
     pub dead_after: Duration,
+    /// Silence after which the contact node gives a peer no new clients.
+    pub silent_after: Duration,
     /// Maximum number of bytes that wait for one peer's socket before `send` refuses.
     pub queue_bytes: usize,
 }
@@ -173,6 +261,19 @@ pub struct MigrationConfig {
     pub families: BTreeSet<SocketFamily>,
     /// Privileged ports that sockets of restored processes may have, besides the ports of services.
     pub ports: BTreeSet<u16>,
+}
+
+/// `[dns]`: the node answers DNS queries for the names of its group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DnsConfig {
+    /// Addresses at which queries arrive, by UDP and TCP.
+    pub listen: Vec<SocketAddr>,
+    /// The zone and its name servers.
+    pub zone: ZoneSettings,
+    /// Maximum number of answers by UDP per second to the clients of one network.
+    pub responses_per_s: u32,
+    /// Names besides those of the group's services.
+    pub names: Vec<ConfiguredName>,
 }
 
 /// A family of sockets.
@@ -259,9 +360,18 @@ impl Config {
         std::iter::once(this_node).chain(peers.map(|peer| (peer.address.ip(), peer.id)))
     }
 
-    /// Returns true if this node holds the steering table.
-    pub fn is_holder(&self) -> bool {
-        self.group.contact == self.node.id
+    /// Enters what a group that runs itself has told this node: its number, the contact node, and all members.
+    pub fn join_group(&mut self, own: NodeId, contact: NodeId, members: &[Member]) {
+        self.node.id = own;
+        self.group.contact = contact;
+        let others = members.iter().filter(|member| member.id != own);
+        self.peers = others
+            .map(|member| PeerConfig {
+                name: member.name.to_string(),
+                id: member.id,
+                address: member.address,
+            })
+            .collect();
     }
 
     /// Returns the path of the control API's Unix socket.
@@ -272,6 +382,11 @@ impl Config {
     /// Returns the path of the server programs' Unix socket.
     pub fn app_socket(&self) -> PathBuf {
         self.node.run_dir.join("app.sock")
+    }
+
+    /// Returns the directory of join tokens and of revocation lists that other nodes sent.
+    pub fn credentials_dir(&self) -> PathBuf {
+        self.node.state_dir.join("credentials")
     }
 
     /// Returns the path of the file with the daemon's process id.

@@ -1,7 +1,7 @@
 //! The node's file as written: optional keys, with spans for error positions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use holdfast_daemon::config::{LogSection, MetricsSection, TlsSection};
@@ -16,6 +16,7 @@ pub(super) struct NodeFile {
     pub node: NodeSection,
     pub group: GroupSection,
     pub tls: TlsSection,
+    pub joining: Option<JoiningSection>,
     #[serde(default)]
     pub peer: Vec<PeerSection>,
     #[serde(default)]
@@ -28,6 +29,7 @@ pub(super) struct NodeFile {
     pub migration: MigrationSection,
     #[serde(default)]
     pub metrics: MetricsSection,
+    pub dns: Option<DnsSection>,
     #[serde(default)]
     pub log: LogSection,
 }
@@ -60,8 +62,27 @@ pub(super) enum ReachKey {
 pub(super) struct GroupSection {
     pub name: Spanned<String>,
     pub reach: Spanned<ReachKey>,
-    pub contact: Spanned<String>,
+    pub contact: Option<Spanned<String>>,
+    pub on_contact: Option<Spanned<PathBuf>>,
     pub shared_mac: Option<Spanned<String>>,
+    pub role: Option<Spanned<RoleKey>>,
+    #[serde(default)]
+    pub seeds: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum RoleKey {
+    Backup,
+    Server,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct JoiningSection {
+    pub authority: Option<PathBuf>,
+    pub port: Option<Spanned<u16>>,
+    pub days: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -102,6 +123,23 @@ pub(super) struct ServiceSection {
     #[serde(default)]
     pub weights: BTreeMap<String, Spanned<u32>>,
     pub drain_ms: Option<Spanned<u64>>,
+    #[serde(default)]
+    pub check: CheckSection,
+    pub policy: Option<Spanned<String>>,
+    pub load_degradation: Option<Spanned<f64>>,
+    pub load_dpf: Option<Spanned<f64>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CheckSection {
+    pub connect: Option<Spanned<bool>>,
+    pub script: Option<Spanned<PathBuf>>,
+    pub interval_ms: Option<Spanned<u64>>,
+    pub timeout_ms: Option<Spanned<u64>>,
+    pub fall: Option<Spanned<u32>>,
+    pub rise: Option<Spanned<u32>>,
+    pub stall_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -109,6 +147,7 @@ pub(super) struct ServiceSection {
 pub(super) struct ChannelSection {
     pub ping_interval_ms: Option<Spanned<u64>>,
     pub dead_after_ms: Option<Spanned<u64>>,
+    pub silent_after_ms: Option<Spanned<u64>>,
     pub queue_mib: Option<Spanned<u32>>,
 }
 
@@ -137,4 +176,56 @@ pub(super) struct MigrationSection {
     pub families: Option<BTreeSet<SocketFamily>>,
     #[serde(default)]
     pub ports: BTreeSet<u16>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DnsSection {
+    #[serde(default)]
+    pub listen: Vec<Spanned<SocketAddr>>,
+    pub zone: Spanned<String>,
+    pub ttl_s: Option<Spanned<u32>>,
+    pub responses_per_s: Option<Spanned<u32>>,
+    #[serde(default)]
+    pub name_servers: BTreeMap<Spanned<String>, Vec<Spanned<IpAddr>>>,
+    #[serde(default)]
+    pub name: Vec<DnsNameSection>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DnsNameSection {
+    pub name: Spanned<String>,
+    pub service: Option<Spanned<String>>,
+    #[serde(default)]
+    pub protocol: DnsProtocolSetting,
+    pub port: Spanned<u16>,
+    pub policy: Option<DnsPolicySetting>,
+    pub answers: Option<Spanned<usize>>,
+    pub addresses: Vec<DnsAddressSection>,
+}
+
+/// Value of `protocol` of a name.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DnsProtocolSetting {
+    #[default]
+    Tcp,
+    Udp,
+}
+
+/// Value of `policy` of a name.
+#[derive(Deserialize, Clone, Copy)]
+pub(super) enum DnsPolicySetting {
+    #[serde(rename = "RR")]
+    RoundRobin,
+    #[serde(rename = "WRAND")]
+    WeightedRandom,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DnsAddressSection {
+    pub address: Spanned<IpAddr>,
+    pub weight: Option<Spanned<u32>>,
 }

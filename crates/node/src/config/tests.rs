@@ -1,5 +1,7 @@
 use super::*;
 
+use holdfast_dns::{NameOwner, SelectionRule};
+
 const EXAMPLE: &str = include_str!("../../../../docs/holdfast.example.toml");
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
@@ -33,7 +35,7 @@ fn the_example_is_complete_and_valid() {
     assert_eq!(config.node.address, "10.0.0.11".parse::<IpAddr>().unwrap());
     assert_eq!(config.node.port, DEFAULT_PORT);
     assert_eq!(config.group.reach, PacketRouting::Steer);
-    assert!(config.is_holder());
+    assert_eq!(config.group.contact, config.node.id);
     assert_eq!(config.tls.ca, Path::new("/etc/holdfast/tls/ca.pem"));
     let ids: Vec<u16> = config.peers.iter().map(|peer| peer.id.0).collect();
     assert_eq!(ids, [2, 3]);
@@ -47,6 +49,32 @@ fn the_example_is_complete_and_valid() {
     assert_eq!(config.services[2].placement, PlacementRule::Port);
     assert_eq!(config.services[2].protocol, Protocol::Udp);
     assert_eq!(config.channel.dead_after, Duration::from_secs(1));
+    assert_eq!(config.channel.silent_after, Duration::from_millis(200));
+    assert!(config.services[0].check.connect);
+    assert_eq!(config.services[1].check, CheckConfig::default());
+}
+
+#[test]
+fn check_of_a_service_is_read() {
+    let example = EXAMPLE.replacen(
+        "check = { connect = true, ",
+        "check = { script = \"/usr/lib/check\", ",
+        1,
+    );
+    let check = &parse(&example).unwrap().services[0].check;
+    assert_eq!(check.script.as_deref(), Some(Path::new("/usr/lib/check")));
+    assert!(!check.connect);
+    let without_stall = EXAMPLE.replacen("stall_ms = 500", "stall_ms = 0", 1);
+    let check = &parse(&without_stall).unwrap().services[0].check;
+    assert_eq!(check.stall_after, None);
+    let error = error_after_replacing("connect = true", "script = \"bin/check\"");
+    assert_at(&error, "service.check.script", "not an absolute path");
+    let error = error_after_replacing("fall = 2", "fall = 0");
+    assert_at(&error, "service.check.fall", "out of range");
+    let error = error_after_replacing("placement = \"port\"", "check = { connect = true }");
+    assert_at(&error, "service.check.connect", "udp service");
+    let error = error_after_replacing("silent_after_ms = 200", "silent_after_ms = 1");
+    assert_at(&error, "channel.silent_after_ms", "out of range");
 }
 
 #[test]
@@ -73,8 +101,8 @@ fn every_key_of_the_example_is_described() {
 fn unknown_missing_and_mistyped_keys_are_named() {
     let error = error_after_replacing("queue_mib = 64", "queue_mb = 64");
     assert_at(&error, "channel.queue_mb", "unknown field `queue_mb`");
-    let error = error_after_replacing("contact = \"n1\"", "");
-    assert_at(&error, "group", "missing field `contact`");
+    let error = error_after_replacing("reach = \"steer\"", "");
+    assert_at(&error, "group", "missing field `reach`");
     let error = error_after_replacing("port = 7400", "port = \"7400\"");
     assert_at(&error, "peer.port", "invalid type");
     let error = error_after_replacing("reach = \"steer\"", "reach = \"mobile\"");
@@ -89,7 +117,7 @@ fn names_and_references_are_checked() {
     assert_at(&error, "group.contact", "no node is called `n9`");
     assert!(error.what_to_do.contains("n1, n2, n3"), "{error}");
     let error = error_after_replacing("n3 = 2 }", "n4 = 2 }");
-    assert_at(&error, "service.weights", "no node is called `n4`");
+    assert_at(&error, "service.weights.n4", "no node is called `n4`");
     let error = error_after_replacing("name = \"n2\"", "name = \"N2\"");
     assert_at(&error, "peer.name", "`N2` is not a name");
     let error = error_after_replacing("name = \"n2\"", "name = \"n1\"");
@@ -178,7 +206,7 @@ fn unlisted_node_needs_id_and_address() {
     let text = text.replace("id = 9\n", "id = 9\naddress = \"fd00::9\"\n");
     let config = parse(&text).unwrap();
     assert_eq!(config.node.id, NodeId(9));
-    assert!(config.is_holder() && config.peers.is_empty());
+    assert!(config.group.contact == config.node.id && config.peers.is_empty());
     assert_eq!(config.log.filter, "info");
 }
 
@@ -268,4 +296,210 @@ fn migration_settings_are_checked() {
     assert_at(&error, "migration.families", "ipx");
     let error = error_after_replacing("files = [\"/var", "files = [\"var");
     assert_at(&error, "migration.files", "not an absolute path");
+}
+
+#[test]
+fn joining_settings_are_checked() {
+    let joining = parse(EXAMPLE).unwrap().joining.unwrap();
+    let authority = Path::new("/var/lib/holdfast/authority");
+    assert_eq!(joining.authority.as_deref(), Some(authority));
+    assert_eq!((joining.port, joining.days), (7401, 90));
+    let error = error_after_replacing("port = 7401", "port = 7400");
+    assert_at(&error, "joining.port", "between nodes");
+    let error = error_after_replacing("days = 90", "days = 826");
+    assert_at(&error, "joining.days", "out of range");
+    let left_out = EXAMPLE.replacen("authority =", "# authority =", 1);
+    assert_eq!(parse(&left_out).unwrap().joining.unwrap().authority, None);
+}
+
+#[test]
+fn file_of_a_joined_node_is_valid() {
+    use holdfast_api::enrolment::{GroupReach, GroupSettings, KnownNode, NodeFile};
+    let node = |number: u16| KnownNode {
+        name: format!("n{number}"),
+        id: number,
+        address: SocketAddr::from(([10, 0, 0, number as u8], 7400)),
+    };
+    let mut file = NodeFile {
+        name: "n4".to_owned(),
+        address: "fd00::4".parse().unwrap(),
+        interface: "eth0".to_owned(),
+        state_dir: None,
+        tls_dir: "/var/lib/holdfast/tls".into(),
+        accepts_hosts: false,
+        authority_dir: None,
+        only_serves: true,
+        has_revocation_list: true,
+        group: GroupSettings {
+            name: "web".to_owned(),
+            reach: GroupReach::Broadcast {
+                shared_mac: [2, 0, 0x5e, 0, 0, 1],
+            },
+            contact: Some("n1".to_owned()),
+            nodes: vec![node(1), node(2), node(5)],
+            revocations: None,
+        },
+    };
+    let config = parse(&file.text()).unwrap();
+    assert_eq!(
+        (config.node.id, config.node.name.as_str()),
+        (NodeId(3), "n4")
+    );
+    assert_eq!(config.peers.len(), 3);
+    assert_eq!(config.name_of(config.group.contact), Some("n1"));
+    assert!(matches!(
+        config.group.reach,
+        PacketRouting::Broadcast { .. }
+    ));
+    assert_eq!(config.joining, None);
+    file.accepts_hosts = true;
+    file.authority_dir = Some("/var/lib/holdfast/authority".into());
+    file.state_dir = Some("/srv/holdfast".into());
+    file.group.reach = GroupReach::Steer;
+    let config = parse(&file.text()).unwrap();
+    assert_eq!(config.node.state_dir, Path::new("/srv/holdfast"));
+    assert!(config.joining.unwrap().authority.is_some());
+    // A group that runs itself: the file has seeds instead of the whole group.
+    file.group.contact = None;
+    file.has_revocation_list = false;
+    let config = parse(&file.text()).unwrap();
+    let self_run = config.group.self_run.unwrap();
+    assert_eq!(
+        (self_run.role, self_run.seeds.len()),
+        (JoinRole::ServerNode, 3)
+    );
+    assert_eq!((config.tls.crl, config.peers.len()), (None, 0));
+}
+
+/// The file of a node whose group runs itself.
+const SELF_RUN: &str = r#"
+[node]
+name = "n1"
+address = "10.0.0.11"
+interface = "eth0"
+
+[group]
+name = "files"
+reach = "steer"
+role = "server"
+seeds = ["10.0.0.12", "10.0.0.13:7500"]
+
+[tls]
+ca = "ca.pem"
+cert = "n1.pem"
+key = "n1.key"
+"#;
+
+#[test]
+fn group_without_contact_runs_itself() {
+    let mut config = parse(SELF_RUN).unwrap();
+    let self_run = config.group.self_run.clone().unwrap();
+    assert_eq!(self_run.role, JoinRole::ServerNode);
+    let seeds = ["10.0.0.12:7400", "10.0.0.13:7500"].map(|seed| seed.parse().unwrap());
+    assert_eq!(self_run.seeds, seeds);
+    assert!(config.peers.is_empty());
+    let member = |id: u16| Member {
+        id: NodeId(id),
+        name: format!("n{id}").parse().unwrap(),
+        address: format!("10.0.0.1{id}:7400").parse().unwrap(),
+        join: holdfast_wire::membership_frames::JoinNumber(1),
+    };
+    config.join_group(NodeId(1), NodeId(2), &[member(1), member(2)]);
+    assert_eq!(config.name_of(NodeId(2)), Some("n2"));
+    assert_eq!(
+        (config.node.id, config.group.contact),
+        (NodeId(1), NodeId(2))
+    );
+    let default = parse(&SELF_RUN.replace("role = \"server\"", "")).unwrap();
+    assert_eq!(default.group.self_run.unwrap().role, JoinRole::Backup);
+}
+
+#[test]
+fn keys_of_a_configured_group_contradict_a_group_that_runs_itself() {
+    let with = |from: &str, to: &str| parse(&SELF_RUN.replacen(from, to, 1)).expect_err(to);
+    let error = with("address =", "id = 3\naddress =");
+    assert_at(&error, "node.id", "gives each node its number");
+    let error = with("10.0.0.12", "n2");
+    assert_eq!(error.problem, "`n2` is not the address of a daemon");
+    let error = with(
+        "[tls]",
+        "[[peer]]\nname = \"n2\"\naddress = \"10.0.0.12\"\n[tls]",
+    );
+    assert!(error.problem.contains("finds its nodes itself"), "{error}");
+    let error = error_after_replacing(
+        "contact = \"n1\"",
+        "contact = \"n1\"\nseeds = [\"10.0.0.1\"]",
+    );
+    assert!(error.problem.contains("does not run itself"), "{error}");
+}
+
+/// Returns the `[dns]` of the example with these lines added.
+fn dns_with(lines: &str) -> Result<DnsConfig, ConfigError> {
+    let text = EXAMPLE.replacen("ttl_s = 5", &format!("{lines}\nttl_s = 5"), 1);
+    parse(&text).map(|config| config.dns.expect("[dns]"))
+}
+
+#[test]
+fn names_of_the_example_are_read() {
+    let dns = parse(EXAMPLE).unwrap().dns.unwrap();
+    assert_eq!(dns.listen, ["10.0.0.11:53".parse().unwrap()]);
+    assert_eq!((dns.zone.ttl_s, dns.responses_per_s), (5, 200));
+    let servers: Vec<&str> = dns
+        .zone
+        .name_servers
+        .iter()
+        .map(|it| it.label.as_str())
+        .collect();
+    assert_eq!(servers, ["n1", "n2"]);
+    let [www] = &dns.names[..] else {
+        panic!("{:?}", dns.names);
+    };
+    assert_eq!(www.owner, NameOwner::Below("www".parse().unwrap()));
+    assert_eq!((www.rule, www.answers_max), (SelectionRule::Weighted, 1));
+    let weights: Vec<u32> = www.addresses.iter().map(|it| it.weight).collect();
+    assert_eq!(weights, [3, 1]);
+}
+
+#[test]
+fn dns_has_defaults() {
+    let section = EXAMPLE.find("\n[dns]").expect("[dns]");
+    let end = EXAMPLE[section..].find("\n[metrics]").expect("[metrics]");
+    let mut text = EXAMPLE.to_owned();
+    text.replace_range(section..section + end, "\n[dns]\nzone = \"a.test\"\n");
+    let dns = parse(&text).unwrap().dns.unwrap();
+    assert_eq!(dns.listen, ["10.0.0.11:53".parse().unwrap()]);
+    assert_eq!(dns.zone.name_servers[0].label.as_str(), "n1");
+    assert_eq!(dns.names, []);
+    text.replace_range(section..section + "\n[dns]\nzone = \"a.test\"\n".len(), "");
+    assert_eq!(parse(&text).unwrap().dns, None);
+}
+
+#[test]
+fn impossible_names_are_refused() {
+    let change = |from: &str, to: &str, problem: &str| {
+        let error = error_after_replacing(from, to);
+        let key = error.key.as_deref().unwrap_or_default();
+        assert!(key.starts_with("dns."), "{error}");
+        assert!(error.problem.contains(problem), "{error}");
+    };
+    change(
+        "zone = \"example.test\"",
+        "zone = \"example..test\"",
+        "not a label",
+    );
+    change(
+        "listen = [\"10.0.0.11:53\"]",
+        "listen = [\"0.0.0.0:53\"]",
+        "one socket",
+    );
+    change("name = \"www\"", "name = \"a.b\"", "not a label");
+    change(
+        "name = \"www\"\nservice = \"http\"",
+        "name = \"@\"\n#",
+        "what is offered",
+    );
+    change("weight = 3 }", "weight = 1001 }", "out of range");
+    change("ttl_s = 5", "ttl_s = 90000", "out of range");
+    assert!(dns_with("").is_ok());
+    assert!(dns_with("unknown = 1").is_err());
 }

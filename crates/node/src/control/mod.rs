@@ -12,16 +12,19 @@ use std::io;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted,
-    HandoffList, HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NodeList, PlacementRequest, PlacementWeights, ProcessCheck, Status, UnitEntry,
+    HandoffList, HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
+    MigrationRequest, MigrationStatus, NewToken, NodeList, PlacementRequest, PlacementWeights,
+    ProcessCheck, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged,
+    ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
-use holdfast_daemon::control::{metrics_listener, serve};
+use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::membership::OperatorRequest;
 use crate::metrics::Metrics;
 
 /// Maximum number of requests that wait for the engine; further ones wait in their connections.
@@ -51,8 +54,16 @@ pub enum ControlRequest {
     Drops(ReplySender<DropList>),
     /// Return the placement of new flows.
     Placement(ReplySender<PlacementWeights>),
-    /// Change the placement of new flows.
-    SetPlacement(PlacementRequest, ReplySender<PlacementWeights>),
+    /// Change the placement of new flows, for the user of this number.
+    SetPlacement(PlacementRequest, Option<u32>, ReplySender<PlacementWeights>),
+    /// List the services of the group.
+    Services(ReplySender<ServiceList>),
+    /// Change the services of the group, for the user of this number.
+    ChangeServices(
+        ServiceChangeRequest,
+        Option<u32>,
+        ReplySender<ServiceChanged>,
+    ),
     /// Find the process of a systemd unit.
     Unit(String, ReplySender<UnitEntry>),
     /// Check whether a process can move, optionally to a given node.
@@ -65,6 +76,75 @@ pub enum ControlRequest {
     Migration(u64, ReplySender<MigrationStatus>),
     /// Cancel a migration.
     CancelMigration(u64, ReplySender<MigrationStatus>),
+    /// Make a join token.
+    NewToken(TokenRequest, ReplySender<NewToken>),
+    /// List the join tokens.
+    Tokens(ReplySender<TokenList>),
+    /// Revoke a join token.
+    RevokeToken(String, ReplySender<TokenEntry>),
+    /// Return the revocation lists in force.
+    Revocations(ReplySender<RevocationStatus>),
+    /// Put a revocation list in force.
+    PublishRevocations(RevocationRequest, ReplySender<RevocationStatus>),
+    /// Change the membership of the group; the answer comes when the group has decided.
+    Membership(OperatorRequest, ReplySender<MembershipChange>),
+    /// Obey a view that a test gives.
+    #[cfg(feature = "test-faults")]
+    TestView(TestView, ReplySender<()>),
+}
+
+impl ControlRequest {
+    /// Refuses a request of any kind.
+    pub fn refuse(self, refusal: ErrorBody) {
+        // Send errors are ignored: a client that has disconnected needs no answer.
+        match self {
+            ControlRequest::Status(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Flows(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Flow(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::StartHandoff(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Handoffs(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Nodes(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Drops(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Placement(reply) | ControlRequest::SetPlacement(_, _, reply) => {
+                drop(reply.send(Err(refusal)));
+            }
+            ControlRequest::Services(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::ChangeServices(_, _, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::StartMigration(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Migrations(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Migration(_, reply) | ControlRequest::CancelMigration(_, reply) => {
+                drop(reply.send(Err(refusal)));
+            }
+            ControlRequest::Membership(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::NewToken(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Tokens(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::RevokeToken(_, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Revocations(reply) | ControlRequest::PublishRevocations(_, reply) => {
+                drop(reply.send(Err(refusal)));
+            }
+            #[cfg(feature = "test-faults")]
+            ControlRequest::TestView(_, reply) => drop(reply.send(Err(refusal))),
+        }
+    }
+}
+
+/// View of the group and lease of the node, from a test.
+#[cfg(feature = "test-faults")]
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TestView {
+    /// Epoch of the view.
+    pub epoch: u64,
+    /// Name of the contact node.
+    pub contact: String,
+    /// Names of configured nodes that are outside of the group.
+    #[serde(default)]
+    pub without: Vec<String>,
+    /// Length of this node's lease from now on, in milliseconds; none for no lease.
+    pub lease_ms: Option<u64>,
 }
 
 /// Server of the control API, and of `/metrics` over TCP if configured.
@@ -89,7 +169,7 @@ impl ControlServer {
         })?;
         let (sender, requests) = mpsc::channel(WAITING_MAX);
         let router = routes::router(sender, metrics.clone());
-        let mut tasks = vec![tokio::spawn(serve(listener, router))];
+        let mut tasks = vec![tokio::spawn(serve_users(listener, router))];
         if let Some(address) = config.metrics_listen {
             let listener = metrics_listener(address)?;
             let router = routes::metrics_only(metrics);

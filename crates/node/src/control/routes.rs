@@ -3,21 +3,24 @@
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
-use holdfast_api::control::{CheckQuery, FlowListQuery, MigrationStatus, ROUTES, openapi};
+use holdfast_api::control::{
+    CheckQuery, FlowListQuery, MigrationStatus, ROUTES, TakeoverRequest, openapi,
+};
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
 };
-use holdfast_daemon::control::metrics_response;
+use holdfast_daemon::control::{SocketUser, metrics_response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{ControlRequest, ReplySender};
+use crate::membership::OperatorRequest;
 use crate::metrics::Metrics;
 
 /// Maximum length of a body: a handoff may name tens of thousands of flows, at up to 100 bytes each.
@@ -35,15 +38,40 @@ pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
         .route("/v1/handoffs", get(handoffs).post(start_handoff))
         .route("/v1/handoffs/{id}", get(handoff))
         .merge(migration_routes())
+        .merge(joining_routes())
+        .merge(membership_routes())
         .route("/v1/nodes", get(nodes))
         .route("/v1/drops", get(drops))
         .route("/v1/placement", get(placement).post(set_placement))
+        .route("/v1/services", get(services).post(change_services))
         .route("/openapi.json", get(async || Json(openapi(ROUTES))))
+        .merge(test_routes())
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(engine)
         .merge(metrics_only(metrics))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+}
+
+/// Returns the routes for tests; none in a build without them.
+fn test_routes() -> Router<RequestSender> {
+    #[cfg(feature = "test-faults")]
+    return Router::new().route("/test/view", post(set_test_view));
+    #[cfg(not(feature = "test-faults"))]
+    Router::new()
+}
+
+#[cfg(feature = "test-faults")]
+async fn set_test_view(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let body = match read_json(body) {
+        Ok(view) => view,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::TestView(body, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 
 /// Returns the routes about processes.
@@ -54,6 +82,26 @@ fn migration_routes() -> Router<RequestSender> {
         .route("/v1/migrations", get(migrations).post(start_migration))
         .route("/v1/migrations/{id}", get(migration))
         .route("/v1/migrations/{id}/cancel", post(cancel_migration))
+}
+
+/// Returns the routes about join tokens and revocation lists.
+fn joining_routes() -> Router<RequestSender> {
+    Router::new()
+        .route("/v1/tokens", get(tokens).post(make_token))
+        .route("/v1/tokens/{id}/revoke", post(revoke_token))
+        .route(
+            "/v1/revocations",
+            get(revocations).post(publish_revocations),
+        )
+}
+
+/// Returns the routes that change the membership of the group.
+fn membership_routes() -> Router<RequestSender> {
+    Router::new()
+        .route("/v1/group/leave", post(leave))
+        .route("/v1/group/takeover", post(force_takeover))
+        .route("/v1/nodes/{name}/remove", post(remove_node))
+        .route("/v1/nodes/{name}/promote", post(promote_node))
 }
 
 /// Returns the router for `/metrics` alone.
@@ -179,6 +227,37 @@ async fn nodes(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Nodes, StatusCode::CONFLICT).await
 }
 
+async fn leave(State(engine): EngineState) -> Response {
+    let request = |reply| ControlRequest::Membership(OperatorRequest::Leave, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn force_takeover(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let body: TakeoverRequest = match read_json(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if !body.force {
+        let error = "a takeover without a majority needs \"force\": true".to_owned();
+        return bad_request(error).into_response();
+    }
+    let request = |reply| ControlRequest::Membership(OperatorRequest::ForceTakeover, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn remove_node(State(engine): EngineState, Path(name): Path<String>) -> Response {
+    let request = |reply| ControlRequest::Membership(OperatorRequest::Remove(name), reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn promote_node(State(engine): EngineState, Path(name): Path<String>) -> Response {
+    let request = |reply| ControlRequest::Membership(OperatorRequest::Promote(name), reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
 async fn drops(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Drops, StatusCode::CONFLICT).await
 }
@@ -189,13 +268,65 @@ async fn placement(State(engine): EngineState) -> Response {
 
 async fn set_placement(
     State(engine): EngineState,
+    ConnectInfo(user): ConnectInfo<SocketUser>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let body = match read_json(body) {
         Ok(wanted) => wanted,
         Err(refusal) => return refusal.into_response(),
     };
-    let request = |reply| ControlRequest::SetPlacement(body, reply);
+    let request = |reply| ControlRequest::SetPlacement(body, user.uid, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn services(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Services, StatusCode::CONFLICT).await
+}
+
+async fn change_services(
+    State(engine): EngineState,
+    ConnectInfo(user): ConnectInfo<SocketUser>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let body = match read_json(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::ChangeServices(body, user.uid, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn tokens(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Tokens, StatusCode::CONFLICT).await
+}
+
+async fn make_token(State(engine): EngineState, body: Result<Bytes, BytesRejection>) -> Response {
+    let body = match read_json(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::NewToken(body, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn revoke_token(State(engine): EngineState, Path(id): Path<String>) -> Response {
+    let request = |reply| ControlRequest::RevokeToken(id, reply);
+    ask_engine(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn revocations(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Revocations, StatusCode::CONFLICT).await
+}
+
+async fn publish_revocations(
+    State(engine): EngineState,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let body = match read_json(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::PublishRevocations(body, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 

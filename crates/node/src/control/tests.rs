@@ -3,7 +3,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use holdfast_api::Drain;
-use holdfast_api::control::{ClientError, ControlClient, FlowFilter, FlowSelection, ROUTES};
+use holdfast_api::control::{
+    ClientError, ControlClient, FlowFilter, FlowSelection, ROUTES, ServiceChange, ServiceSource,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -58,9 +60,15 @@ async fn engine(mut server: ControlServer) {
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(NodeList::default()))),
             ControlRequest::Drops(reply) => drop(reply.send(Ok(DropList::default()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(PlacementWeights::default()))),
-            ControlRequest::SetPlacement(request, reply) => {
+            ControlRequest::SetPlacement(request, uid, reply) => {
+                assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
                 let (weights, epoch) = (request.weights, 2);
                 drop(reply.send(Ok(PlacementWeights { weights, epoch })));
+            }
+            ControlRequest::Services(reply) => drop(reply.send(Ok(no_services()))),
+            ControlRequest::ChangeServices(_, uid, reply) => {
+                assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
+                drop(reply.send(Ok(ServiceChanged { version: 3 })));
             }
             ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal_body()))),
@@ -71,11 +79,32 @@ async fn engine(mut server: ControlServer) {
                 };
                 drop(reply.send(answer));
             }
-            ControlRequest::Migrations(reply) => drop(reply.send(Ok(MigrationList::default()))),
-            ControlRequest::Migration(_, reply) | ControlRequest::CancelMigration(_, reply) => {
-                drop(reply.send(Err(refusal_body())));
+            ControlRequest::NewToken(_, reply) => drop(reply.send(Ok(NewToken {
+                token: "hf1-0".to_owned(),
+                id: "00".to_owned(),
+                expires_at_s: 1,
+                address: "10.0.0.1:7401".to_owned(),
+            }))),
+            ControlRequest::Tokens(reply) => drop(reply.send(Ok(TokenList::default()))),
+            ControlRequest::RevokeToken(_, reply) => drop(reply.send(Err(refusal_body()))),
+            ControlRequest::Revocations(reply) | ControlRequest::PublishRevocations(_, reply) => {
+                drop(reply.send(Ok(RevocationStatus::default())));
             }
+            ControlRequest::Migrations(reply) => drop(reply.send(Ok(MigrationList::default()))),
+            ControlRequest::Membership(
+                OperatorRequest::Leave | OperatorRequest::ForceTakeover,
+                reply,
+            ) => drop(reply.send(Ok(holdfast_api::control::MembershipChange { epoch: 2 }))),
+            refused => refused.refuse(refusal_body()),
         }
+    }
+}
+
+fn no_services() -> ServiceList {
+    ServiceList {
+        source: ServiceSource::Group,
+        version: 2,
+        services: Vec::new(),
     }
 }
 
@@ -175,6 +204,13 @@ async fn client_returns_engine_answers() {
         .await
         .unwrap();
     assert_eq!((placed.epoch, placed.weights["n2"]), (2, 3));
+    assert_eq!(client.services().await.unwrap(), no_services());
+    let request = ServiceChangeRequest {
+        id: Some(5),
+        change: ServiceChange::Remove("web".to_owned()),
+    };
+    let changed = client.change_services(&request).await.unwrap();
+    assert_eq!(changed.version, 3);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -217,17 +253,21 @@ async fn every_route_is_served_with_its_status() {
             ("POST", "/v1/handoffs") => json!({"flows": [FLOW], "to": "n2"}).to_string(),
             ("POST", "/v1/migrations") => json!({"pid": 42, "to": "n2"}).to_string(),
             ("POST", "/v1/placement") => json!({"weights": {"n1": 1}}).to_string(),
+            ("POST", "/v1/tokens") => json!({}).to_string(),
+            ("POST", "/v1/revocations") => json!({"list": ""}).to_string(),
+            ("POST", "/v1/group/takeover") => json!({"force": true}).to_string(),
+            ("POST", "/v1/services") => json!({"change": {"remove": "web"}}).to_string(),
             _ => String::new(),
         };
         let (status, body) = daemon.raw(route.method, &path, &body).await;
         // The test engine refuses the routes with a name or number in the path.
-        let expected = if route.path.contains('{') {
-            404
-        } else {
-            route.status
+        let expected = match route.path.contains('{') {
+            true if route.path.contains("{name}") => 409,
+            true => 404,
+            false => route.status,
         };
         assert_eq!(status, expected, "{} {path}: {body}", route.method);
-        if expected == 404 {
+        if expected >= 400 {
             assert_eq!(
                 serde_json::from_str::<ErrorBody>(&body).unwrap(),
                 refusal_body()
@@ -254,6 +294,14 @@ async fn bad_requests_get_a_remedy() {
         ("POST", "/v1/handoffs", "{", 400, "the body"),
         ("POST", "/v1/handoffs", "{\"to\": \"n2\"}", 400, "the body"),
         ("POST", "/v1/placement", "{\"weight\": {}}", 400, "weight"),
+        (
+            "POST",
+            "/v1/group/takeover",
+            "{\"force\": false}",
+            400,
+            "force",
+        ),
+        ("POST", "/v1/services", "{\"change\": {}}", 400, "the body"),
     ] {
         let (got, answer) = daemon.raw(method, path, body).await;
         assert_eq!(got, status, "{method} {path}: {answer}");

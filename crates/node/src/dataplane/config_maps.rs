@@ -1,13 +1,14 @@
 //! Writes services, nodes and placement from the configuration into the maps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 
 use holdfast_bpf::Error;
 use holdfast_bpf::shared_with_c::{
-    MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey,
+    FlowKey, MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey,
     Successor, to_mapped,
 };
+use holdfast_proto::node_pool::{NodeFigures, shares_by_policy};
 use holdfast_wire::{NodeId, Protocol};
 
 use super::Dataplane;
@@ -56,7 +57,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// Too many services, or the kernel refuses the change.
-    pub fn set_service(&mut self, index: u16, service: &ServiceConfig) -> Result<(), Error> {
+    pub fn set_service(&mut self, service: &ServiceConfig) -> Result<(), Error> {
+        let (index, shares) = (service.row, initial_shares(service));
         if usize::from(index) >= MAX_SERVICES {
             let reason = format!("at most {MAX_SERVICES} services are possible");
             return Err(Error::Map {
@@ -65,11 +67,11 @@ impl Dataplane {
             });
         }
         self.programs
-            .set_placement(index, 0, &placement_table(&service.weights))?;
+            .set_placement(index, 0, &placement_table(&shares))?;
         self.generations.insert(index, 0);
         self.service_rows
             .insert((service.protocol, service.address), index);
-        let value = service_value(index, 0, false, service, &service.weights);
+        let value = service_value(index, 0, false, service, &shares);
         self.programs
             .services
             .set(&service_key(service.protocol, service.address), &value)?;
@@ -77,6 +79,75 @@ impl Dataplane {
         self.programs
             .services
             .set(&service_key(service.protocol, bare), &value)
+    }
+
+    /// Removes the services that are not in `services`, with all their flows. Returns the number of flows.
+    ///
+    /// # Errors
+    /// The kernel refuses a removal.
+    pub fn remove_unconfigured_services(&self, services: &[ServiceConfig]) -> Result<usize, Error> {
+        let programs = &self.programs;
+        let keys_of = |service: &ServiceConfig| {
+            let bare = SocketAddr::new(service.address.ip(), 0);
+            [service.address, bare].map(|address| service_key(service.protocol, address))
+        };
+        let configured: HashSet<ServiceKey> = services.iter().flat_map(keys_of).collect();
+        for (key, _) in programs.successors.entries() {
+            if !configured.contains(&key) {
+                programs.successors.remove(&key)?;
+            }
+        }
+        let mut removed = HashSet::new();
+        for (key, _) in programs.services.entries() {
+            if !configured.contains(&key) {
+                removed.insert(key);
+            }
+        }
+        if removed.is_empty() {
+            return Ok(0);
+        }
+        let is_of_removed = |flow: &FlowKey| removed.contains(&service_key_of_flow(flow));
+        let mut flows = 0;
+        for (flow, _) in programs.flows.entries() {
+            if is_of_removed(&flow) {
+                programs.flows.remove(&flow)?;
+                flows += 1;
+            }
+        }
+        for (flow, _) in programs.steering.entries() {
+            if is_of_removed(&flow) {
+                programs.steering.remove(&flow)?;
+            }
+        }
+        // Last: a start that dies before finds the flows by these entries again.
+        for key in removed {
+            programs.services.remove(&key)?;
+        }
+        Ok(flows)
+    }
+
+    /// Removes a service without flows, and its bare address if no other service of the protocol has the address. The
+    /// address must be gone from this host: without the service, the stack would answer its packets.
+    ///
+    /// # Errors
+    /// The kernel refuses the change.
+    pub fn remove_service(&mut self, service: &ServiceConfig) -> Result<(), Error> {
+        let (protocol, address) = (service.protocol, service.address);
+        self.set_successor(service, None)?;
+        self.programs
+            .services
+            .remove(&service_key(protocol, address))?;
+        self.service_rows.remove(&(protocol, address));
+        self.generations.remove(&service.row);
+        self.programs.flow_quota.set_count(service.row, 0);
+        let mut others = self.service_rows.keys();
+        match others.any(|(known, other)| *known == protocol && other.ip() == address.ip()) {
+            true => Ok(()),
+            false => {
+                let bare = SocketAddr::new(address.ip(), 0);
+                self.programs.services.remove(&service_key(protocol, bare))
+            }
+        }
     }
 
     /// Returns the node to which the server of a service has moved.
@@ -124,6 +195,21 @@ impl Dataplane {
     }
 }
 
+/// Returns each node's share of a service's new flows before the first load reports; none for a service that ends, so
+/// that packets without a record find no node.
+pub fn initial_shares(service: &ServiceConfig) -> BTreeMap<NodeId, u32> {
+    if service.is_ending {
+        return BTreeMap::new();
+    }
+    let figures_of = |weight: &u32| NodeFigures {
+        weight: *weight,
+        load: 0,
+        distance_ms: 0,
+    };
+    let nodes = (service.weights.iter()).map(|(node, weight)| (*node, figures_of(weight)));
+    shares_by_policy(&service.policy, &nodes.collect())
+}
+
 fn service_value(
     index: u16,
     generation: u8,
@@ -134,6 +220,7 @@ fn service_value(
     // With placement by port, the whole service belongs to the node of greatest weight (the lowest id among equals).
     let heaviest = weights
         .iter()
+        .filter(|(_, weight)| **weight > 0)
         .max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));
     Service {
         index,
@@ -141,6 +228,15 @@ fn service_value(
         by_port: u8::from(service.placement == PlacementRule::Port),
         port_owner: heaviest.map_or(0, |(node, _)| node.0),
         has_previous: u8::from(has_previous),
+        pad: 0,
+    }
+}
+
+fn service_key_of_flow(flow: &FlowKey) -> ServiceKey {
+    ServiceKey {
+        address: flow.local,
+        port: flow.local_port,
+        protocol: flow.protocol,
         pad: 0,
     }
 }

@@ -23,6 +23,16 @@ pub struct HoldDevice {
 }
 
 impl HoldDevice {
+    /// Checks that TUN devices can be made, without making one.
+    ///
+    /// # Errors
+    /// The system's refusal to open `/dev/net/tun`.
+    pub fn check_support() -> Result<(), HoldDeviceError> {
+        let mut options = std::fs::File::options();
+        let opened = options.read(true).write(true).open("/dev/net/tun");
+        opened.map(drop).map_err(HoldDeviceError)
+    }
+
     /// Makes the TUN device.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ pub mod shared_ports;
 mod socket_observer;
 mod tcp_observer;
 
-pub use config_maps::NodeRoute;
+pub use config_maps::{NodeRoute, initial_shares};
 pub use descriptor_lister::ProcessDescriptorLister;
 pub use flow_groups::FlowGroup;
 pub use hold_device::{HoldDevice, HoldDeviceError};
@@ -197,6 +197,13 @@ impl FilterEntry {
 #[must_use]
 pub fn monotonic_s() -> u32 {
     u32::try_from(monotonic_ns() / 1_000_000_000).unwrap_or(u32::MAX)
+}
+
+/// Returns the clock of leases (`CLOCK_BOOTTIME`, which counts suspended time) in nanoseconds.
+#[must_use]
+pub fn boot_time_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// Returns the monotonic clock in nanoseconds.

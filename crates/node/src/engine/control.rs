@@ -1,8 +1,8 @@
 //! Answers to the operator's requests.
 
 use super::Engine;
+use super::operator_view::error_body;
 use crate::control::ControlRequest;
-use holdfast_daemon::tls::Tls;
 
 impl Engine {
     pub(super) fn handle_control(&mut self, request: ControlRequest) {
@@ -19,8 +19,12 @@ impl Engine {
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(self.nodes()))),
             ControlRequest::Drops(reply) => drop(reply.send(Ok(self.drops()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(self.placement()))),
-            ControlRequest::SetPlacement(request, reply) => {
-                drop(reply.send(self.set_placement(request)))
+            ControlRequest::SetPlacement(request, uid, reply) => {
+                self.set_placement(&request, uid, reply);
+            }
+            ControlRequest::Services(reply) => drop(reply.send(Ok(self.service_list()))),
+            ControlRequest::ChangeServices(request, uid, reply) => {
+                self.change_services(&request, uid, reply);
             }
             ControlRequest::Unit(name, reply) => drop(reply.send(self.migrations.unit(&name))),
             ControlRequest::Check(pid, query, reply) => self.check_process(pid, query, reply),
@@ -33,20 +37,20 @@ impl Engine {
                 let now = self.now();
                 drop(reply.send(self.migrations.cancel(now, id)))
             }
-        }
-    }
-
-    /// Reloads certificates and revocation list (SIGHUP). An error in the files leaves the current certificates in use.
-    pub(super) fn reload_certificates(&mut self) {
-        match Tls::from_files(&self.config.tls, &self.config.node.name) {
-            Ok(tls) => {
-                self.statistics.metrics().set_certificate_end(tls.end());
-                self.peers.set_tls(tls);
-                tracing::info!("reloaded certificates and revocation list");
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot reload the certificates: the current ones stay in use")
-            }
+            request @ (ControlRequest::NewToken(..)
+            | ControlRequest::Tokens(_)
+            | ControlRequest::RevokeToken(..)
+            | ControlRequest::Revocations(_)
+            | ControlRequest::PublishRevocations(..)) => self.handle_credential_request(request),
+            ControlRequest::Membership(request, reply) => match &self.membership {
+                Some(membership) => membership.request(request, reply),
+                None => drop(reply.send(Err(error_body(
+                    "the nodes of this group are configured, and do not change at run time",
+                    "change [[peer]] and group.contact in every node's file; a group without group.contact runs itself",
+                )))),
+            },
+            #[cfg(feature = "test-faults")]
+            ControlRequest::TestView(view, reply) => drop(reply.send(self.set_test_view(&view))),
         }
     }
 }

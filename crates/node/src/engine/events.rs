@@ -38,6 +38,12 @@ impl Engine {
                 if moved > 0 {
                     self.statistics.metrics().record_freeze(phases.freeze());
                 }
+                if moved == 0
+                    && !self.peers.is_up(acceptor)
+                    && let Some(membership) = &self.membership
+                {
+                    membership.report_failed_server_node(acceptor);
+                }
                 self.operations.on_batch_end(batch, bytes, &phases);
                 self.machine
                     .set_pause_between_batches(self.donations.should_rest());
@@ -157,6 +163,7 @@ impl Engine {
     /// Handles events of the kernel programs.
     pub(super) fn handle_kernel_events(&mut self, events: &[KernelEvent]) {
         let mut changes = Vec::new();
+        let now = self.now();
         for event in events {
             let Some(flow) = flow_from_key(&event.flow) else {
                 continue;
@@ -164,6 +171,9 @@ impl Engine {
             match event.kind {
                 EVENT_ESTABLISHED => {
                     self.process_flows.note_new_flow(flow);
+                    if let Some(index) = self.dataplane.service_index(&flow) {
+                        self.health.on_established(now, index, flow);
+                    }
                     changes.push(OwnershipChange {
                         flow,
                         kind: ChangeKind::Establish,

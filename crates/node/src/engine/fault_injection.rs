@@ -70,6 +70,20 @@ impl FaultInjector {
     }
 }
 
+/// Fails if the environment variable `HOLDFAST_TEST_FAIL_START` names this step of a start.
+///
+/// # Errors
+/// The failure that a test wants.
+pub fn fail_start_if_due(step: &str) -> std::io::Result<()> {
+    match test_setting("HOLDFAST_TEST_FAIL_START") {
+        Some(wanted) if wanted == step => {
+            let text = format!("a test makes the start fail at `{step}`");
+            Err(std::io::Error::other(text))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the predicted freeze limit that a test sets, which allows larger batches than this machine would otherwise
 /// form.
 pub fn test_freeze_max() -> Option<Duration> {
@@ -88,6 +102,11 @@ pub fn test_clock_shift() -> Option<u32> {
         "a test shifts the TCP timestamp clocks of connections that leave this node"
     );
     Some(ticks)
+}
+
+/// Returns true if a test gives the daemon the views of the group by control requests.
+pub fn test_views() -> bool {
+    test_setting("HOLDFAST_TEST_VIEWS").is_some()
 }
 
 /// Returns an environment variable of a test; `None` in a build without the feature `test-faults`.

@@ -129,8 +129,9 @@ impl Engine {
     }
 
     fn service_of(&self, flow: &Flow) -> Option<&ServiceConfig> {
-        let row = usize::from(self.dataplane.service_index(flow)?);
-        self.config.services.get(row)
+        let row = self.dataplane.service_index(flow)?;
+        let mut services = self.config.services.iter();
+        services.find(|service| service.row == row)
     }
 
     pub(super) fn list_flows(&self, query: FlowListQuery) -> FlowList {
@@ -246,14 +247,14 @@ impl Engine {
             to,
             drain,
         } = request;
-        match self.config.id_of(&to) {
+        match self.group.id_of(&to) {
             None => {
                 return Err(error_body(
                     format!("there is no node {to} in this group"),
                     "`holdfast status` shows those there are",
                 ));
             }
-            Some(id) if id == self.config.node.id => {
+            Some(id) if id == self.group.own() => {
                 return Err(error_body(
                     format!("{to} is this node"),
                     "name another node, or send the request to the node that owns the flow",

@@ -6,14 +6,18 @@ use std::net::SocketAddr;
 use foldhash::fast::RandomState;
 use holdfast_bpf::shared_with_c::{FlowKey, Record as MapRecord};
 use holdfast_bpf::{Dataplane as Programs, guaranteed_flows};
-use holdfast_proto::flow_ownership::{EpochFloors, ProcessTransits, apply_change};
+use holdfast_proto::flow_ownership::{
+    EpochFloors, ProcessTransits, apply_change, newer_record, renumbered_record,
+};
 use holdfast_proto::handoff::{CommandToken, Completion, Results};
+use holdfast_proto::table_rebuild::Claim;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, Protocol,
     RecordState,
 };
 
 use super::Engine;
+use super::deferred_requests::OwnRequest;
 use crate::config::{Config, ServiceConfig};
 use crate::dataplane::{flow_from_key, flow_key, record_from_map, record_to_map};
 
@@ -34,26 +38,31 @@ pub struct Holder {
 /// another.
 #[derive(Default)]
 struct RecordCounts {
-    service_index: HashMap<(Protocol, SocketAddr), usize>,
-    records: Vec<u32>,
+    records: HashMap<(Protocol, SocketAddr), u32, RandomState>,
     capacity: u32,
 }
 
 impl RecordCounts {
     fn new(services: &[ServiceConfig], capacity: u32) -> Self {
-        let address = |service: &ServiceConfig| (service.protocol, service.address);
-        let rows = services.iter().map(address).zip(0..).collect();
-        let records = vec![0; services.len()];
-        Self {
-            service_index: rows,
-            records,
+        let mut counts = Self {
+            records: HashMap::default(),
             capacity,
-        }
+        };
+        counts.set_services(services);
+        counts
+    }
+
+    /// Counts the records of these services. The count of a service that was among the former ones stays.
+    fn set_services(&mut self, services: &[ServiceConfig]) {
+        let count_of = |service: &ServiceConfig| {
+            let key = (service.protocol, service.address);
+            (key, self.records.get(&key).copied().unwrap_or(0))
+        };
+        self.records = services.iter().map(count_of).collect();
     }
 
     fn count_of(&mut self, flow: &Flow) -> Option<&mut u32> {
-        let row = *self.service_index.get(&(flow.protocol, flow.local))?;
-        self.records.get_mut(row)
+        self.records.get_mut(&(flow.protocol, flow.local))
     }
 
     /// Returns true if the flow's service may have one more record.
@@ -62,7 +71,10 @@ impl RecordCounts {
         let guaranteed = guaranteed_flows(services, self.capacity);
         match self.count_of(flow) {
             Some(records) if *records >= guaranteed => {
-                let used = self.records.iter().map(|records| records.max(&guaranteed));
+                let used = self
+                    .records
+                    .values()
+                    .map(|records| records.max(&guaranteed));
                 used.map(|records| u64::from(*records)).sum::<u64>() < u64::from(self.capacity)
             }
             _ => true,
@@ -101,6 +113,17 @@ impl Holder {
             group_commit: ProcessTransits::default(),
             uncommitted_process: None,
         }
+    }
+
+    /// Counts the records of these services from now on.
+    pub fn set_services(&mut self, services: &[ServiceConfig]) {
+        self.record_counts.set_services(services);
+    }
+
+    /// Returns the number of a service's records.
+    pub fn record_count(&self, service: &ServiceConfig) -> u32 {
+        let key = (service.protocol, service.address);
+        self.record_counts.records.get(&key).copied().unwrap_or(0)
     }
 
     /// Returns the record of a flow.
@@ -174,6 +197,47 @@ impl Holder {
         self.store_batch(programs, &mut batch, &mut results);
         self.group_commit.record_results(changes, &results);
         results
+    }
+
+    /// Stores claims of nodes about their flows: those newer than the table's records, or those of flows without a
+    /// record. A node that has joined again with another number gets its records back.
+    pub fn store_claims(
+        &mut self,
+        programs: &Programs,
+        claims: &[Claim],
+        only_missing: bool,
+        is_in_view: impl Fn(NodeId) -> bool,
+    ) {
+        let mut batch = WriteBatch::default();
+        let mut results = Vec::new();
+        let mut without_room = 0_usize;
+        for (flow, claimed) in claims {
+            let current = self.current_record(programs, flow);
+            if batch.has(flow) || (only_missing && current.is_some()) {
+                continue;
+            }
+            let record = newer_record(current, *claimed)
+                .or_else(|| renumbered_record(current, *claimed, &is_in_view));
+            let Some(record) = record else {
+                continue;
+            };
+            if current.is_none() {
+                if !self.record_counts.has_room(flow) {
+                    without_room += 1;
+                    continue;
+                }
+                self.record_counts.record_added(flow);
+            }
+            batch.push(results.len(), *flow, record, current);
+            results.push(Ok(Some(record)));
+        }
+        self.store_batch(programs, &mut batch, &mut results);
+        if without_room > 0 {
+            tracing::error!(
+                flows = without_room,
+                "the steering table has no room for flows that nodes report"
+            );
+        }
     }
 
     fn current_record(&self, programs: &Programs, flow: &Flow) -> Option<OwnershipRecord> {
@@ -382,13 +446,18 @@ impl WriteBatch {
 }
 
 impl Engine {
+    /// Decides about changes that the handoff machine wants. Changes of this node may have to wait; those of other nodes
+    /// waited as frames.
     pub(super) fn arbitrate(
         &mut self,
         token: CommandToken,
         asker: NodeId,
-        changes: &[OwnershipChange],
+        changes: Vec<OwnershipChange>,
     ) {
-        let results = Results::Arbitrated(self.decide_ownership_changes(asker, changes));
+        if asker == self.group.own() && !self.admits_own_changes(&changes) {
+            return self.deferred.add_own(OwnRequest::Handoff(token, changes));
+        }
+        let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
         self.complete_handoff_command(Completion { token, results });
     }
 

@@ -7,27 +7,73 @@ use holdfast_api::Drain;
 use holdfast_api::FlowText;
 use holdfast_api::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon};
 use holdfast_proto::handoff::{DrainPolicy as MachineDrain, FlowHandoffRequest};
-use holdfast_wire::Flow;
 use holdfast_wire::failure::{Failure, OperatorFault, ProgramFault, Text};
+use holdfast_wire::{Flow, Frame, NodeId};
 
 use super::donations::DonatedConnection;
 use super::handoff_operations::ANSWER_TIMEOUT;
-use super::{Engine, flow_from_text, wire_protocol};
+use super::{Engine, flow_from_text, network_setup, wire_protocol};
 use crate::app_server::{AppEvent, SessionId};
 use crate::peer_channel::PeerEvent;
 
 impl Engine {
+    /// Notes the peers whose channels work already: an engine that begins anew in a running daemon gets no events about
+    /// these.
+    pub(super) fn note_connected_peers(&mut self) {
+        let peers = self.peers.clone();
+        for peer in peers.ids().filter(|peer| peers.is_up(*peer)) {
+            self.on_peer_connected(peer);
+        }
+    }
+
+    fn on_peer_connected(&mut self, peer: NodeId) {
+        let now = self.now();
+        self.machine.handle_peer_connected(now, peer);
+        self.send_configured_services(peer);
+        self.migrations.machine().handle_peer_connected(now, peer);
+        self.health.machine().handle_peer_connected(now, peer);
+        self.credentials.machine().handle_peer_connected(now, peer);
+        self.table_rebuild.handle_peer_connected(peer);
+        // The kernel has found the peer's link address for this connection.
+        if let Some(known) = self.group.others().find(|(id, _)| *id == peer) {
+            network_setup::refresh_route(&self.group, &self.dataplane, known);
+        }
+    }
+
     pub(super) fn handle_peer_event(&mut self, event: PeerEvent) {
         let now = self.now();
         match event {
             PeerEvent::Up { peer, boot } => {
                 tracing::info!(%peer, boot, "a peer connected");
-                self.machine.handle_peer_connected(now, peer);
-                self.migrations.machine().handle_peer_connected(now, peer);
+                self.on_peer_connected(peer);
             }
+            PeerEvent::Frame {
+                from,
+                frame: Frame::Credentials(frame),
+            } => self.credentials.machine().handle_frame(now, from, frame),
             PeerEvent::Frame { from, frame } if Self::is_migration_frame(&frame) => {
                 self.migrations.handle_frame(now, from, frame);
             }
+            PeerEvent::Frame {
+                from,
+                frame: Frame::Health(frame),
+            } => self.handle_health_frame(from, frame),
+            PeerEvent::Frame {
+                from,
+                frame: Frame::ConfiguredServices { services },
+            } => self.on_configured_services(from, &services),
+            PeerEvent::Frame {
+                from,
+                frame: Frame::NodeLoad { load },
+            } => self.placement.on_load(now, from, load),
+            PeerEvent::Frame {
+                from,
+                frame: Frame::FlowReport(frame),
+            } => self.table_rebuild.handle_frame(now, from, frame),
+            PeerEvent::Frame {
+                from,
+                frame: frame @ (Frame::ChangeRequest { .. } | Frame::Query { .. }),
+            } => self.on_holder_request(from, frame),
             PeerEvent::Frame { from, frame } => {
                 if let Some(frame) = self.on_query_answer(from, frame) {
                     self.machine.handle_frame(now, from, frame);
@@ -37,6 +83,8 @@ impl Engine {
                 tracing::warn!(%peer, %why, "lost the connection to a peer");
                 self.machine.handle_peer_lost(now, peer);
                 self.migrations.handle_peer_lost(now, peer);
+                self.health.machine().handle_peer_lost(now, peer);
+                self.credentials.machine().handle_peer_lost(now, peer);
             }
         }
     }
@@ -45,6 +93,10 @@ impl Engine {
         let now = self.now();
         self.machine.handle_timeout(now);
         self.migrations.machine().handle_timeout(now);
+        self.credentials.machine().handle_timeout(now);
+        self.table_rebuild.handle_timeout(now);
+        self.poll_former_holder();
+        self.contact_service.announce_if_due();
         if self.donations.drain_poll_at().is_some_and(|at| at <= now) {
             self.poll_drains();
         }
@@ -53,6 +105,7 @@ impl Engine {
             self.poll_prepares();
             self.poll_collects();
         }
+        self.poll_health();
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
@@ -61,14 +114,21 @@ impl Engine {
         let next = [
             machine,
             self.migrations.next_wake(),
+            self.credentials.next_wake(),
             self.donations.drain_poll_at(),
             self.arrivals.deferred_options_at(),
+            self.table_rebuild.poll_timeout(),
+            self.former_holder_until,
             programs,
+            Some(self.health.next_wake(self.now())),
         ]
         .into_iter()
         .flatten()
         .min();
-        next.map(|at| self.started + at)
+        let next = next.map(|at| self.started + at);
+        next.into_iter()
+            .chain(self.contact_service.next_wake())
+            .min()
     }
 
     /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
@@ -271,7 +331,7 @@ impl Engine {
         if flows.is_empty() {
             return;
         }
-        let Some(id) = self.config.id_of(to) else {
+        let Some(id) = self.group.id_of(to) else {
             let why = OperatorFault::UnknownNode(Text::of(to)).into();
             return self.refuse_handoff(session, &flows, &why);
         };
@@ -348,7 +408,7 @@ impl Engine {
                 OperatorFault::FlowOwnedBy(owner.into()).into()
             }
             None if self.dataplane.flow(flow).is_none() => OperatorFault::UnknownFlowHere {
-                contact: self.node_name(self.config.group.contact).into(),
+                contact: self.node_name(self.group.contact()).into(),
             }
             .into(),
             _ => OperatorFault::NoProgramHasFlow.into(),

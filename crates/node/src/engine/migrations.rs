@@ -5,12 +5,15 @@ use std::time::Instant;
 use holdfast_api::control::{
     CheckQuery, ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck,
 };
-use holdfast_proto::migration::{Command, Completion, FlowEpoch, Migration, Results, RoundReport};
+use holdfast_proto::migration::{
+    Command, CommandToken, Completion, FlowEpoch, Migration, Results, RoundReport,
+};
 use holdfast_wire::failure::{Context, Failure};
 use holdfast_wire::move_frames::DonorFlow;
-use holdfast_wire::{Flow, Frame, MoveId, NodeId};
+use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 
 use super::Engine;
+use super::deferred_requests::OwnRequest;
 use super::fault_injection::InjectionPoint;
 use super::operator_view::error_body;
 use super::process_flows::{flows_of_sockets, owned_flows};
@@ -198,7 +201,9 @@ impl Engine {
                 lost_flows: lost,
                 ..
             } => {
-                let failed = self.take_ownership(*id, flows, lost).err()?;
+                let committed = self.migrations.record_commit(*id);
+                let taken = committed.and_then(|()| self.take_ownership(*id, flows, lost));
+                let failed = taken.err()?;
                 Some(Results::Resumed(Err(failed)))
             }
             Command::Discard { id, .. } => {
@@ -255,6 +260,10 @@ impl Engine {
         let endpoints = self.migrations.endpoints(id);
         self.placement
             .redirect_to_acceptor(&self.dataplane, to, endpoints);
+        for service in self.placement.received_services(endpoints) {
+            let now = self.started.elapsed();
+            self.health.machine().handle_departure(now, &service);
+        }
         let moved = self.mark_moved(to, flows);
         self.process_flows.end_outbound(&self.dataplane, id);
         let kept = self.process_flows.keep(&self.dataplane, kept);
@@ -347,17 +356,13 @@ impl Engine {
         };
         self.faults.inject_if_due(name, InjectionPoint::Before, 0);
         let completion = match command {
-            Command::Arbitrate {
-                token,
-                asker,
-                changes,
-            } => {
-                let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
-                Some(Completion { token, results })
+            Command::Arbitrate { token, changes, .. } => {
+                self.decide_migration_changes(token, changes);
+                None
             }
             Command::Lookup { token, flows } => {
-                let results = Results::LookedUp(self.records_of(&flows));
-                Some(Completion { token, results })
+                self.answer_migration_query(token, flows);
+                None
             }
             command => match self.apply_command_to_flows(&command) {
                 None => self.migrations.execute(command),
@@ -381,6 +386,35 @@ impl Engine {
             let now = self.now();
             self.migrations.on_completion(now, completion);
         }
+    }
+
+    /// Decides about changes that the migration machine of this node, the holder, wants, or lets them wait.
+    pub(super) fn decide_migration_changes(
+        &mut self,
+        token: CommandToken,
+        changes: Vec<OwnershipChange>,
+    ) {
+        if !self.admits_own_changes(&changes) {
+            return (self.deferred).add_own(OwnRequest::MigrationChanges(token, changes));
+        }
+        let asker = self.group.own();
+        let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
+        self.faults
+            .inject_if_due("move-arbitrate", InjectionPoint::After, 0);
+        let now = self.now();
+        self.migrations
+            .on_completion(now, Completion { token, results });
+    }
+
+    /// Answers a query of the migration machine of this node, the holder, or lets it wait.
+    pub(super) fn answer_migration_query(&mut self, token: CommandToken, flows: Vec<Flow>) {
+        if !self.admits_own_query() {
+            return (self.deferred).add_own(OwnRequest::MigrationQuery(token, flows));
+        }
+        let results = Results::LookedUp(self.records_of(&flows));
+        let now = self.now();
+        self.migrations
+            .on_completion(now, Completion { token, results });
     }
 
     pub(super) fn start_migration(
@@ -408,13 +442,13 @@ impl Engine {
 
     /// Returns the id of the node with this name, if it is connected.
     fn acceptor_named(&self, name: &str) -> Result<NodeId, ErrorBody> {
-        let id = self.config.id_of(name).ok_or_else(|| {
+        let id = self.group.id_of(name).ok_or_else(|| {
             error_body(
                 format!("there is no node {name} in this group"),
                 "`holdfast status` shows those there are",
             )
         })?;
-        if id != self.config.node.id && !self.peers.is_up(id) {
+        if id != self.group.own() && !self.peers.is_up(id) {
             return Err(error_body(
                 format!("this node has no connection to {name}"),
                 "check that its holdfastd runs; `holdfast status` shows the problem",

@@ -13,23 +13,31 @@
 //! | `recovered_flows` | flows that an earlier daemon left in the middle of a handoff |
 //! | `handoff_operations` | handoffs of the control API |
 //! | `process_flows`, `private_flows` | flows of moving processes, connections at a node's own address |
-//! | `client_placement` | where new clients go |
+//! | `client_placement`, `node_load` | where new clients go |
+//! | `group_services` | services in the group's settings |
+//! | `group`, `table_rebuild`, `deferred`, `contact_service` | the contact node, and what it does when it changes |
+//! | `server_health` | which nodes' servers are well, and so get new clients |
 //! | `flow_history` | times of arrival, tombstones, reports that the holder refused |
 //! | `holder` | ownership records, at the holder |
+//! | `credentials` | certificates of this node, revocation lists of the group |
 //! | `programs`, `program_messages` | server programs and the messages to them |
 //! | `packet_hold` | packets of flows in transit |
 //! | `statistics` | metrics and counts for the operator |
 //! | `background_work` | work for which no freeze waits |
 //!
 //! The methods of [`Engine`] itself have files by input (`inbound_messages`, `events`, `control`, `migrations`) and by
-//! the role in a handoff (`donor`, `acceptor`, `activate`, `recovery`).
+//! the role in a handoff (`donor`, `acceptor`, `activate`, `recovery`); `role_change` has the change of the contact node.
 
 mod acceptor;
 mod activate;
 mod arrivals;
 mod background_work;
 mod client_placement;
+mod contact_service;
 mod control;
+mod credentials;
+mod deferred_requests;
+mod dns_feed;
 mod donations;
 mod donor;
 mod event_loop;
@@ -38,12 +46,18 @@ mod fault_injection;
 mod flow_history;
 mod flow_reclaim;
 mod flows;
+mod group_role;
+mod group_services;
 mod handoff_operations;
 mod hold_slots;
 mod holder;
+mod host_changes;
+mod host_cleanup;
 mod inbound_messages;
+mod joining;
 mod migrations;
 mod network_setup;
+mod node_load;
 mod operator_view;
 mod packet_hold;
 mod private_flows;
@@ -52,42 +66,60 @@ mod program_messages;
 mod programs;
 mod recovered_flows;
 mod recovery;
+mod role_change;
+mod server_health;
 mod setup;
+mod start_check;
+mod start_undo;
 mod state_blobs;
 mod statistics;
 mod table_overflow;
+#[cfg(feature = "test-faults")]
+mod test_views;
 mod tombstones;
 mod unaccepted_connections;
 mod unrecorded_flows;
 mod upkeep;
 
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use holdfast_api::FlowText;
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_wire::{Flow, NodeId, Protocol};
+use holdfast_proto::table_rebuild::TableRebuild;
+use holdfast_wire::{Epoch, Flow, NodeId, Protocol};
 
-pub use network_setup::detach;
+pub use host_cleanup::{CleanupReport, RemovedAddress, clean_host};
 pub use setup::{SetupError, check_capabilities, run_until_signal};
+pub use start_check::check_start;
 
 use crate::config::Config;
+use crate::credentials::NodeCredentials;
 use crate::dataplane::Dataplane;
+use crate::dns::DnsFeed;
+use crate::membership::GroupMembership;
 use crate::migration::Migrations;
 use crate::peer_channel::Peers;
 use arrivals::Arrivals;
 use background_work::BackgroundWork;
 use client_placement::ClientPlacement;
+use contact_service::ContactService;
+use deferred_requests::DeferredRequests;
 use donations::Donations;
 use fault_injection::{FaultInjector, InjectionPoint};
 use flow_history::FlowHistory;
+use group_role::GroupRole;
+use group_services::GroupServices;
 use handoff_operations::HandoffOperations;
 use holder::Holder;
+use node_load::NodeLoad;
 use packet_hold::PacketHold;
 use private_flows::PrivateFlows;
 use process_flows::ProcessFlows;
 use program_messages::ProgramMessages;
 use programs::ConnectedPrograms;
 use recovered_flows::RecoveredFlows;
+use server_health::HealthMonitor;
 use statistics::Statistics;
 
 /// State of the daemon.
@@ -117,12 +149,40 @@ pub struct Engine {
     private_flows: PrivateFlows,
     /// Where new clients go.
     placement: ClientPlacement,
+    /// Which nodes' servers are well.
+    health: HealthMonitor,
+    /// The DNS server, which must know the addresses that serve; none if this node answers no queries.
+    dns: Option<Rc<DnsFeed>>,
+    /// Last time at which this node reached the contact node.
+    contact_reached_at: Option<Duration>,
+    /// The load of this node.
+    node_load: NodeLoad,
+    /// Services in the group's settings.
+    group_services: GroupServices,
     /// Flows that arrived, left, or were refused by the holder.
     flow_history: FlowHistory,
+    /// The view of the group, which says who is contact node.
+    group: GroupRole,
+    /// The machine by which a new holder learns the flows of all nodes.
+    table_rebuild: TableRebuild,
     /// The store of ownership, at the holder.
     holder: Option<Holder>,
+    /// Number of this daemon start, greater than any earlier one of this node.
+    boot: u64,
+    /// Certificates of this node and revocation lists of the group.
+    credentials: NodeCredentials,
+    /// Least epoch of flows that begin: seconds since 2020 at the start of the daemon.
+    epoch_floor: Epoch,
+    /// Requests that the holder cannot decide yet.
+    deferred: DeferredRequests,
+    /// Service addresses at the contact node.
+    contact_service: ContactService,
+    /// Time at which this node, a former holder, forgets its table.
+    former_holder_until: Option<Duration>,
     /// Channels to the other nodes.
     peers: Peers,
+    /// The membership, in a group that runs itself.
+    membership: Option<Rc<GroupMembership>>,
     /// Server programs with their services and flows.
     programs: ConnectedPrograms,
     /// Messages to the server programs.
@@ -148,10 +208,13 @@ impl Engine {
 
     /// Carries out all pending commands of the machines.
     fn run_machines(&mut self) {
+        self.run_table_rebuild();
         self.run_handoff_machine();
         while self.run_migration_machine() {
             self.run_handoff_machine();
         }
+        self.run_health_machine();
+        self.run_credential_machine();
         self.program_messages.send_collected();
     }
 
@@ -229,7 +292,7 @@ impl Engine {
                 token,
                 asker,
                 changes,
-            } => self.arbitrate(token, asker, &changes),
+            } => self.arbitrate(token, asker, changes),
             Command::Lookup { token, flows } => self.look_up(token, &flows),
         }
     }
@@ -257,7 +320,7 @@ impl Engine {
     }
 
     fn node_name(&self, node: NodeId) -> String {
-        self.config
+        self.group
             .name_of(node)
             .map_or_else(|| format!("node {node}"), str::to_owned)
     }

@@ -4,12 +4,19 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use holdfast_bpf::shared_with_c::{Config as MapConfig, PRIVATE_MARK};
-use holdfast_sys::local_delivery_routes::{deliver_locally, end_local_delivery};
+use holdfast_bpf::LEASE_WITHOUT_END;
+use holdfast_bpf::shared_with_c::{Config as MapConfig, PRIVATE_MARK, ROLE_HOLDER, ROLE_NONE};
+use holdfast_sys::local_delivery_routes::{
+    deliver_locally, end_local_delivery, has_local_delivery,
+};
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
+use holdfast_wire::NodeId;
 
+use super::group_role::{GroupNode, GroupRole, has_configured_contact};
+use super::host_changes::{AddedAddress, HostChanges, RecordBackup};
 use super::setup::{SetupError, other_error, system_error};
+use super::start_undo::StartUndo;
 use crate::config::Config;
 use crate::dataplane::{Dataplane, HoldDevice, NodeRoute};
 use crate::reach::reach_of;
@@ -18,33 +25,33 @@ use crate::reach::reach_of;
 pub(super) const HOLD_DEVICE: &str = "hf-hold";
 
 /// Routing table of marked packets that this host receives under any address; also the priority of its rules.
-const ROUTING_TABLE: u32 = 18_534;
+pub(super) const ROUTING_TABLE: u32 = 18_534;
+
+/// Settings of the node's interface, `net.ipv4.conf.INTERFACE`: the interface answers ARP only for its own addresses, and
+/// asks with the best of them.
+const ARP_SETTINGS: [(&str, &str); 2] = [("arp_ignore", "1"), ("arp_announce", "2")];
 
 /// Maximum wait for a neighbour's answer at start-up; later refreshes find a slower neighbour.
 const NEIGHBOUR_WAIT_MAX: Duration = Duration::from_millis(300);
 
-/// Writes nodes and settings to the maps; services only if `ready`, until which the programs fail closed.
+/// Writes nodes, services and settings to the maps. Until the settings are there, the programs fail closed.
 pub(super) fn configure_dataplane(
     config: &Config,
+    group: &GroupRole,
     interface: &Interface,
-    hold: &HoldDevice,
-    dataplane: &mut Dataplane,
-    ready: bool,
+    (hold, dataplane): (&HoldDevice, &mut Dataplane),
 ) -> Result<(), SetupError> {
-    let paths = node_routes(config, interface);
+    let paths = node_routes(config, group, interface);
     for (id, path) in &paths {
-        let is_holder = *id == config.group.contact;
+        let is_holder = *id == group.contact();
         dataplane
             .set_node(*id, path, is_holder)
             .map_err(other_error)?;
     }
-    if ready {
-        for (index, service) in (0u16..).zip(&config.services) {
-            dataplane.set_service(index, service).map_err(other_error)?;
-        }
-        let services = u32::try_from(config.services.len()).unwrap_or(u32::MAX);
-        (dataplane.programs.flow_quota).divide(services, config.node.capacity);
+    for service in &config.services {
+        dataplane.set_service(service).map_err(other_error)?;
     }
+    divide_flow_table(config, dataplane);
     let outer_header = paths
         .iter()
         .filter(|(_, path)| path.routed)
@@ -54,16 +61,22 @@ pub(super) fn configure_dataplane(
         outer_header.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers))
     };
     let reach = reach_of(config.group.reach);
+    let role = match has_configured_contact(config) {
+        true if group.is_contact() => ROLE_HOLDER,
+        true => ROLE_NONE,
+        // The role of an earlier daemon lasts until the first view.
+        false => dataplane.programs.config().map_err(other_error)?.role,
+    };
     let map_config = MapConfig {
         own_id: config.node.id.0,
         reach: reach.program_number(),
-        holder: u8::from(config.is_holder()),
+        role,
         hold_ifindex: hold.ifindex(),
         mss_clamp_v4: clamp(40),
         mss_clamp_v6: clamp(60),
         mtu: mtu(interface),
         shared_link: reach.shared_link_address(),
-        ready: u32::from(ready),
+        ready: 1,
     };
     dataplane
         .programs
@@ -71,10 +84,25 @@ pub(super) fn configure_dataplane(
         .map_err(other_error)
 }
 
+/// Divides the flow table among the services.
+pub(super) fn divide_flow_table(config: &Config, dataplane: &Dataplane) {
+    let rows = config.services.iter().map(|service| service.row + 1);
+    let rows = u32::from(rows.max().unwrap_or(0));
+    (dataplane.programs.flow_quota).divide(rows, config.node.capacity);
+}
+
 /// Delivers private-flow packets for this host to its stack: where processes move, connections keep their addresses.
-pub(super) fn deliver_private_flows(config: &Config) -> Result<(), SetupError> {
+pub(super) fn deliver_private_flows(
+    config: &Config,
+    undo: &mut StartUndo,
+) -> Result<(), SetupError> {
     if !config.migration.enabled {
         return Ok(());
+    }
+    if !has_local_delivery(ROUTING_TABLE).map_err(system_error("routing rules"))? {
+        undo.push("routing rules", || {
+            end_local_delivery(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE)
+        });
     }
     deliver_locally(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE).map_err(system_error("routing rules"))
 }
@@ -91,8 +119,9 @@ fn outer_header_length(address: IpAddr) -> u16 {
 /// Returns the path to each node. A node that does not answer is found by a later refresh.
 pub(super) fn node_routes(
     config: &Config,
+    group: &GroupRole,
     interface: &Interface,
-) -> Vec<(holdfast_wire::NodeId, NodeRoute)> {
+) -> Vec<(NodeId, NodeRoute)> {
     let own_path = NodeRoute {
         address: config.node.address,
         link: interface.mac,
@@ -100,11 +129,10 @@ pub(super) fn node_routes(
         ifindex: interface.index,
         routed: false,
     };
-    let peers = config
-        .peers
-        .iter()
-        .filter_map(|peer| match resolve_route(peer.address.ip()) {
-            Ok(path) => Some((peer.id, path)),
+    let peers = group
+        .others()
+        .filter_map(|(id, peer)| match resolve_route(peer.address.ip()) {
+            Ok(path) => Some((id, path)),
             Err(error) => {
                 tracing::debug!(peer = peer.name, %error, "the path to a peer is not resolved yet");
                 None
@@ -126,14 +154,23 @@ fn resolve_route(address: IpAddr) -> std::io::Result<NodeRoute> {
 }
 
 /// Refreshes the paths to the other nodes, without waiting for nodes that do not answer.
-pub(super) fn refresh_routes(config: &Config, dataplane: &Dataplane) {
-    for peer in &config.peers {
-        if let Ok(Some(path)) = known_route(peer.address.ip())
-            && let is_holder = peer.id == config.group.contact
-            && let Err(error) = dataplane.set_node(peer.id, &path, is_holder)
-        {
-            tracing::warn!(peer = peer.name, %error, "cannot update a peer's path in the filters");
-        }
+pub(super) fn refresh_routes(group: &GroupRole, dataplane: &Dataplane) {
+    for (id, peer) in group.others() {
+        refresh_route(group, dataplane, (id, peer));
+    }
+}
+
+/// Refreshes the path to one other node, unless the kernel does not know the path yet.
+pub(super) fn refresh_route(
+    group: &GroupRole,
+    dataplane: &Dataplane,
+    (id, peer): (NodeId, &GroupNode),
+) {
+    if let Ok(Some(path)) = known_route(peer.address.ip())
+        && let is_holder = id == group.contact()
+        && let Err(error) = dataplane.set_node(id, &path, is_holder)
+    {
+        tracing::warn!(peer = peer.name, %error, "cannot update a peer's path in the filters");
     }
 }
 
@@ -153,62 +190,202 @@ fn known_route(address: IpAddr) -> std::io::Result<Option<NodeRoute>> {
 }
 
 /// Adds the service addresses: at the holder on its interface, where it answers ARP and ND; at other nodes on
-/// `lo`, where no neighbour can ask for them.
-pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupError> {
-    let name = &config.node.interface;
-    for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
-        sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
-            .map_err(system_error(format!("net.ipv4.conf.{name}.{setting}")))?;
+/// `lo`, where no neighbour can ask for them. In a group that runs itself, every node has them on `lo`, and the contact
+/// node on its interface as well, once there is a view. `changes` records the addresses that were not there.
+pub(super) fn add_addresses(
+    (config, group): (&Config, &GroupRole),
+    interface: &Interface,
+    changes: &mut HostChanges,
+    undo: &mut StartUndo,
+) -> Result<(), SetupError> {
+    let state_dir = &config.node.state_dir;
+    let record = RecordBackup::take(state_dir);
+    undo.push("the record of service addresses", move || record.restore());
+    let settings = settings_to_change(interface)?;
+    let missing = absent_addresses(config, &service_interface(config, group, interface)?)?;
+    for SettingChange { path, before, .. } in &settings {
+        (changes.settings.entry(path.clone())).or_insert_with(|| before.clone());
     }
-    let on_interface = config.is_holder() && reach_of(config.group.reach).has_contact_node();
-    let ifindex = if on_interface {
-        interface.index
-    } else {
-        Interface::find("lo").map_err(system_error("lo"))?.index
-    };
-    for address in service_addresses(config) {
-        net::add_address(ifindex, address, prefix_length(address))
-            .map_err(system_error(format!("service address {address}")))?;
+    changes.addresses.extend(missing.iter().cloned());
+    if !has_configured_contact(config) {
+        // A node that becomes contact node takes the addresses on the interface, and has no time for the disk then.
+        changes
+            .addresses
+            .extend(absent_addresses(config, interface)?);
+    }
+    // Recorded first: a daemon that dies in between leaves no address that the next one takes for the operator's.
+    if let Err(error) = changes.store(state_dir) {
+        tracing::warn!(%error, "cannot record the service addresses that this daemon adds: they stay if their service is removed");
+    }
+    for SettingChange {
+        path,
+        before,
+        value,
+    } in settings
+    {
+        sysctl::write(&path, value).map_err(system_error(path.replace('/', ".")))?;
+        undo.push(path.clone(), move || sysctl::write(&path, &before));
+    }
+    for added in missing {
+        let (index, address) = (added.index, added.address);
+        let what = format!("service address {address}");
+        undo.push(&what, move || added.remove());
+        net::add_address(index, address, prefix_length(address)).map_err(system_error(what))?;
     }
     Ok(())
 }
 
-/// Removes from the host what an ended daemon left on purpose: service addresses, routing rules, filters and maps. The
-/// node gives up all its flows. Addresses are removed before the filters, without which the stack would reset
-/// connections of other nodes.
-///
-/// # Errors
-/// The kernel refuses a removal; what is absent already is no error.
-pub fn detach(config: &Config) -> Result<(), SetupError> {
-    for name in [config.node.interface.as_str(), "lo"] {
-        // Addresses end with their interface.
-        let Ok(interface) = Interface::find(name) else {
-            continue;
-        };
-        for address in service_addresses(config) {
-            net::remove_address(interface.index, address, prefix_length(address)).map_err(
-                system_error(format!("removing service address {address} from {name}")),
-            )?;
+/// A kernel setting with another value than the daemon needs.
+struct SettingChange {
+    path: String,
+    before: String,
+    value: &'static str,
+}
+
+fn settings_to_change(interface: &Interface) -> Result<Vec<SettingChange>, SetupError> {
+    let mut changes = Vec::new();
+    for (setting, value) in ARP_SETTINGS {
+        let path = setting_path(&interface.name, setting);
+        let before = sysctl::read(&path).map_err(system_error(path.replace('/', ".")))?;
+        if before != value {
+            changes.push(SettingChange {
+                path,
+                before,
+                value,
+            });
         }
     }
-    end_local_delivery(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE)
-        .map_err(system_error("removing routing rules"))?;
-    // Removing the last reference to a link detaches its program.
-    match std::fs::remove_dir_all(&config.node.bpffs) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let pins = config.node.bpffs.display();
-            Err(system_error(format!("removing {pins}"))(error))
-        }
-        _ => Ok(()),
+    Ok(changes)
+}
+
+fn setting_path(interface: &str, setting: &str) -> String {
+    format!("net/ipv4/conf/{interface}/{setting}")
+}
+
+/// Returns the service addresses that an interface lacks.
+fn absent_addresses(
+    config: &Config,
+    interface: &Interface,
+) -> Result<Vec<AddedAddress>, SetupError> {
+    AddedAddress::absent_from(interface, service_addresses(config))
+        .map_err(system_error(format!("addresses of {}", interface.name)))
+}
+
+/// Returns the interface that has the service addresses.
+fn service_interface(
+    config: &Config,
+    group: &GroupRole,
+    interface: &Interface,
+) -> Result<Interface, SetupError> {
+    match group.is_contact() && reach_of(config.group.reach).has_contact_node() {
+        true => Ok(interface.clone()),
+        false => Interface::find("lo").map_err(system_error("lo")),
     }
 }
 
-fn service_addresses(config: &Config) -> BTreeSet<IpAddr> {
+/// Removes what an earlier daemon added and this configuration lacks: addresses of removed services, of another
+/// interface, and settings of another interface. Addresses that no daemon added stay.
+pub(super) fn remove_unconfigured_addresses(
+    (config, group): (&Config, &GroupRole),
+    interface: &Interface,
+    changes: &mut HostChanges,
+) -> Result<(), SetupError> {
+    let index = service_interface(config, group, interface)?.index;
+    // A contact node of a group that runs itself keeps its addresses on the interface until the first view.
+    let is_kept_at =
+        |at: u32| at == index || (!has_configured_contact(config) && at == interface.index);
+    let wanted = service_addresses(config);
+    let (kept, unconfigured) = (changes.addresses.iter().cloned())
+        .partition(|added| is_kept_at(added.index) && wanted.contains(&added.address));
+    let unconfigured: BTreeSet<AddedAddress> = unconfigured;
+    changes.addresses = kept;
+    for added in &unconfigured {
+        let (address, interface) = (added.address, &added.interface);
+        match added.remove() {
+            Ok(()) => {
+                tracing::info!(%address, interface, "removed the address of a removed service")
+            }
+            Err(error) => {
+                tracing::warn!(%address, interface, %error, "cannot remove the address of a removed service");
+                changes.addresses.insert(added.clone());
+            }
+        }
+    }
+    let own = ARP_SETTINGS.map(|(setting, _)| setting_path(&interface.name, setting));
+    let others = changes.settings.keys().filter(|path| !own.contains(path));
+    for path in others.cloned().collect::<Vec<_>>() {
+        if let Err(error) = changes.restore_setting(&path) {
+            tracing::warn!(path, %error, "cannot restore a setting of another interface");
+        }
+    }
+    if let Err(error) = changes.store(&config.node.state_dir) {
+        tracing::warn!(%error, "cannot record the removed service addresses");
+    }
+    Ok(())
+}
+
+/// Gives the programs a lease without end if this node is the configured contact node, and none if another one is. The
+/// lease of a group that runs itself outlives the daemon.
+pub(super) fn adopt_lease(config: &Config, group: &GroupRole, dataplane: &Dataplane) {
+    let lease = &dataplane.programs.lease;
+    if has_configured_contact(config) {
+        let is_contact = group.is_contact();
+        lease.set_table_ready(is_contact);
+        lease.set_table_epoch(0);
+        let until_ns = if is_contact { LEASE_WITHOUT_END } else { 0 };
+        lease.writer().set_until_ns(until_ns);
+    } else if lease.until_ns() == LEASE_WITHOUT_END {
+        lease.writer().set_until_ns(0);
+    }
+}
+
+/// Adds a service address to the interface on which clients' packets arrive. The host answers for the address there.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn add_to_interface(interface: &Interface, address: IpAddr) -> std::io::Result<()> {
+    net::add_address(interface.index, address, prefix_length(address))
+}
+
+/// Removes a service address from the interface. The host keeps the address on `lo`, for its connections.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn remove_from_interface(interface: &Interface, address: IpAddr) -> std::io::Result<()> {
+    let prefix = prefix_length(address);
+    net::add_address(Interface::find("lo")?.index, address, prefix)?;
+    net::remove_address(interface.index, address, prefix)
+}
+
+/// Adds a service address to `lo`, where no neighbour can ask for the address.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn add_to_loopback(address: IpAddr) -> std::io::Result<()> {
+    net::add_address(
+        Interface::find("lo")?.index,
+        address,
+        prefix_length(address),
+    )
+}
+
+/// Removes the address of a service that has ended from the interface and from `lo`.
+///
+/// # Errors
+/// The kernel refuses; an address that is absent is no error.
+pub(super) fn remove_address(interface: &Interface, address: IpAddr) -> std::io::Result<()> {
+    let prefix = prefix_length(address);
+    net::remove_address(interface.index, address, prefix)?;
+    net::remove_address(Interface::find("lo")?.index, address, prefix)
+}
+
+/// Returns the addresses of all services.
+pub(super) fn service_addresses(config: &Config) -> BTreeSet<IpAddr> {
     let services = config.services.iter();
     services.map(|service| service.address.ip()).collect()
 }
 
 /// Returns the length of a prefix that covers the address alone, bits.
-fn prefix_length(address: IpAddr) -> u8 {
+pub(super) fn prefix_length(address: IpAddr) -> u8 {
     if address.is_ipv6() { 128 } else { 32 }
 }

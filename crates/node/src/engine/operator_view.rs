@@ -1,17 +1,26 @@
 //! The operator's queries.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use holdfast_api::control::{
-    DropCount, DropList, ErrorBody, FlowCounts, HandoffList, HandoffStatus, NodeEntry, NodeList,
-    PlacementRequest, PlacementWeights, ProgramStatus, ServiceStatus, Status,
+    DropCount, DropList, ErrorBody, FlowCounts, HandoffList, HandoffStatus, MembershipReport,
+    NodeEntry, NodeList, PlacementRequest, PlacementWeights, ProgramStatus, ServiceStatus, Status,
 };
 use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::membership::{RemovalCause, Standing};
+use holdfast_wire::membership_frames::{Member, NodeName};
 use holdfast_wire::{NodeId, RecordState};
 
 use super::Engine;
 use super::holder::Holder;
+use crate::control::ReplySender;
+use crate::membership::MembershipStatus;
 use crate::reach::reach_of;
+
+/// Silence of the contact node after which a backup says that it cannot replace the contact node: far above the time of
+/// several votes.
+const CONTACT_SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// Returns an error body with a remedy.
 pub(super) fn error_body(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
@@ -19,6 +28,62 @@ pub(super) fn error_body(error: impl Into<String>, what_to_do: impl Into<String>
         error: error.into(),
         what_to_do: what_to_do.into(),
     }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns what this node knows of a group that runs itself.
+fn membership_report(status: &MembershipStatus) -> MembershipReport {
+    let role = match status.standing {
+        Standing::ContactNode => "contact node",
+        Standing::Backup => "backup",
+        Standing::ServerNode => "server node",
+        Standing::Outside => match status.removal {
+            Some(RemovalCause::Left) => "outside: this node has left",
+            Some(RemovalCause::Operator) => "outside: an operator removed this node",
+            Some(RemovalCause::Suspected) | None => "outside: this node joins",
+        },
+    };
+    let names = |members: &[Member]| {
+        let names = members.iter().map(|member| member.name.to_string());
+        names.collect::<Vec<_>>()
+    };
+    MembershipReport {
+        epoch: status.epoch,
+        role: role.to_owned(),
+        contact_node: status.contact().map(|contact| contact.name.to_string()),
+        backups: names(status.voters.get(1..).unwrap_or_default()),
+        server_nodes: names(&status.server_nodes),
+        lease_ms: status.lease_left().map(milliseconds),
+        key: status.key_number,
+    }
+}
+
+/// Returns what is wrong with this node's place in a group that runs itself.
+fn membership_problems(status: &MembershipStatus) -> Vec<String> {
+    let isolation = match status.standing {
+        Standing::ContactNode if status.lease_left().is_none() => Some(
+            "this contact node has no lease, because it reaches no majority of the voters: new clients get no answer; \
+             look at the other voters and at the network between them"
+                .to_owned(),
+        ),
+        Standing::Backup if status.contact_problem.is_none() => {
+            let contact = status.contact().map(|contact| &contact.name);
+            let silence = contact.and_then(|name| Some((name, status.silence(name)?)));
+            let silence = silence.filter(|(_, silence)| *silence >= CONTACT_SILENCE_MAX);
+            silence.map(|(contact, silence)| {
+                format!(
+                    "contact node {contact} has been silent for {} s, and this backup reaches no majority of the voters to \
+                     replace it; look at the other voters and at the network between them",
+                    silence.as_secs()
+                )
+            })
+        }
+        _ => None,
+    };
+    status.problems().chain(isolation).collect()
 }
 
 impl Engine {
@@ -39,6 +104,8 @@ impl Engine {
             pool: service.pool.clone(),
             protocol: super::api_protocol(service.protocol),
             address: service.address,
+            server: self.server_health(service),
+            nodes: self.service_nodes(service),
         });
         let programs = self.programs.iter().map(|program| ProgramStatus {
             name: program.name.clone(),
@@ -58,16 +125,37 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.started.elapsed().as_secs(),
             reach: reach_of(self.config.group.reach).name().to_owned(),
-            contact_node: self.node_name(self.config.group.contact),
+            contact_node: match self.group.has_contact() {
+                true => self.node_name(self.group.contact()),
+                false => "none".to_owned(),
+            },
             services: services.collect(),
             programs: programs.collect(),
             flows,
             handoffs: self.statistics.metrics().handoff_counts(),
             residents: self.migrations.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
-            peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),
-            problems: self.statistics.problems(self.config.node.capacity),
+            peers_total: u32::try_from(self.group.others().count()).unwrap_or(u32::MAX),
+            membership: self
+                .membership
+                .as_ref()
+                .map(|membership| membership_report(&membership.status())),
+            problems: self.problems(),
         }
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let status = self
+            .membership
+            .as_ref()
+            .map(|membership| membership.status());
+        let mut problems = self.statistics.problems(self.config.node.capacity);
+        problems.extend(status.iter().flat_map(membership_problems));
+        problems.extend(self.group_services.problems());
+        problems.extend(self.health_problems());
+        problems.extend(self.credentials.problem());
+        problems.extend(self.peers.disagreements());
+        problems
     }
 
     pub(super) fn nodes(&self) -> NodeList {
@@ -78,37 +166,49 @@ impl Engine {
             }
         }
         let weights = self.placement().weights;
+        let status = self
+            .membership
+            .as_ref()
+            .map(|membership| membership.status());
         let mut nodes: Vec<NodeEntry> = self
-            .config
+            .group
             .nodes()
-            .map(|(id, name)| {
-                let is_self = id == self.config.node.id;
-                let address = self
-                    .config
-                    .peers
-                    .iter()
-                    .find(|peer| peer.id == id)
-                    .map(|peer| peer.address);
+            .map(|(id, node)| {
+                let is_self = id == self.group.own();
+                let address = match is_self {
+                    true => self.peers.address(),
+                    false => node.address,
+                };
                 let stats = self.peers.stats(id);
+                let node_name = node.name.parse::<NodeName>().ok();
+                let known = status.as_ref().zip(node_name.as_ref());
                 NodeEntry {
-                    name: name.to_owned(),
+                    role: known
+                        .and_then(|(status, name)| status.role_of(name))
+                        .map(str::to_owned),
+                    silent_ms: known
+                        .and_then(|(status, name)| status.silence(name))
+                        .map(milliseconds),
+                    lease_ms: (status.as_ref().filter(|_| is_self))
+                        .and_then(|status| status.lease_left())
+                        .map(milliseconds),
+                    name: node.name.clone(),
                     id: id.0,
-                    address: address.unwrap_or_else(|| self.peers.address()).to_string(),
+                    address: address.to_string(),
                     this_node: is_self,
-                    contact_node: id == self.config.group.contact,
+                    contact_node: id == self.group.contact(),
                     connected: is_self || self.peers.is_up(id),
                     rtt_us: stats
                         .and_then(|stats| stats.round_trip)
                         .map(|rtt| rtt.as_secs_f64() * 1e6),
-                    weight: weights.get(name).copied().unwrap_or(0),
+                    weight: weights.get(&node.name).copied().unwrap_or(0),
                     flows: self
-                        .config
-                        .is_holder()
+                        .group
+                        .is_contact()
                         .then(|| owned.get(&id).copied().unwrap_or(0)),
-                    problem: if is_self {
-                        None
-                    } else {
-                        self.peers.problem(id)
+                    problem: match is_self {
+                        true => None,
+                        false => self.peers.problem(id).or_else(|| self.silence_problem(id)),
                     },
                 }
             })
@@ -154,12 +254,25 @@ impl Engine {
         }
     }
 
+    /// Changes the weights of all services: in the group's settings, or with files until the daemon ends.
     pub(super) fn set_placement(
         &mut self,
-        request: PlacementRequest,
+        request: &PlacementRequest,
+        uid: Option<u32>,
+        reply: ReplySender<PlacementWeights>,
+    ) {
+        if self.membership.is_some() {
+            return self.change_group_weights(request, uid, reply);
+        }
+        let _ = reply.send(self.set_placement_here(request));
+    }
+
+    fn set_placement_here(
+        &mut self,
+        request: &PlacementRequest,
     ) -> Result<PlacementWeights, ErrorBody> {
-        if !reach_of(self.config.group.reach).has_contact_node() || !self.config.is_holder() {
-            let contact = self.node_name(self.config.group.contact);
+        if !reach_of(self.config.group.reach).has_contact_node() || !self.group.is_contact() {
+            let contact = self.node_name(self.group.contact());
             return Err(error_body(
                 "only the contact node of a group with reach steer places new flows at run time",
                 format!(
@@ -169,7 +282,7 @@ impl Engine {
         }
         let mut changes = BTreeMap::new();
         for (name, weight) in &request.weights {
-            let id = self.config.id_of(name).ok_or_else(|| {
+            let id = self.group.id_of(name).ok_or_else(|| {
                 error_body(
                     format!("there is no node {name} in this group"),
                     "`holdfast status` shows those there are",
@@ -177,8 +290,32 @@ impl Engine {
             })?;
             changes.insert(id, *weight);
         }
-        self.placement
-            .change_weights(&mut self.dataplane, &changes)?;
+        let now = self.now();
+        for service in self.placement.change_weights(now, &changes)? {
+            (self.health.machine()).handle_weights(now, &service.endpoint(), service.weights);
+        }
+        self.placement.place(&mut self.dataplane);
+        self.run_health_machine();
         Ok(self.placement())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contact_node_without_a_lease_says_so() {
+        let status = |standing| {
+            let mut status = MembershipStatus::default();
+            status.standing = standing;
+            status.problem = Some("the disk is full".to_owned());
+            status
+        };
+        let problems = membership_problems(&status(Standing::ContactNode));
+        assert_eq!(problems.len(), 2);
+        assert!(problems[1].contains("has no lease"), "{problems:?}");
+        let others = membership_problems(&status(Standing::Backup));
+        assert_eq!(others, ["the disk is full"]);
     }
 }

@@ -73,7 +73,7 @@ impl HeldPackets {
         Some(Self::with_slot(slot))
     }
 
-    /// Continues the count of a slot that an earlier daemon took; 0 means none.
+    /// Returns the value of a flow whose slot has been taken already; 0 means none.
     pub fn with_slot(slot: u32) -> Self {
         Self {
             slot,

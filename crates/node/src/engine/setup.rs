@@ -1,47 +1,65 @@
 //! Start-up: from the configuration to a node with attached filters and open channels.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
 use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_daemon::service_manager;
-use holdfast_daemon::tls::Tls;
+use holdfast_daemon::start_check::StartProblems;
 use holdfast_proto::handoff::{Handoff, HandoffMachineConfig as MachineConfig};
 use holdfast_proto::migration::MigrationMachineConfig as MoveConfig;
-use holdfast_proto::view::View;
+use holdfast_proto::table_rebuild::{TableRebuild, TableRebuildConfig};
 use holdfast_sys::caps::{
     Capability, keep_only_capabilities, keep_only_except_bounding, missing_capabilities,
 };
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::become_realtime;
+use tokio::sync::mpsc;
 
 use super::Engine;
 use super::arrivals::Arrivals;
 use super::background_work::BackgroundWork;
 use super::client_placement::ClientPlacement;
+use super::contact_service::ContactService;
+use super::deferred_requests::DeferredRequests;
 use super::donations::Donations;
-use super::event_loop::{EventSources, run};
-use super::fault_injection::{FaultInjector, test_freeze_max};
+use super::event_loop::{EventSources, LoopEnd, Signals, run};
+use super::fault_injection::{FaultInjector, fail_start_if_due, test_freeze_max};
 use super::flow_history::FlowHistory;
+use super::group_role::GroupRole;
+use super::group_services::GroupServices;
 use super::handoff_operations::HandoffOperations;
 use super::holder::Holder;
+use super::host_changes::HostChanges;
+use super::joining::wait_until_joined;
 use super::network_setup::{
-    HOLD_DEVICE, add_addresses, configure_dataplane, deliver_private_flows,
+    HOLD_DEVICE, add_addresses, adopt_lease, configure_dataplane, deliver_private_flows,
+    remove_unconfigured_addresses,
 };
+use super::node_load::NodeLoad;
 use super::packet_hold::PacketHold;
 use super::private_flows::PrivateFlows;
 use super::process_flows::ProcessFlows;
 use super::program_messages::ProgramMessages;
 use super::programs::ConnectedPrograms;
 use super::recovered_flows::RecoveredFlows;
+use super::server_health::HealthMonitor;
+use super::start_check::{check_before_start, find_interface};
+use super::start_undo::{PinsBefore, StartUndo};
 use super::statistics::Statistics;
 use crate::app_server::AppServer;
-use crate::config::Config;
+use crate::config::{Config, DnsConfig};
 use crate::control::ControlServer;
+use crate::credentials::{CredentialWorker, LoadedCredentials, NodeCredentials};
 use crate::dataplane::{Dataplane, HoldDevice};
+use crate::dns::{self, DnsFeed};
+use crate::health::ObservationReceiver;
+use crate::membership::{GroupMembership, MembershipOptions, RECEIVED_FRAMES_MAX};
 use crate::metrics::Metrics;
-use crate::migration::Migrations;
-use crate::peer_channel::{PeerChannel, PeerChannelOptions};
+use crate::migration::{EventReceiver, Migrations};
+use crate::peer_channel::{PeerChannel, PeerChannelOptions, Peers};
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
 /// tracing that CO-RE helpers require.
@@ -85,6 +103,9 @@ pub enum SetupError {
          service with [migration], it needs the drop-in migration.conf (docs/install.md)"
     )]
     Capabilities(String),
+    /// Conditions of the start are not met.
+    #[error(transparent)]
+    Problems(#[from] StartProblems),
     /// The kernel refused an operation.
     #[error("{what}: {source}")]
     System {
@@ -103,6 +124,7 @@ impl SetupError {
     pub fn exit_code(&self) -> DaemonExitCode {
         match self {
             Self::Capabilities(_) => DaemonExitCode::NoPermission,
+            Self::Problems(problems) => problems.exit_code(),
             Self::Other(error) => match error.downcast_ref() {
                 Some(holdfast_bpf::Error::Load(_)) => DaemonExitCode::UnsupportedKernel,
                 _ => DaemonExitCode::of(error.as_ref()),
@@ -125,37 +147,157 @@ pub(super) fn other_error(error: impl std::error::Error + 'static) -> SetupError
 ///
 /// # Errors
 /// The node cannot start.
-pub async fn run_until_signal(config: Config) -> Result<(), SetupError> {
-    let (mut engine, inputs) = build_engine(config)?;
-    engine.recover();
-    engine.placement.end_handshake_redirects(&engine.dataplane);
-    let now = engine.now();
-    engine.migrations.recover(now);
-    engine.run_machines();
-    if engine.config.node.realtime
+pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
+    check_before_start(&config)?;
+    let (boot, floor) = boot_id_and_epoch_floor();
+    let mut channels = NodeChannels::open(&config, boot)?;
+    let mut is_prepared = false;
+    loop {
+        if let Some(membership) = channels.membership.clone() {
+            if membership.status().own.is_none() {
+                // A service manager need not wait for the group.
+                tracing::info!(node = config.node.name, "waiting for the group");
+                service_manager::report_ready();
+            }
+            let (inputs, peers) = (&mut channels.inputs, &channels.peers);
+            let credentials = &channels.credentials;
+            if !wait_until_joined(&mut config, inputs, &membership, (peers, credentials)).await {
+                break;
+            }
+        }
+        let mut undo = StartUndo::default();
+        let (mut engine, worker_events, observations) =
+            build_engine(config.clone(), &channels, (boot, floor), &mut undo)?;
+        let kernel_events = Rc::new(RefCell::new(Vec::<KernelEvent>::new()));
+        let sink = kernel_events.clone();
+        // The reader borrows nothing from the engine, because it has its own handle of the map.
+        let ring = engine
+            .dataplane
+            .programs
+            .events(move |event| sink.borrow_mut().push(event))
+            .map_err(other_error)?;
+        reach_start_step("events")?;
+        if let Some(membership) = &channels.membership {
+            membership.set_lease_writer(engine.lease_writer());
+        }
+        engine.note_connected_peers();
+        engine.recover();
+        engine.placement.end_handshake_redirects(&engine.dataplane);
+        let now = engine.now();
+        engine.migrations.recover(now);
+        engine.run_machines();
+        if !is_prepared {
+            prepare_thread(&config)?;
+            is_prepared = true;
+        }
+        // The observing threads inherit the reduced capabilities.
+        engine
+            .start_health()
+            .map_err(system_error("observing servers"))?;
+        undo.disarm();
+        tracing::info!(node = config.node.name, "ready");
+        service_manager::report_ready();
+        let inputs = &mut channels.inputs;
+        match run(
+            engine,
+            inputs,
+            (worker_events, observations),
+            ring,
+            kernel_events,
+        )
+        .await?
+        {
+            LoopEnd::Stopped => break,
+            LoopEnd::Renumbered => {
+                tracing::warn!("this node has another number in the group: its engine begins anew");
+                if let Some(group) = &mut channels.inputs.group {
+                    group.repeat_settings();
+                }
+            }
+        }
+    }
+    service_manager::report_stopping();
+    channels.peers.shutdown();
+    Ok(())
+}
+
+/// Gives the thread of the event loop its priority, and takes the capabilities that it does not need.
+fn prepare_thread(config: &Config) -> Result<(), SetupError> {
+    if config.node.realtime
         && let Err(error) = become_realtime()
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
-    let needed = needed_capabilities(&engine.config);
-    let result = match engine.config.migration.enabled {
+    let needed = needed_capabilities(config);
+    let result = match config.migration.enabled {
         true => {
             keep_only_except_bounding(&[&needed[..], &MIGRATION_OPTIONAL_CAPABILITIES].concat())
         }
         false => keep_only_capabilities(&needed),
     };
-    result.map_err(system_error("dropping capabilities"))?;
-    let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
-    let sink = kernel_events.clone();
-    // The reader borrows nothing from the engine, because it has its own handle of the map.
-    let ring = engine
-        .dataplane
-        .programs
-        .events(move |event| sink.borrow_mut().push(event))
-        .map_err(other_error)?;
-    tracing::info!(node = engine.config.node.name, "ready");
-    service_manager::report_ready();
-    run(engine, inputs, ring, kernel_events).await
+    result.map_err(system_error("dropping capabilities"))
+}
+
+/// The daemon's channels to other nodes and to the operator, which outlive an engine.
+struct NodeChannels {
+    peers: Peers,
+    dns: Option<Rc<DnsFeed>>,
+    membership: Option<Rc<GroupMembership>>,
+    credentials: Rc<CredentialWorker>,
+    inputs: EventSources,
+    metrics: Metrics,
+}
+
+impl NodeChannels {
+    fn open(config: &Config, boot: u64) -> Result<NodeChannels, SetupError> {
+        let metrics = Metrics::new();
+        let loaded = LoadedCredentials::load(config).map_err(other_error)?;
+        loaded.record(&metrics);
+        let (credentials, credential_events) =
+            CredentialWorker::start(config, &loaded, metrics.clone())
+                .map_err(system_error("certificates and join tokens"))?;
+        let membership_options = match config.group.self_run {
+            Some(_) => Some(MembershipOptions::new(config, boot).map_err(other_error)?),
+            None => None,
+        };
+        let (frame_sender, frames) = mpsc::channel(RECEIVED_FRAMES_MAX);
+        let frame_sender = membership_options.is_some().then_some(frame_sender);
+        let options = PeerChannelOptions::new(config, boot, frame_sender);
+        let (peers, peer_events) =
+            PeerChannel::start(options, loaded.tls, metrics.clone()).map_err(system_error(
+                format!("listening on {}", config.node.address),
+            ))?;
+        reach_start_step("channel")?;
+        let control = ControlServer::bind(config, metrics.clone())
+            .map_err(system_error("the control socket"))?;
+        let dns = config.dns.as_ref().map(|dns| start_dns(dns, &metrics));
+        let dns = dns.transpose()?.map(Rc::new);
+        let started = membership_options
+            .map(|options| GroupMembership::start(options, frames, peers.clone(), metrics.clone()));
+        let (membership, group) = started.transpose().map_err(other_error)?.unzip();
+        Ok(NodeChannels {
+            peers,
+            dns,
+            membership: membership.map(Rc::new),
+            credentials: Rc::new(credentials),
+            inputs: EventSources {
+                peers: peer_events,
+                control,
+                credential_events,
+                group,
+                signals: Signals::new().map_err(system_error("signals"))?,
+            },
+            metrics,
+        })
+    }
+}
+
+/// Starts the DNS server.
+fn start_dns(config: &DnsConfig, metrics: &Metrics) -> Result<DnsFeed, SetupError> {
+    let started = dns::start(config, metrics.clone());
+    let (feed, addresses) = started.map_err(system_error("answering DNS queries (dns.listen)"))?;
+    tracing::info!(zone = %config.zone.domain, ?addresses, "answering DNS queries");
+    Ok(feed)
 }
 
 /// Checks the daemon's capabilities before anything is changed.
@@ -181,33 +323,39 @@ fn needed_capabilities(config: &Config) -> Vec<Capability> {
     needed
 }
 
-fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
-    let interface = Interface::find(&config.node.interface).map_err(system_error(format!(
-        "interface {} (node.interface)",
-        config.node.interface
-    )))?;
-    let (dataplane, hold) = attach_dataplane(&config, &interface)?;
-    let (boot, floor) = boot_id_and_epoch_floor();
+/// Opens sockets and files first, since these can fail without an effect on the network.
+fn build_engine(
+    config: Config,
+    channels: &NodeChannels,
+    (boot, floor): (u64, u32),
+    undo: &mut StartUndo,
+) -> Result<(Engine, EventReceiver, ObservationReceiver), SetupError> {
+    let interface = find_interface(&config)?;
+    let group = GroupRole::new(&config);
     let (machine, move_config) = machine_configs(&config, boot, floor);
-    let metrics = Metrics::new();
-    let tls = Tls::from_files(&config.tls, &config.node.name).map_err(other_error)?;
-    metrics.set_certificate_end(tls.end());
-    let (peers, peer_events) =
-        PeerChannel::start(PeerChannelOptions::new(&config, boot), tls, metrics.clone()).map_err(
-            system_error(format!("listening on {}", config.node.address)),
-        )?;
+    let metrics = channels.metrics.clone();
+    let credentials = NodeCredentials::new(&config, boot, &channels.credentials, &channels.peers)
+        .map_err(other_error)?;
     let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name)
         .map_err(system_error("the socket of server programs"))?;
-    let control = ControlServer::bind(&config, metrics.clone())
-        .map_err(system_error("the control socket"))?;
-    let view = configured_view(&config);
+    reach_start_step("sockets")?;
+    let view = group.view().clone();
     let (migrations, worker_events) =
         Migrations::open(move_config, view.clone(), &config, metrics.clone())
             .map_err(system_error("the records of moves"))?;
+    reach_start_step("moves")?;
+    // Read before this daemon has pins: pins without a record are those of an earlier release.
+    let mut host_changes = HostChanges::of_host(&config);
+    let (dataplane, hold) = attach_dataplane(&config, &group, &interface, &mut host_changes, undo)?;
     let arrivals = Arrivals::open(&config.node.run_dir, &dataplane, &hold, boot)?;
-    let holder = config
-        .is_holder()
-        .then(|| Holder::new(&dataplane.programs, &config, floor));
+    reach_start_step("arrivals")?;
+    remove_unconfigured_addresses((&config, &group), &interface, &mut host_changes)?;
+    remove_unconfigured_services(&config, &dataplane)?;
+    // The table of an earlier daemon has all flows, because only one node ever is the configured contact node.
+    let holder = (group.is_contact()).then(|| Holder::new(&dataplane.programs, &config, floor));
+    let rebuild_config = TableRebuildConfig::new(config.node.id, boot);
+    let table_rebuild = TableRebuild::new(Duration::ZERO, rebuild_config, view.clone(), true);
+    let (health, observations) = HealthMonitor::new(&config, group.contact());
     let engine = Engine {
         machine: Handoff::new(machine, view),
         operations: HandoffOperations::default(),
@@ -218,9 +366,23 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         migrations,
         process_flows: ProcessFlows::default(),
         placement: ClientPlacement::new(&config.services),
+        health,
+        dns: channels.dns.clone(),
+        contact_reached_at: None,
+        node_load: NodeLoad::new(),
+        group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),
+        contact_service: ContactService::new(&config, interface, host_changes, group.is_contact()),
+        group,
+        table_rebuild,
         holder,
-        peers,
+        boot,
+        credentials,
+        epoch_floor: floor,
+        deferred: DeferredRequests::default(),
+        former_holder_until: None,
+        peers: channels.peers.clone(),
+        membership: channels.membership.clone(),
         programs: ConnectedPrograms::default(),
         program_messages: ProgramMessages::new(apps),
         statistics: Statistics::new(metrics),
@@ -231,12 +393,7 @@ fn build_engine(config: Config) -> Result<(Engine, EventSources), SetupError> {
         started: Instant::now(),
         config,
     };
-    let inputs = EventSources {
-        peers: peer_events,
-        control,
-        worker_events,
-    };
-    Ok((engine, inputs))
+    Ok((engine, worker_events, observations))
 }
 
 /// Returns the boot id, which distinguishes this run of the daemon from earlier ones, and the epoch at which flows
@@ -250,11 +407,6 @@ fn boot_id_and_epoch_floor() -> (u64, u32) {
     (boot, floor)
 }
 
-/// Returns the view of the configured group, which never changes.
-fn configured_view(config: &Config) -> View {
-    View::configured(config.group.contact, config.nodes().map(|(id, _)| id))
-}
-
 /// Builds the configurations of the handoff machine and the migration machine.
 fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
     let move_config = MoveConfig::new(config.node.id, boot);
@@ -265,26 +417,65 @@ fn machine_configs(config: &Config, boot: u64, floor: u32) -> (MachineConfig, Mo
 }
 
 /// Attaches filters before adding addresses, so that from the first packet on no packet of another node's flow reaches
-/// the stack.
+/// the stack. Filters of an earlier daemon go on until the programs are replaced, and so does its traffic: maps that stay
+/// have the new settings before, and new maps have the entries of those that they replace.
 fn attach_dataplane(
     config: &Config,
+    group: &GroupRole,
     interface: &Interface,
+    host_changes: &mut HostChanges,
+    undo: &mut StartUndo,
 ) -> Result<(Dataplane, HoldDevice), SetupError> {
+    let pins = PinsBefore::list(&config.node.bpffs);
+    undo.push("pinned maps and links", move || pins.remove_others());
     let mut dataplane =
         Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other_error)?;
+    reach_start_step("maps")?;
     dataplane.set_own_address(config.node.address);
     let hold = HoldDevice::new(HOLD_DEVICE).map_err(other_error)?;
-    configure_dataplane(config, interface, &hold, &mut dataplane, false)?;
+    reach_start_step("hold")?;
+    let settings = dataplane.programs.back_up_settings().map_err(other_error)?;
+    undo.push("settings in pinned maps", move || settings.restore());
+    adopt_lease(config, group, &dataplane);
+    configure_dataplane(config, group, interface, (&hold, &mut dataplane))?;
+    reach_start_step("settings")?;
     dataplane
         .programs
         .attach_interface(interface.index, true)
         .map_err(other_error)?;
+    reach_start_step("filters")?;
     dataplane
         .programs
         .attach_cgroup(&config.node.cgroup().map_err(other_error)?)
         .map_err(other_error)?;
-    add_addresses(config, interface)?;
-    deliver_private_flows(config)?;
-    configure_dataplane(config, interface, &hold, &mut dataplane, true)?;
+    let lost = dataplane.programs.finish_carry_over();
+    if lost > 0 {
+        tracing::warn!(
+            lost,
+            "entries of a replaced map did not fit into the new one: these connections end"
+        );
+    }
+    reach_start_step("cgroup")?;
+    add_addresses((config, group), interface, host_changes, undo)?;
+    reach_start_step("addresses")?;
+    deliver_private_flows(config, undo)?;
+    reach_start_step("routes")?;
     Ok((dataplane, hold))
+}
+
+/// Removes the maps' entries of services that the configuration lacks. Their addresses must be gone: without the entries,
+/// the stack would reset connections.
+fn remove_unconfigured_services(config: &Config, dataplane: &Dataplane) -> Result<(), SetupError> {
+    let flows = dataplane
+        .remove_unconfigured_services(&config.services)
+        .map_err(other_error)?;
+    if flows > 0 {
+        tracing::info!(flows, "removed the connections of removed services");
+    }
+    Ok(())
+}
+
+/// Fails the start if a test wants that after this step.
+fn reach_start_step(step: &str) -> Result<(), SetupError> {
+    fail_start_if_due(step).map_err(system_error("starting"))
 }

@@ -1,6 +1,6 @@
 //! Upkeep once a second: tombstones, closed flows, idle datagram flows, gauges.
 
-use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_bpf::shared_with_c::{FlowState, MAX_SERVICES};
 use holdfast_wire::Protocol;
 
 use super::tombstones::Tombstone;
@@ -24,7 +24,9 @@ impl Engine {
         if now_s.is_multiple_of(SWEEP_INTERVAL_S) {
             self.sweep_flow_table(now_s);
             self.sweep_private_flows();
-            network_setup::refresh_routes(&self.config, &self.dataplane);
+            network_setup::refresh_routes(&self.group, &self.dataplane);
+            let now = self.now();
+            self.credentials.watch_age(now);
         }
         self.give_up_recovered();
         let metrics = self.statistics.metrics();
@@ -36,6 +38,8 @@ impl Engine {
         self.placement
             .poll_handshake_forwarding(&self.dataplane, now_s);
         self.migrations.upkeep();
+        self.share_new_flows();
+        self.drop_ended_addresses();
         self.report_unrecorded();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
@@ -75,7 +79,7 @@ impl Engine {
         let mut changes = Vec::new();
         let mut idle = Vec::new();
         let mut owned = 0;
-        let mut service_counts = vec![0; self.config.services.len()];
+        let mut service_counts = [0; MAX_SERVICES];
         for (flow, state, value) in self.dataplane.flows() {
             let row = self.dataplane.service_index(&flow);
             if let Some(count) = row.and_then(|row| service_counts.get_mut(usize::from(row))) {
@@ -103,6 +107,7 @@ impl Engine {
         for (row, count) in (0u16..).zip(service_counts) {
             self.dataplane.programs.flow_quota.set_count(row, count);
         }
+        self.remove_ended_services(&service_counts);
         changes.extend(self.end_datagram_flows(&idle));
         if !changes.is_empty() {
             self.report_changes(changes);

@@ -113,6 +113,14 @@ impl AdmissionPolicy {
         }
     }
 
+    /// Returns the policy with other ports of services.
+    pub(super) fn with_service_ports(
+        &self,
+        ports: impl IntoIterator<Item = u16>,
+    ) -> AdmissionPolicy {
+        AdmissionPolicy::new(&self.config, self.addresses.clone(), ports)
+    }
+
     /// Returns the policy for an accepted offer: the process may open the files that its users could open. If processes
     /// of root are allowed, every file may be opened, because such a process could open every file anyway.
     pub(super) fn for_process(&self, description: &ProcessDescription) -> AdmissionPolicy {

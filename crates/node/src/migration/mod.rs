@@ -48,6 +48,7 @@ use holdfast_proto::migration::{
     RecoveredRole,
 };
 use holdfast_proto::view::View;
+use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
@@ -55,14 +56,14 @@ pub use acceptor::RESTORER_ARG;
 pub(crate) use command_names::{name_of_command, name_of_results, token_of};
 pub(crate) use worker_events::{EventReceiver, Redirect, WorkerEvent};
 
-use crate::config::Config;
+use crate::config::{Config, ServiceConfig};
 use crate::metrics::Metrics;
 use acceptor_moves::AcceptorMoves;
 use admission_policy::AdmissionPolicy;
 use donor::DonorJob;
 use donor_moves::DonorMoves;
 use migration_operations::MigrationOperations;
-use move_records::MoveRecords;
+use move_records::{MoveRecords, MoveRole, RecordEntry};
 use node_facts::NodeFacts;
 pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
@@ -139,6 +140,14 @@ impl Migrations {
         Ok((moves, listener))
     }
 
+    /// Admits sockets at these services, and no longer at former ones, to processes that arrive.
+    pub(crate) fn set_services(&mut self, services: &[ServiceConfig]) {
+        let addresses = services.iter().map(|service| service.address.ip());
+        self.facts.addresses.set_services(addresses);
+        let ports = services.iter().map(|service| service.address.port());
+        self.policy = self.policy.with_service_ports(ports);
+    }
+
     /// Reports an earlier daemon's records to the machine. Must be called first.
     pub(crate) fn recover(&mut self, now: Duration) {
         let found = self.records.recovered_moves();
@@ -151,6 +160,11 @@ impl Migrations {
     /// Returns the machine, for inputs that concern nothing else here.
     pub(crate) fn machine(&mut self) -> &mut Migration {
         &mut self.machine
+    }
+
+    /// Sets the names of the nodes of a new view.
+    pub(crate) fn set_node_names(&mut self, names: std::collections::BTreeMap<NodeId, String>) {
+        self.facts.set_node_names(names);
     }
 
     /// Returns the time of the machine's next timeout.
@@ -293,6 +307,15 @@ impl Migrations {
         self.machine.handle_completion(now, completion);
     }
 
+    /// Records that the holder has committed a process to this node: a later daemon knows that also from no holder.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub(crate) fn record_commit(&self, id: MoveId) -> Result<(), Failure> {
+        let record = self.records.record_of(id, MoveRole::Acceptor);
+        record.write(&RecordEntry::Committed)
+    }
+
     /// Returns the service and node addresses.
     pub(crate) fn addresses(&self) -> &MovableAddresses {
         &self.facts.addresses
@@ -344,6 +367,7 @@ impl Migrations {
             RecoveredRole::Acceptor {
                 restored,
                 resumed: true,
+                ..
             } => restored,
             _ => None,
         });

@@ -60,6 +60,8 @@ pub(super) enum RecordEntry {
         flows: Option<Vec<DonorFlow>>,
         peers: Vec<PeerConnections>,
     },
+    /// The holder has committed the process.
+    Committed,
     /// The process runs.
     Running,
 }
@@ -176,6 +178,7 @@ fn to_recovered_move(id: MoveId, entries: &[RecordEntry]) -> Option<RecoveredMov
             hops: *hops,
             role: RecoveredRole::Acceptor {
                 restored,
+                committed: has_entry(|entry| matches!(entry, RecordEntry::Committed)),
                 resumed: has_entry(|entry| matches!(entry, RecordEntry::Running)),
             },
         }),
@@ -253,10 +256,12 @@ mod tests {
             },
             RecoveredRole::Acceptor {
                 restored: None,
+                committed: false,
                 resumed: false,
             },
             RecoveredRole::Acceptor {
                 restored: Some((flows, Vec::new())),
+                committed: false,
                 resumed: false,
             },
         ]

@@ -1,4 +1,4 @@
-//! Facts about this node and its group that moves need and that never change.
+//! Facts about this node and its group that moves need.
 
 use std::collections::BTreeMap;
 
@@ -47,6 +47,11 @@ impl NodeFacts {
             realtime: config.node.realtime,
             node_names,
         })
+    }
+
+    /// Replaces the names of the nodes by those of a new view.
+    pub(super) fn set_node_names(&mut self, names: BTreeMap<NodeId, String>) {
+        self.node_names = names;
     }
 
     /// Returns the name of a node; empty for a node that the configuration does not name.

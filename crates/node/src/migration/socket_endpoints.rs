@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use holdfast_checkpoint::files::image::FileId;
 use holdfast_checkpoint::image::DescriptorUpdate;
@@ -196,7 +196,8 @@ pub(super) fn endpoint_of(socket: &SocketStaticState) -> Option<SocketEndpoint> 
 /// Addresses that movable sockets may have: service addresses, and for connections also node addresses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MovableAddresses {
-    services: BTreeSet<IpAddr>,
+    /// Shared by all copies, since services change while the daemon runs.
+    services: Arc<RwLock<BTreeSet<IpAddr>>>,
     nodes: BTreeMap<IpAddr, NodeId>,
 }
 
@@ -206,9 +207,18 @@ impl MovableAddresses {
         nodes: impl IntoIterator<Item = (IpAddr, NodeId)>,
     ) -> MovableAddresses {
         MovableAddresses {
-            services: services.into_iter().collect(),
+            services: Arc::new(RwLock::new(services.into_iter().collect())),
             nodes: nodes.into_iter().collect(),
         }
+    }
+
+    /// Replaces the service addresses, for all copies.
+    pub(crate) fn set_services(&self, services: impl IntoIterator<Item = IpAddr>) {
+        let mut current = self
+            .services
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = services.into_iter().collect();
     }
 
     /// Returns the node with this address.
@@ -221,7 +231,7 @@ impl MovableAddresses {
     pub(super) fn check_handoff_of(&self, addresses: &[SocketAddr]) -> Result<(), Failure> {
         let can_hand_off = |address: &SocketAddr| {
             let ip = canonical(address.ip());
-            ip.is_unspecified() || self.services.contains(&ip)
+            ip.is_unspecified() || self.is_service(ip)
         };
         match addresses.iter().find(|at| !can_hand_off(at)) {
             None => Ok(()),
@@ -231,14 +241,15 @@ impl MovableAddresses {
 
     /// Returns true if the address is a service address.
     pub(super) fn is_service(&self, address: IpAddr) -> bool {
-        self.services.contains(&address)
+        let services = self.services.read().unwrap_or_else(PoisonError::into_inner);
+        services.contains(&address)
     }
 
     /// Returns true if the flow is a connection at a node's own address.
     pub(crate) fn is_private(&self, flow: &Flow) -> bool {
         flow.protocol == Protocol::Tcp
             && self.nodes.contains_key(&flow.local.ip())
-            && !self.services.contains(&flow.local.ip())
+            && !self.is_service(flow.local.ip())
     }
 
     /// Checks that this socket can exist at another node.
@@ -255,7 +266,7 @@ impl MovableAddresses {
     fn check_endpoint(&self, endpoint: &SocketEndpoint) -> Result<(), Failure> {
         let address = canonical(endpoint.local.ip());
         let is_unbound_wildcard = address.is_unspecified() && endpoint.remote.is_none();
-        if is_unbound_wildcard || address.is_loopback() || self.services.contains(&address) {
+        if is_unbound_wildcard || address.is_loopback() || self.is_service(address) {
             return Ok(());
         }
         let flow = endpoint.flow().filter(|flow| self.is_private(flow));
@@ -263,7 +274,7 @@ impl MovableAddresses {
             return Err(ProgramFault::HostOnlyAddress(endpoint.local).into());
         };
         let to = flow.remote.ip();
-        if to == address || self.services.contains(&to) {
+        if to == address || self.is_service(to) {
             let (local, remote) = (flow.local, flow.remote);
             return Err(ProgramFault::ConnectionWithinHost { local, remote }.into());
         }
@@ -276,7 +287,7 @@ impl MovableAddresses {
         let flows = endpoints.filter_map(|endpoint| endpoint.flow());
         let is_outside_tree = |flow: &Flow| {
             flow.protocol == Protocol::Tcp
-                && (self.services.contains(&flow.local.ip()) || self.is_private(flow))
+                && (self.is_service(flow.local.ip()) || self.is_private(flow))
         };
         flows.filter(is_outside_tree).collect()
     }

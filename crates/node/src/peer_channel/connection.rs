@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, IoSlice, Write};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -258,6 +259,12 @@ impl PeerConnection {
             }
         };
         let _ = tokio::time::timeout(LINGER_MAX, drained).await;
+    }
+
+    /// Returns the address of the other side, if the socket is connected.
+    pub(super) fn remote_ip(&self) -> Option<IpAddr> {
+        let address = self.socket.peer_addr().ok()?;
+        Some(address.ip().to_canonical())
     }
 
     /// Returns the certificates of the other side, its own first.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use holdfast_wire::greeting::GreetingRefusal;
 use holdfast_wire::{FrameError, NodeId};
 use rustls::AlertDescription;
 
@@ -54,6 +55,31 @@ pub enum PeerConnectionError {
         /// Owner of the certificate, in words.
         certificate: String,
     },
+    /// The connection leads to this node itself, or to another node with this node's certificate.
+    #[error(
+        "the other side has the certificate of this node, `{0}`; issue each node a certificate of its own"
+    )]
+    OwnName(String),
+    /// Another host than the connected one has the certificate of the same node.
+    #[error(
+        "two hosts have the certificate of node `{0}`; stop one of them, and let it join under a name of its own"
+    )]
+    TwoHosts(String),
+    /// The nodes disagree about the group.
+    #[error(transparent)]
+    Disagreement(GreetingRefusal),
+    /// The other side refuses this node.
+    #[error("the peer refuses the connection: {0}")]
+    RefusedByPeer(GreetingRefusal),
+    /// The certificate names no node.
+    #[error("the peer's certificate names no node; `holdfast ca issue` makes one that does")]
+    NoName,
+    /// Too many nodes without a number are connected.
+    #[error("too many nodes that are not in the group are connected; wait until they have joined")]
+    TooManyGuests,
+    /// The peer has left the group, or has another number.
+    #[error("the group does not contain the peer by its former number")]
+    NotMember,
     /// A frame of this kind is not allowed at this point.
     #[error("received an unexpected {0} frame; run the same release on both nodes")]
     UnexpectedFrame(&'static str),
@@ -87,6 +113,29 @@ pub enum PeerConnectionError {
 }
 
 impl PeerConnectionError {
+    /// Returns the reason as a node that was refused can read it; none if that node learns the reason otherwise, or must
+    /// not.
+    pub(super) fn refusal(&self) -> Option<GreetingRefusal> {
+        Some(match self {
+            PeerConnectionError::WrongGroup { ours, theirs } => GreetingRefusal::Group {
+                listener: ours.clone(),
+                dialler: theirs.clone(),
+            },
+            PeerConnectionError::WrongNode {
+                claimed,
+                certificate,
+            } => GreetingRefusal::Number {
+                claimed: *claimed,
+                certificate: certificate.clone(),
+            },
+            PeerConnectionError::OwnName(name) | PeerConnectionError::TwoHosts(name) => {
+                GreetingRefusal::SameCertificate { name: name.clone() }
+            }
+            PeerConnectionError::Disagreement(reason) => reason.clone(),
+            _ => return None,
+        })
+    }
+
     /// Returns the reason for the counter of rejections; `None` if the other side's data is not to blame.
     pub fn rejection_reason(&self) -> Option<&'static str> {
         Some(match self {
@@ -97,10 +146,14 @@ impl PeerConnectionError {
             PeerConnectionError::Frame(FrameError::Malformed { .. }) => "malformed",
             PeerConnectionError::Frame(FrameError::Truncated { .. }) => "truncated",
             PeerConnectionError::WrongGroup { .. } => "group",
-            PeerConnectionError::WrongNode { .. } => "node",
+            PeerConnectionError::WrongNode { .. }
+            | PeerConnectionError::OwnName(_)
+            | PeerConnectionError::TwoHosts(_)
+            | PeerConnectionError::NoName => "node",
+            PeerConnectionError::Disagreement(_) => "disagreement",
             PeerConnectionError::UnexpectedFrame(_) => "unexpected",
             PeerConnectionError::GreetingTimeout(_) => "late",
-            PeerConnectionError::TooManyGreetings => "crowded",
+            PeerConnectionError::TooManyGreetings | PeerConnectionError::TooManyGuests => "crowded",
             _ => return None,
         })
     }

@@ -1,5 +1,6 @@
 //! Events that the channel reports to the engine.
 
+use holdfast_wire::membership_frames::{MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
 
 use super::PeerConnectionError;
@@ -14,7 +15,7 @@ pub enum PeerEvent {
         /// Boot id of the peer's daemon; changes with a restart.
         boot: u64,
     },
-    /// The peer sent a frame (never `Hello`, `Ping` or `Pong`).
+    /// The peer sent a frame (never `Hello`, `Ping`, `Pong` or `Membership`).
     Frame {
         /// The peer.
         from: NodeId,
@@ -28,6 +29,15 @@ pub enum PeerEvent {
         /// The reason.
         reason: PeerConnectionError,
     },
+}
+
+/// A frame of the membership, from the node that the certificate names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceivedMembershipFrame {
+    /// The sender.
+    pub from: NodeName,
+    /// The frame.
+    pub frame: MembershipFrame,
 }
 
 /// The channel's events, in order.

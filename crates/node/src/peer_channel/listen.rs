@@ -15,11 +15,10 @@ use super::connection::PeerConnection;
 use super::peer::Direction;
 use super::peers::PeerChannelState;
 use super::{PeerConnectionError, greet, serve};
-use crate::config::PeerConfig;
 
 /// Connections in their greeting from an address, for each peer with that address.
 const GREETINGS_PER_PEER_MAX: usize = 4;
-/// Connections in their greeting from addresses of no peer: in total, and from one address.
+/// Connections in their greeting from addresses of no member: in total, and from one address.
 const UNKNOWN_GREETINGS_MAX: usize = 32;
 const UNKNOWN_GREETINGS_PER_ADDRESS_MAX: usize = 2;
 const LISTEN_BACKLOG: u32 = 1024;
@@ -49,9 +48,13 @@ struct GreetingSlot {
 
 impl GreetingCounts {
     /// Returns a slot for a connection from `source`, or `None` if the limit for that address is reached.
-    fn reserve_slot(self: &Rc<Self>, source: IpAddr, peers: &[PeerConfig]) -> Option<GreetingSlot> {
+    fn reserve_slot(
+        self: &Rc<Self>,
+        source: IpAddr,
+        state: &PeerChannelState,
+    ) -> Option<GreetingSlot> {
         let source = source.to_canonical();
-        let peers_at = |ip: &IpAddr| peers.iter().filter(|peer| peer.address.ip() == *ip).count();
+        let peers_at = |ip: &IpAddr| state.members_at(*ip);
         let mut by_source = self.by_source.borrow_mut();
         let source_count = by_source.get(&source).copied().unwrap_or(0);
         let is_admitted = match peers_at(&source) {
@@ -96,7 +99,7 @@ pub(super) async fn run(state: Rc<PeerChannelState>, listener: TcpListener) {
             Some(_) = links.join_next() => continue,
         };
         match accepted {
-            Ok((socket, from)) => match greeting.reserve_slot(from.ip(), &state.options.peers) {
+            Ok((socket, from)) => match greeting.reserve_slot(from.ip(), &state) {
                 Some(place) => {
                     links.spawn_local(serve_connection(state.clone(), socket, from, place));
                 }
@@ -124,6 +127,7 @@ async fn serve_connection(
             let reason = serve::run(&state, &peer, &link, Direction::Incoming).await;
             state.count_rejection(&reason);
             peer.detach(Direction::Incoming, &link, reason);
+            state.forget_if_idle(&peer);
             return;
         }
         Err(reason) => reason,
@@ -151,7 +155,6 @@ async fn accept_greeting(
     if greeting.is_err() {
         link.linger().await;
     }
-    let (node, boot) = greeting?;
-    let peer = state.get(node).ok_or(PeerConnectionError::Closed)?;
+    let (peer, boot) = greeting?;
     Ok((peer, link, boot))
 }

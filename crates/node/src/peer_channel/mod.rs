@@ -13,6 +13,13 @@
 //! intervals in a row is lost. The watch counts intervals instead of elapsed time: a daemon that was itself delayed
 //! first reads the data that arrived meanwhile.
 //!
+//! The nodes of a configured group are those of the configuration. A group that runs itself learns its nodes while it runs
+//! ([`Peers::set_members`]): the name in a node's certificate says who the node is, and the group gives it a number. A
+//! node without a number, such as one that joins, is a *guest*: only frames of the membership are accepted from it, and
+//! it is dialled only when there is something to send. These frames do not wait until both directions work. They use the
+//! accepted connection if there is one, where no handoff is ahead of them, and go to the receiver that
+//! [`PeerChannelOptions::membership`] names.
+//!
 //! Everything runs on one thread, inside a `tokio::task::LocalSet`.
 
 mod connection;
@@ -29,7 +36,7 @@ mod stats;
 mod tests;
 
 pub use error::{PeerConnectionError, SendError};
-pub use events::{PeerEvent, PeerEvents};
+pub use events::{PeerEvent, PeerEvents, ReceivedMembershipFrame};
 pub use peers::Peers;
 pub use stats::PeerStats;
 
@@ -37,8 +44,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use holdfast_api::enrolment::digest;
 use holdfast_daemon::tls::Tls;
 use holdfast_wire::NodeId;
+use holdfast_wire::greeting::{ConfiguredSettings, GroupMode};
+use tokio::sync::mpsc;
 
 use crate::config::{ChannelConfig, Config, PeerConfig};
 use crate::metrics::Metrics;
@@ -46,7 +56,9 @@ use crate::metrics::Metrics;
 /// Options of the channel.
 #[derive(Debug, Clone)]
 pub struct PeerChannelOptions {
-    /// This node.
+    /// Name of this node.
+    pub name: String,
+    /// Number of this node; 0 until a group that runs itself gives one.
     pub node: NodeId,
     /// Boot id of this daemon, in any unit that grows from start to start (`wire::BatchId::boot`).
     pub boot: u64,
@@ -54,24 +66,55 @@ pub struct PeerChannelOptions {
     pub group: String,
     /// Listening address; also the source of connections to peers.
     pub address: SocketAddr,
-    /// The other nodes.
+    /// The other nodes of a configured group.
     pub peers: Vec<PeerConfig>,
     /// Timing and buffer sizes.
     pub timing: ChannelConfig,
+    /// Receiver of the membership's frames, in a group that runs itself; none in a configured group. Frames are dropped
+    /// while the receiver is full.
+    pub membership: Option<mpsc::Sender<ReceivedMembershipFrame>>,
+    /// How the group is run, as peers compare with their own files; none to tell nothing.
+    pub mode: Option<GroupMode>,
 }
 
 impl PeerChannelOptions {
     /// Returns the options that `config` gives for a daemon with this `boot`.
-    pub fn new(config: &Config, boot: u64) -> PeerChannelOptions {
+    pub fn new(
+        config: &Config,
+        boot: u64,
+        membership: Option<mpsc::Sender<ReceivedMembershipFrame>>,
+    ) -> PeerChannelOptions {
         PeerChannelOptions {
+            name: config.node.name.clone(),
             node: config.node.id,
             boot,
             group: config.group.name.clone(),
             address: SocketAddr::new(config.node.address, config.node.port),
             peers: config.peers.clone(),
             timing: config.channel,
+            membership,
+            mode: Some(group_mode(config)),
         }
     }
+}
+
+/// Returns how the group is run by this configuration.
+fn group_mode(config: &Config) -> GroupMode {
+    if config.group.self_run.is_some() {
+        return GroupMode::SelfRun;
+    }
+    let number_of = |text: &str| {
+        let digest = digest(text.as_bytes());
+        u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
+    };
+    let services = config.services.iter();
+    let mut services: Vec<String> = services.map(|service| format!("{service:?}")).collect();
+    services.sort_unstable();
+    GroupMode::Configured(ConfiguredSettings {
+        contact: config.group.contact,
+        reach: number_of(&format!("{:?}", config.group.reach)),
+        services: number_of(&services.concat()),
+    })
 }
 
 /// The channel between nodes.
@@ -93,14 +136,10 @@ impl PeerChannel {
         let state = Rc::new(peers::PeerChannelState::new(
             options, address, tls, metrics, events,
         ));
-        let mut tasks = vec![tokio::task::spawn_local(listen::run(
-            state.clone(),
-            listener,
-        ))];
-        for id in state.ids() {
-            tasks.push(tokio::task::spawn_local(dial::run(state.clone(), id)));
+        state.spawn(listen::run(state.clone(), listener));
+        for peer in state.all() {
+            state.dial(&peer);
         }
-        state.add_tasks(tasks.iter().map(|task| task.abort_handle()).collect());
         Ok((Peers::new(state), receiver))
     }
 }

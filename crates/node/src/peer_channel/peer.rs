@@ -1,9 +1,11 @@
 //! A peer with its two connections, whose state decides whether the peer is up.
 
 use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use holdfast_wire::membership_frames::MembershipFrame;
 use holdfast_wire::{Frame, NodeId};
 use tokio::sync::Notify;
 
@@ -11,11 +13,20 @@ use super::connection::{EncodedFrame, PeerConnection};
 use super::events::{EventQueue, PeerEvent};
 use super::stats::{PeerStats, SmoothedValue};
 use super::{PeerConnectionError, SendError};
-use crate::config;
 use crate::metrics::Metrics;
 
 /// Maximum number of frames received on one connection while the other is still in its greeting.
 const EARLY_FRAMES_MAX: usize = 1024;
+
+/// Maximum number of frames received from a node before the group has told its number.
+const GUEST_EARLY_FRAMES_MAX: usize = 128;
+
+/// Maximum number of membership frames that wait for a connection. The oldest is dropped first: its sender repeats what
+/// still matters.
+const PENDING_FRAMES_MAX: usize = 8;
+
+/// Number of waiting bytes in front of a membership frame at which the frame is dropped.
+const MEMBERSHIP_QUEUE_BYTES_MAX: usize = 64 << 20;
 
 /// Direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +38,16 @@ pub(super) enum Direction {
 }
 
 pub(super) struct Peer {
-    pub(super) config: config::PeerConfig,
+    /// Name in the peer's certificate.
+    pub(super) name: String,
+    /// Number in the group; none for a guest.
+    number: Cell<Option<NodeId>>,
+    address: Cell<Option<SocketAddr>>,
+    /// True while a task dials the peer.
+    pub(super) dialling: Cell<bool>,
+    /// Membership frames that wait for a connection.
+    pending: RefCell<Vec<EncodedFrame>>,
+    outgoing_ended: Notify,
     events: Rc<EventQueue>,
     metrics: Metrics,
     outgoing: RefCell<Option<GreetedConnection>>,
@@ -38,6 +58,11 @@ pub(super) struct Peer {
     /// Wakes the dialling task without a delay, because the peer has connected.
     pub(super) dial_now: Notify,
     problem: RefCell<Option<String>>,
+    /// Differences from this node that do not keep the nodes apart, as the last greeting showed.
+    disagreements: RefCell<Vec<String>>,
+    /// Boot id of the peer's daemon, and that of the daemon before.
+    boot: Cell<Option<u64>>,
+    former_boot: Cell<Option<u64>>,
     round_trip: SmoothedValue<8>,
     round_trip_last: Cell<Option<Duration>>,
     /// Byte counts of connections that have ended.
@@ -51,14 +76,15 @@ struct GreetedConnection {
 }
 
 impl Peer {
-    pub(super) fn new(
-        config: config::PeerConfig,
-        events: Rc<EventQueue>,
-        metrics: Metrics,
-    ) -> Peer {
-        metrics.set_connected(&config.name, false);
+    /// Returns a guest.
+    pub(super) fn new(name: String, events: Rc<EventQueue>, metrics: Metrics) -> Peer {
         Peer {
-            config,
+            name,
+            number: Cell::default(),
+            address: Cell::default(),
+            dialling: Cell::default(),
+            pending: RefCell::default(),
+            outgoing_ended: Notify::new(),
             events,
             metrics,
             outgoing: RefCell::default(),
@@ -68,6 +94,9 @@ impl Peer {
             early_frames: RefCell::default(),
             dial_now: Notify::new(),
             problem: RefCell::default(),
+            disagreements: RefCell::default(),
+            boot: Cell::default(),
+            former_boot: Cell::default(),
             round_trip: SmoothedValue::default(),
             round_trip_last: Cell::default(),
             closed_sent_bytes: Cell::default(),
@@ -75,8 +104,121 @@ impl Peer {
         }
     }
 
-    fn id(&self) -> NodeId {
-        self.config.id
+    /// Returns the peer's number in the group; none for a guest.
+    pub(super) fn number(&self) -> Option<NodeId> {
+        self.number.get()
+    }
+
+    pub(super) fn is_member(&self) -> bool {
+        self.number.get().is_some()
+    }
+
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.address.get()
+    }
+
+    pub(super) fn set_address_if_unknown(&self, address: SocketAddr) {
+        if self.address.get().is_none() {
+            self.address.set(Some(address));
+        }
+    }
+
+    /// Sets the address of a guest.
+    pub(super) fn set_guest_address(&self, address: SocketAddr) {
+        self.address.set(Some(address));
+    }
+
+    /// Makes the peer a member with this number and address.
+    pub(super) fn set_member(&self, number: NodeId, address: SocketAddr) {
+        if self.address.replace(Some(address)) != Some(address)
+            && let Some(GreetedConnection { link, .. }) = self.outgoing.borrow().as_ref()
+        {
+            link.close(PeerConnectionError::Replaced);
+        }
+        if self.number.get() == Some(number) {
+            return;
+        }
+        if self.is_member() {
+            self.clear_number();
+        }
+        self.number.set(Some(number));
+        self.metrics.set_connected(&self.name, false);
+        let boot = self.incoming.borrow().as_ref().map(|greeted| greeted.boot);
+        if let (Some(boot), true) = (boot, self.has_outgoing()) {
+            self.mark_up(boot);
+        }
+    }
+
+    /// Makes the peer a guest: the group does not contain it.
+    pub(super) fn clear_number(&self) {
+        self.mark_lost(PeerConnectionError::NotMember);
+        if self.number.take().is_some() {
+            self.metrics.forget_peer(&self.name);
+        }
+    }
+
+    /// Returns true if a connection shall be made: the peer is a member, or frames wait for it.
+    pub(super) fn wants_connection(&self) -> bool {
+        self.is_member() || !self.pending.borrow().is_empty()
+    }
+
+    /// Returns true if nothing is connected, and nothing shall be.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.wants_connection() && !self.has_outgoing() && !self.has_incoming()
+    }
+
+    pub(super) fn has_outgoing(&self) -> bool {
+        self.outgoing.borrow().is_some()
+    }
+
+    pub(super) fn has_incoming(&self) -> bool {
+        self.incoming.borrow().is_some()
+    }
+
+    /// Waits until there is no dialled connection.
+    pub(super) async fn wait_outgoing_ended(&self) {
+        while self.has_outgoing() {
+            self.outgoing_ended.notified().await;
+        }
+    }
+
+    /// Sends a frame of the membership, or keeps it until there is a connection. A frame that cannot be sent is dropped,
+    /// as the network might do.
+    pub(super) fn send_membership(&self, frame: &MembershipFrame) {
+        let encoded = match EncodedFrame::new(&Frame::Membership(frame.clone())) {
+            Ok(encoded) => encoded,
+            Err(error) => return tracing::error!(%error, "cannot encode a membership frame"),
+        };
+        // The accepted connection carries little else; on the dialled one, handoffs may be queued.
+        let link = [&self.incoming, &self.outgoing]
+            .into_iter()
+            .find_map(|slot| Some(slot.borrow().as_ref()?.link.clone()));
+        match link {
+            Some(link) => self.send_on(&link, encoded),
+            None => {
+                let mut pending = self.pending.borrow_mut();
+                if pending.len() == PENDING_FRAMES_MAX {
+                    pending.remove(0);
+                }
+                pending.push(encoded);
+            }
+        }
+    }
+
+    fn send_on(&self, link: &PeerConnection, frame: EncodedFrame) {
+        if link.queued_bytes() > MEMBERSHIP_QUEUE_BYTES_MAX {
+            tracing::debug!(
+                peer = self.name,
+                "a membership frame was dropped: the path is full"
+            );
+        } else if let Err(reason) = link.send_encoded(frame) {
+            link.close(reason);
+        }
+    }
+
+    /// Drops the frames that wait for a connection which could not be made.
+    pub(super) fn drop_pending_frames(&self) {
+        self.pending.take();
     }
 
     fn slot(&self, direction: Direction) -> &RefCell<Option<GreetedConnection>> {
@@ -97,7 +239,7 @@ impl Peer {
 
     /// Sends a frame on the dialled connection.
     pub(super) fn send(&self, frame: EncodedFrame, queue_bytes: usize) -> Result<(), SendError> {
-        let peer = self.id();
+        let peer = self.number.get().unwrap_or(NodeId(0));
         let outgoing = self.outgoing.borrow();
         let Some(GreetedConnection { link, .. }) = outgoing.as_ref().filter(|_| self.up.get())
         else {
@@ -115,8 +257,49 @@ impl Peer {
         })
     }
 
-    /// Adds a greeted connection. With the second one the peer is up.
+    /// Returns true if a daemon with this boot id at this address is another one than the connected daemon, which lives: two
+    /// hosts have the peer's certificate.
+    pub(super) fn is_other_host(&self, boot: u64, address: Option<IpAddr>) -> bool {
+        // A daemon that was replaced does not come back, unless it has never ended.
+        if self.former_boot.get() == Some(boot) {
+            return true;
+        }
+        let incoming = self.incoming.borrow();
+        let connected = incoming.as_ref().filter(|_| self.up.get());
+        connected.is_some_and(|greeted| {
+            let known = greeted.link.remote_ip();
+            greeted.boot != boot && known.is_some() && known != address
+        })
+    }
+
+    /// Notes the differences that a greeting has shown. New ones are logged.
+    pub(super) fn note_disagreements(&self, disagreements: Vec<String>) {
+        let former = self.disagreements.replace(disagreements.clone());
+        // A difference of clocks varies from greeting to greeting.
+        if former.len() != disagreements.len() {
+            for disagreement in disagreements {
+                tracing::warn!(peer = self.name, %disagreement, "a peer disagrees");
+            }
+        }
+    }
+
+    /// Returns the differences that the last greeting has shown.
+    pub(super) fn disagreements(&self) -> Vec<String> {
+        self.disagreements.borrow().clone()
+    }
+
+    /// Adds a greeted connection. With the second one a member is up.
     pub(super) fn attach(&self, direction: Direction, link: Rc<PeerConnection>, boot: u64) {
+        if let Some(former) = self
+            .boot
+            .replace(Some(boot))
+            .filter(|former| *former != boot)
+        {
+            self.former_boot.set(Some(former));
+        }
+        for frame in self.pending.take() {
+            self.send_on(&link, frame);
+        }
         let old = self
             .slot(direction)
             .replace(Some(GreetedConnection { link, boot }));
@@ -158,6 +341,7 @@ impl Peer {
             return;
         };
         self.add_closed_bytes(&current.link);
+        self.outgoing_ended.notify_one();
         if self.up.get() {
             for slot in [&self.outgoing, &self.incoming] {
                 if let Some(partner) = slot.take() {
@@ -172,27 +356,33 @@ impl Peer {
 
     /// Delivers a received frame.
     pub(super) fn deliver(&self, frame: Frame) -> Result<(), PeerConnectionError> {
-        if self.up.get() {
-            let from = self.id();
+        if let Some(from) = self.number.get().filter(|_| self.up.get()) {
             self.events.push(PeerEvent::Frame { from, frame });
             return Ok(());
         }
-        // The peer has seen both greetings, this node only one.
+        // The peer has seen both greetings and knows its number, this node only a part of that.
         let mut early = self.early_frames.borrow_mut();
-        if early.len() == EARLY_FRAMES_MAX {
+        let early_frames_max = match self.is_member() {
+            true => EARLY_FRAMES_MAX,
+            false => GUEST_EARLY_FRAMES_MAX,
+        };
+        if early.len() >= early_frames_max {
             return Err(PeerConnectionError::UnexpectedFrame(frame.name()));
         }
         early.push(frame);
         Ok(())
     }
 
+    /// Reports a member whose directions both work.
     fn mark_up(&self, boot: u64) {
-        let peer = self.id();
+        let Some(peer) = self.number.get() else {
+            return;
+        };
         self.up.set(true);
         self.up_count.set(self.up_count.get() + 1);
         self.problem.take();
-        self.metrics.set_connected(&self.config.name, true);
-        tracing::info!(peer = self.config.name, boot, "peer is up");
+        self.metrics.set_connected(&self.name, true);
+        tracing::info!(peer = self.name, boot, "peer is up");
         self.events.push(PeerEvent::Up { peer, boot });
         for frame in self.early_frames.take() {
             self.events.push(PeerEvent::Frame { from: peer, frame });
@@ -202,15 +392,16 @@ impl Peer {
     fn mark_lost(&self, reason: PeerConnectionError) {
         self.early_frames.take();
         if self.up.replace(false) {
-            self.metrics.set_connected(&self.config.name, false);
-            tracing::warn!(peer = self.config.name, %reason, "peer is lost");
+            self.metrics.set_connected(&self.name, false);
+            tracing::warn!(peer = self.name, %reason, "peer is lost");
             self.problem.replace(Some(reason.to_string()));
-            let peer = self.id();
+            let peer = self.number.get().unwrap_or(NodeId(0));
             self.events.push(PeerEvent::Lost { peer, reason });
         }
     }
 
     fn close_link(&self, greeted: GreetedConnection, reason: PeerConnectionError) {
+        self.outgoing_ended.notify_one();
         self.add_closed_bytes(&greeted.link);
         greeted.link.close(reason);
     }
@@ -228,7 +419,7 @@ impl Peer {
         self.round_trip_last.set(Some(round_trip));
         if let Some(smoothed) = self.round_trip.get() {
             let smoothed = Duration::from_secs_f64(smoothed);
-            self.metrics.set_round_trip(&self.config.name, smoothed);
+            self.metrics.set_round_trip(&self.name, smoothed);
         }
     }
 
@@ -240,9 +431,9 @@ impl Peer {
         let text = reason.to_string();
         let mut problem = self.problem.borrow_mut();
         if problem.as_ref() == Some(&text) {
-            tracing::debug!(peer = self.config.name, %reason, "peer is still not connected");
+            tracing::debug!(peer = self.name, %reason, "peer is still not connected");
         } else {
-            tracing::warn!(peer = self.config.name, %reason, "peer is not connected");
+            tracing::warn!(peer = self.name, %reason, "peer is not connected");
             *problem = Some(text);
         }
     }

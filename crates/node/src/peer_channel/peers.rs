@@ -1,20 +1,24 @@
 //! All peers, and the engine's handle on the channel.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
 use holdfast_daemon::log_limit::LogLimit;
-use holdfast_daemon::tls::Tls;
+use holdfast_daemon::tls::{Tls, node_name};
+use holdfast_wire::membership_frames::{Member, MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
 use tokio::task::AbortHandle;
 
-use super::connection::EncodedFrame;
-use super::events::EventQueue;
+use super::connection::{EncodedFrame, PeerConnection};
+use super::events::{EventQueue, ReceivedMembershipFrame};
 use super::peer::Peer;
-use super::{PeerChannelOptions, PeerConnectionError, PeerStats, SendError};
+use super::{PeerChannelOptions, PeerConnectionError, PeerStats, SendError, dial};
 use crate::metrics::Metrics;
+
+/// Maximum number of guests: nodes without a number in the group.
+const GUESTS_MAX: usize = 256;
 
 /// A handle on the channel. Clones refer to the same channel.
 #[derive(Clone)]
@@ -30,7 +34,13 @@ pub(super) struct PeerChannelState {
     pub(super) unknown_peer_log: LogLimit,
     address: SocketAddr,
     tls: RefCell<Tls>,
-    peers: BTreeMap<NodeId, Rc<Peer>>,
+    own_number: Cell<NodeId>,
+    /// Members and guests by their names in certificates.
+    by_name: RefCell<BTreeMap<String, Rc<Peer>>>,
+    /// Members by number.
+    by_number: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
+    /// Addresses that are being asked for the group.
+    asked: RefCell<BTreeSet<SocketAddr>>,
     tasks: RefCell<Vec<AbortHandle>>,
 }
 
@@ -75,9 +85,50 @@ impl Peers {
         self.peer(peer).ok().and_then(|peer| peer.problem())
     }
 
+    /// Asks `peer` for a sign of life at once, which its measurements then show as received bytes.
+    pub fn probe(&self, peer: NodeId) {
+        // A ping behind a backlog would be answered late. The regular pings, whose answers are measured, count from 1.
+        if self.queued_bytes(peer) == 0 {
+            let _ = self.send(peer, &Frame::Ping { token: 0 });
+        }
+    }
+
+    /// Returns the differences between this node and its peers that do not keep them apart, each with the peer's name.
+    pub fn disagreements(&self) -> Vec<String> {
+        let with_name = |peer: Rc<Peer>| {
+            let disagreements = peer.disagreements().into_iter();
+            let named = disagreements.map(|text| format!("node {} disagrees: {text}", peer.name));
+            named.collect::<Vec<_>>()
+        };
+        self.state.all().into_iter().flat_map(with_name).collect()
+    }
+
     /// Returns the ids of all peers.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> {
-        self.state.ids().collect::<Vec<_>>().into_iter()
+        let by_number = self.state.by_number.borrow();
+        by_number.keys().copied().collect::<Vec<_>>().into_iter()
+    }
+
+    /// Makes these nodes the members of the group, which this node belongs to by the number `own` (none: it is outside
+    /// the group). New members are dialled; nodes that are no members are lost.
+    pub fn set_members(&self, own: Option<NodeId>, members: &[Member]) {
+        self.state.set_members(own, members);
+    }
+
+    /// Sends a frame of the membership to the node `to`, at the address that the group knows or at `address`. The frame
+    /// may be lost.
+    pub fn send_membership(
+        &self,
+        to: &NodeName,
+        address: Option<SocketAddr>,
+        frame: &MembershipFrame,
+    ) {
+        self.state.send_membership(to, address, frame);
+    }
+
+    /// Sends a frame of the membership to the node at an address, whoever that is. The frame may be lost.
+    pub fn ask_address(&self, address: SocketAddr, frame: &MembershipFrame) {
+        self.state.ask_address(address, frame);
     }
 
     /// Returns the listening address of this node.
@@ -87,7 +138,7 @@ impl Peers {
 
     /// Replaces the TLS configuration, and closes connections to peers that it refuses. Used for a new revocation list.
     pub fn set_tls(&self, tls: Tls) {
-        for peer in self.state.peers.values() {
+        for peer in self.state.all() {
             peer.recheck_certificates(|link| tls.admits(&link.certificates()));
         }
         self.state.tls.replace(tls);
@@ -98,14 +149,13 @@ impl Peers {
         for task in self.state.tasks.take() {
             task.abort();
         }
-        for peer in self.state.peers.values() {
+        for peer in self.state.all() {
             peer.close();
         }
     }
 
-    fn peer(&self, id: NodeId) -> Result<&Rc<Peer>, SendError> {
-        let peer = self.state.peers.get(&id);
-        peer.ok_or(SendError::NotConnected(id))
+    fn peer(&self, id: NodeId) -> Result<Rc<Peer>, SendError> {
+        self.state.get(id).ok_or(SendError::NotConnected(id))
     }
 }
 
@@ -117,12 +167,11 @@ impl PeerChannelState {
         metrics: Metrics,
         events: Rc<EventQueue>,
     ) -> PeerChannelState {
-        let peers = options.peers.iter().map(|config| {
-            let peer = Peer::new(config.clone(), events.clone(), metrics.clone());
-            (config.id, Rc::new(peer))
-        });
-        PeerChannelState {
-            peers: peers.collect(),
+        let state = PeerChannelState {
+            own_number: Cell::new(options.node),
+            by_name: RefCell::default(),
+            by_number: RefCell::default(),
+            asked: RefCell::default(),
             unknown_peer_log: LogLimit::default(),
             tasks: RefCell::default(),
             tls: RefCell::new(tls),
@@ -130,24 +179,199 @@ impl PeerChannelState {
             address,
             events,
             metrics,
+        };
+        for config in &state.options.peers {
+            let peer = state.new_peer(&config.name);
+            state.add_member(&peer, config.id, config.address);
+        }
+        state
+    }
+
+    /// Returns true if the group runs itself: its nodes are not configured.
+    pub(super) fn is_self_run(&self) -> bool {
+        self.options.membership.is_some()
+    }
+
+    /// Returns this node's number; 0 outside the group.
+    pub(super) fn own_number(&self) -> NodeId {
+        self.own_number.get()
+    }
+
+    pub(super) fn all(&self) -> Vec<Rc<Peer>> {
+        self.by_name.borrow().values().cloned().collect()
+    }
+
+    /// Returns the member with this number.
+    pub(super) fn get(&self, number: NodeId) -> Option<Rc<Peer>> {
+        self.by_number.borrow().get(&number).cloned()
+    }
+
+    /// Returns the number of members with this address.
+    pub(super) fn members_at(&self, ip: IpAddr) -> usize {
+        let by_number = self.by_number.borrow();
+        let has_address =
+            |peer: &&Rc<Peer>| peer.address().is_some_and(|address| address.ip() == ip);
+        by_number.values().filter(has_address).count()
+    }
+
+    fn new_peer(&self, name: &str) -> Rc<Peer> {
+        let peer = Peer::new(name.to_owned(), self.events.clone(), self.metrics.clone());
+        let peer = Rc::new(peer);
+        self.by_name
+            .borrow_mut()
+            .insert(name.to_owned(), peer.clone());
+        peer
+    }
+
+    fn add_member(&self, peer: &Rc<Peer>, number: NodeId, address: SocketAddr) {
+        self.by_number.borrow_mut().insert(number, peer.clone());
+        peer.set_member(number, address);
+    }
+
+    /// Returns the node of this name, as a guest if it is no member.
+    fn peer_or_guest(&self, name: &str) -> Result<Rc<Peer>, PeerConnectionError> {
+        if let Some(known) = self.by_name.borrow().get(name) {
+            return Ok(known.clone());
+        }
+        let members = self.by_number.borrow().len();
+        if self.by_name.borrow().len() - members >= GUESTS_MAX {
+            return Err(PeerConnectionError::TooManyGuests);
+        }
+        Ok(self.new_peer(name))
+    }
+
+    /// Returns the node that the connection's certificate names.
+    pub(super) fn peer_with_certificate(
+        &self,
+        link: &PeerConnection,
+    ) -> Result<Rc<Peer>, PeerConnectionError> {
+        let name = link.certificates().first().and_then(node_name);
+        let name = name.ok_or(PeerConnectionError::NoName)?;
+        match name == self.options.name {
+            true => Err(PeerConnectionError::OwnName(name)),
+            false => self.peer_or_guest(&name),
         }
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = NodeId> {
-        self.peers.keys().copied()
+    fn set_members(self: &Rc<Self>, own: Option<NodeId>, members: &[Member]) {
+        self.own_number.set(own.unwrap_or(NodeId(0)));
+        let others = members
+            .iter()
+            .filter(|member| member.name.as_str() != self.options.name);
+        let mut former = std::mem::take(&mut *self.by_number.borrow_mut());
+        for member in others {
+            let name = member.name.as_str();
+            let known = self.by_name.borrow().get(name).cloned();
+            let peer = known.unwrap_or_else(|| self.new_peer(name));
+            if let Some(number) = peer.number() {
+                former.remove(&number);
+            }
+            self.add_member(&peer, member.id, member.address);
+            self.dial(&peer);
+        }
+        for peer in former.into_values() {
+            peer.clear_number();
+            self.forget_if_idle(&peer);
+        }
     }
 
-    pub(super) fn get(&self, id: NodeId) -> Option<Rc<Peer>> {
-        self.peers.get(&id).cloned()
+    /// Dials a peer, if no task does so.
+    pub(super) fn dial(self: &Rc<Self>, peer: &Rc<Peer>) {
+        if !peer.dialling.replace(true) {
+            self.spawn(dial::run(self.clone(), peer.clone()));
+        }
+    }
+
+    fn send_membership(
+        self: &Rc<Self>,
+        to: &NodeName,
+        address: Option<SocketAddr>,
+        frame: &MembershipFrame,
+    ) {
+        let peer = match self.peer_or_guest(to.as_str()) {
+            Ok(peer) => peer,
+            Err(reason) => return tracing::debug!(%to, %reason, "a membership frame was dropped"),
+        };
+        if let (Some(address), false) = (address, peer.is_member()) {
+            peer.set_guest_address(address);
+        }
+        peer.send_membership(frame);
+        match peer.address() {
+            Some(_) if peer.wants_connection() => self.dial(&peer),
+            Some(_) => {}
+            None => peer.drop_pending_frames(),
+        }
+        self.forget_if_idle(&peer);
+    }
+
+    fn ask_address(self: &Rc<Self>, address: SocketAddr, frame: &MembershipFrame) {
+        let known = self.all().into_iter().find(|peer| {
+            let is_connected = peer.has_outgoing() || peer.has_incoming();
+            peer.address() == Some(address) && is_connected
+        });
+        match known {
+            Some(peer) => peer.send_membership(frame),
+            None if address == self.address => {}
+            None => {
+                if self.asked.borrow_mut().insert(address) {
+                    self.spawn(dial::ask(self.clone(), address, frame.clone()));
+                }
+            }
+        }
+    }
+
+    /// Notes that an address has answered, or does not answer.
+    pub(super) fn end_question(&self, address: &SocketAddr) {
+        self.asked.borrow_mut().remove(address);
+    }
+
+    /// Forgets a guest without a connection.
+    pub(super) fn forget_if_idle(&self, peer: &Rc<Peer>) {
+        if peer.is_idle() && !peer.dialling.get() {
+            let mut by_name = self.by_name.borrow_mut();
+            if by_name
+                .get(&peer.name)
+                .is_some_and(|known| Rc::ptr_eq(known, peer))
+            {
+                by_name.remove(&peer.name);
+            }
+        }
+    }
+
+    /// Passes a received frame on to the membership.
+    pub(super) fn deliver_membership_frame(
+        &self,
+        peer: &Peer,
+        frame: MembershipFrame,
+    ) -> Result<(), PeerConnectionError> {
+        let Some(receiver) = &self.options.membership else {
+            return Err(PeerConnectionError::UnexpectedFrame(frame.name()));
+        };
+        let from = NodeName::try_from(peer.name.clone());
+        let from = from.map_err(|_| PeerConnectionError::NoName)?;
+        let name = frame.name();
+        if receiver
+            .try_send(ReceivedMembershipFrame { from, frame })
+            .is_err()
+        {
+            tracing::debug!(
+                peer = peer.name,
+                frame = name,
+                "a membership frame was dropped"
+            );
+        }
+        Ok(())
     }
 
     pub(super) fn tls(&self) -> Tls {
         self.tls.borrow().clone()
     }
 
-    /// Adds tasks for the shutdown to stop.
-    pub(super) fn add_tasks(&self, tasks: Vec<AbortHandle>) {
-        self.tasks.borrow_mut().extend(tasks);
+    /// Starts a task, which the shutdown stops.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(tokio::task::spawn_local(task).abort_handle());
     }
 
     /// Counts a connection that was closed because of the other side's data.

@@ -26,7 +26,7 @@ pub(super) async fn run(
     let mut ticks = interval(state.options.timing.ping_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Err(reason) = receive_frames(peer, link, direction, &pings) {
+        if let Err(reason) = receive_frames(state, peer, link, direction, &pings) {
             return reason;
         }
         if !state.events.has_room() {
@@ -50,6 +50,7 @@ pub(super) async fn run(
 }
 
 fn receive_frames(
+    state: &PeerChannelState,
     peer: &Peer,
     link: &PeerConnection,
     direction: Direction,
@@ -63,6 +64,7 @@ fn receive_frames(
                     peer.record_round_trip(round_trip);
                 }
             }
+            (_, Frame::Membership(frame)) => state.deliver_membership_frame(peer, frame)?,
             (Direction::Incoming, frame) if is_for_engine(&frame) => peer.deliver(frame)?,
             (_, frame) => return Err(PeerConnectionError::UnexpectedFrame(frame.name())),
         }
@@ -73,7 +75,7 @@ fn receive_frames(
 fn is_for_engine(frame: &Frame) -> bool {
     !matches!(
         frame,
-        Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. }
+        Frame::Hello { .. } | Frame::Refused { .. } | Frame::Ping { .. } | Frame::Pong { .. }
     )
 }
 

@@ -10,7 +10,8 @@
 //! Safety: two nodes never speak for one flow, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
-//! `Hello`, `Ping` and `Pong` belong to the channel, `Move` and `Membership` to other machines; this one ignores them.
+//! `Hello`, `Ping` and `Pong` belong to the channel, `Move`, `Membership`, `FlowReport`, `ConfiguredServices` and `NodeLoad`
+//! to other parts; this one ignores them.
 
 mod acceptor;
 mod acceptor_commit;
@@ -28,6 +29,7 @@ mod drain_prediction;
 mod event;
 mod handoff_core;
 mod holder;
+mod ownership_claims;
 mod requests_to_holder;
 
 pub use command::{
@@ -175,10 +177,16 @@ impl Handoff {
             }
             Frame::Query { request, flows } => self.on_query(from, request, flows),
             Frame::Hello { .. }
+            | Frame::Refused { .. }
             | Frame::Ping { .. }
             | Frame::Pong { .. }
             | Frame::Move { .. }
-            | Frame::Membership(_) => {}
+            | Frame::Membership(_)
+            | Frame::Health(_)
+            | Frame::Credentials(_)
+            | Frame::FlowReport(_)
+            | Frame::ConfiguredServices { .. }
+            | Frame::NodeLoad { .. } => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
                 self.core.outputs.report_ignored(
                     from,

@@ -71,19 +71,21 @@ impl Membership {
         if heartbeat.epoch < epoch {
             return self.inform(now, from, heartbeat.epoch);
         }
+        let contact = view.contact().cloned();
+        let contact = contact.filter(|contact| contact.name == *from);
         if heartbeat.epoch > epoch {
             if self.committed_epoch() >= heartbeat.epoch {
                 self.contact_watch.early_heartbeat = Some((from.clone(), heartbeat));
-            } else {
-                self.send(from.clone(), MembershipFrame::ViewRequest { epoch });
+                return;
             }
-            return;
+            self.send(from.clone(), MembershipFrame::ViewRequest { epoch });
+            // The same contact node made the newer view, which may be late. A promise to the contact node holds for each
+            // view that this node may vote on, and so this node shows meanwhile that both live.
+            if contact.is_none() {
+                return;
+            }
         }
-        let Some(contact) = view
-            .contact()
-            .filter(|contact| contact.name == *from)
-            .cloned()
-        else {
+        let Some(contact) = contact else {
             return self.ignore(from, NAME, "the sender is not the contact node");
         };
         let number = (heartbeat.boot, heartbeat.sequence);

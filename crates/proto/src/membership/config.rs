@@ -46,6 +46,10 @@ pub struct MembershipConfig {
     pub registration_spread: Duration,
     /// Most server nodes that learn of a new view in one heartbeat interval (50).
     pub notices_per_heartbeat: usize,
+    /// Time until an unanswered `GroupChangeRequest` is sent again (250 ms).
+    pub group_change_retry_interval: Duration,
+    /// Time after which a requested change of the group's settings counts as unanswered (10 s).
+    pub group_change_timeout: Duration,
     /// Time until a failed save is tried again (1 s).
     pub save_retry_interval: Duration,
 }
@@ -73,6 +77,8 @@ impl MembershipConfig {
             registration_timeout: Duration::from_secs(5),
             registration_spread: Duration::from_secs(1),
             notices_per_heartbeat: 50,
+            group_change_retry_interval: Duration::from_millis(250),
+            group_change_timeout: Duration::from_secs(10),
             save_retry_interval: Duration::from_secs(1),
         }
     }

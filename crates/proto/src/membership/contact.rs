@@ -1,9 +1,9 @@
 //! The contact node: renews its lease, takes nodes in, and keeps the list of server nodes.
 
 use super::event::Event;
+use super::group_changes::PendingChanges;
 use super::lease::LeaseGrants;
 use super::{Membership, Standing};
-use bytes::Bytes;
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::{
     Heartbeat, JoinNumber, JoinRefusal, JoinRole, Member, MembershipFrame, NodeName,
@@ -44,8 +44,8 @@ pub(super) struct ContactDuties {
     pub promoted: Option<NodeId>,
     /// True if the local node shall leave the group.
     pub is_leaving: bool,
-    /// New group data.
-    pub group_data: Option<Bytes>,
+    /// Changes of the group's settings.
+    pub changes: PendingChanges,
     /// Numbers reserved for server nodes.
     pub server_ids: Range<u32>,
     /// The view that the local node proposed last, and the numbers that it reserves.
@@ -116,9 +116,7 @@ impl Membership {
         let is_voter = |id: NodeId| view.voters.iter().any(|voter| voter.id == id);
         self.contact.removals.retain(|id, _| is_voter(*id));
         self.contact.promoted = self.contact.promoted.filter(|id| is_voter(*id));
-        if self.contact.group_data.as_ref() == Some(&view.group_data.bytes) {
-            self.contact.group_data = None;
-        }
+        self.answer_committed_changes(view);
         self.contact.heartbeat_at = now;
         self.drop_voters_from_server_list();
         self.admit_server_nodes();
@@ -424,7 +422,7 @@ impl Membership {
     }
 
     /// Tells a node the contact node that this one knows.
-    fn name_contact(&mut self, to: &NodeName, frame: &'static str) {
+    pub(super) fn name_contact(&mut self, to: &NodeName, frame: &'static str) {
         match &self.view {
             Some(view) if self.standing != Standing::Outside => {
                 let view = view.summary();

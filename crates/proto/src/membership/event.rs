@@ -3,6 +3,9 @@
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::NodeId;
+use holdfast_wire::group_data::{
+    GroupChange, GroupChangeId, GroupChangeRefusal, GroupSettingsError,
+};
 use holdfast_wire::membership_frames::{JoinRefusal, MembershipFrame, MembershipState, NodeName};
 
 /// The receiver of a frame.
@@ -51,6 +54,20 @@ pub enum RemovalCause {
     Left,
 }
 
+/// The reason for which a requested change of the group's settings is not known to be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupChangeFailure {
+    /// The contact node refused the change.
+    #[error(transparent)]
+    Refused(GroupChangeRefusal),
+    /// No contact node answered in time. The change may be made nevertheless; a repetition with the same identity is
+    /// harmless.
+    #[error(
+        "no contact node answered, so the change may or may not be made; check `holdfast status`, then repeat the request"
+    )]
+    Unanswered,
+}
+
 /// An event of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -91,6 +108,36 @@ pub enum Event {
     BackupSilent {
         /// The backup.
         backup: NodeId,
+    },
+    /// [`super::Membership::settings`] has new settings, as in version `version` of the group data.
+    SettingsChanged {
+        /// The version.
+        version: u64,
+    },
+    /// This release cannot read the settings of the view that the node obeys; the daemon keeps those it has.
+    SettingsUnreadable {
+        /// The version of the group data.
+        version: u64,
+        /// The reason.
+        error: GroupSettingsError,
+    },
+    /// At the contact node: a change of the group's settings is committed or refused.
+    GroupChangeDecided {
+        /// The change.
+        change: Box<GroupChange>,
+        /// The node at which the change was requested.
+        from: NodeName,
+        /// The user of that node; none for its daemon.
+        uid: Option<u32>,
+        /// Version of the group data with the change, or the reason for the refusal.
+        result: Result<u64, GroupChangeRefusal>,
+    },
+    /// A request of [`super::Membership::handle_group_change`] has ended.
+    GroupChangeEnded {
+        /// The change.
+        id: GroupChangeId,
+        /// Version of the group data with the change, or the reason for the failure.
+        result: Result<u64, GroupChangeFailure>,
     },
     /// The state of the local node cannot be saved: the node takes part in no vote until a later attempt succeeds.
     SaveFailed {

@@ -28,6 +28,7 @@ mod backup;
 mod config;
 mod contact;
 mod event;
+mod group_changes;
 mod joining;
 mod lease;
 mod next_view;
@@ -44,18 +45,20 @@ mod tests;
 mod view_change;
 
 pub use config::MembershipConfig;
-pub use event::{Event, Output, Recipient, RemovalCause, SaveToken};
+pub use event::{Event, GroupChangeFailure, Output, Recipient, RemovalCause, SaveToken};
 pub use operator::OperatorError;
 
 use self::acceptor::Voting;
 use self::backup::ContactWatch;
 use self::contact::ContactDuties;
+use self::group_changes::OwnRequests;
 use self::joining::{JoinAttempt, LeaveAttempt};
 use self::registration::Registration;
 use self::server_list::ServerList;
 use self::stored_state::{Effect, StoredState};
 use crate::view::View;
 use holdfast_wire::NodeId;
+use holdfast_wire::group_data::GroupSettings;
 use holdfast_wire::membership_frames::{
     GroupData, JoinNumber, Member, MembershipFrame, MembershipState, NodeName, VotedView,
 };
@@ -87,6 +90,9 @@ pub struct Membership {
     stored: StoredState,
     /// The view that the local node obeys: committed, and on the disk.
     view: Option<VotedView>,
+    /// The settings in `view`; none without a view, or if this release cannot read them.
+    settings: Option<GroupSettings>,
+    own_requests: OwnRequests,
     /// Number of the changes in [`View::revision`].
     revision: u64,
     standing: Standing,
@@ -153,6 +159,7 @@ impl Membership {
         let mut machine = Membership::new(now, config, state);
         machine.voting.abstains_until = now + machine.config.promise_duration;
         machine.view = machine.stored.state.committed.clone();
+        machine.update_settings(None);
         machine.standing = machine.standing_in_view();
         match machine.standing {
             Standing::ContactNode => machine.begin_contact_duties(now),
@@ -173,6 +180,8 @@ impl Membership {
             outputs: VecDeque::new(),
             stored: StoredState::new(state),
             view: None,
+            settings: None,
+            own_requests: OwnRequests::default(),
             revision: 0,
             standing: Standing::Outside,
             voting: Voting::default(),
@@ -242,6 +251,12 @@ impl Membership {
                 changes,
             } => self.on_server_nodes(now, from, version, base, changes),
             F::ServerNodesRequest => self.on_server_nodes_request(from),
+            F::GroupChangeRequest { id, change, uid } => {
+                self.on_group_change_request(now, from, id, change, uid);
+            }
+            F::GroupChangeResponse { id, result } => {
+                self.on_group_change_response(from, id, result);
+            }
         }
         self.settle(now);
     }
@@ -280,6 +295,7 @@ impl Membership {
         }
         self.on_joining_timeout(now);
         self.on_leaving_timeout(now);
+        self.on_group_changes_timeout(now);
         self.settle(now);
     }
 
@@ -301,6 +317,7 @@ impl Membership {
             self.voting.proposal_timeout(),
             self.joining.as_ref().and_then(|joining| joining.retry_at),
             self.leaving.as_ref().map(|leaving| leaving.retry_at),
+            self.own_requests.next_timeout(),
             of_standing,
         ];
         due.into_iter().flatten().min()
@@ -324,6 +341,19 @@ impl Membership {
             Standing::ServerNode => self.stored.state.server_node_id,
             Standing::Outside => None,
         }
+    }
+
+    /// Returns the local node as a server node; none in another role.
+    pub fn own_server_node(&self) -> Option<Member> {
+        let state = &self.stored.state;
+        let id = state.server_node_id;
+        let id = id.filter(|_| self.standing == Standing::ServerNode)?;
+        Some(Member {
+            id,
+            name: self.config.name.clone(),
+            address: self.config.address,
+            join: state.join?,
+        })
     }
 
     /// Returns the newest committed view that the local node knows, with the group data.

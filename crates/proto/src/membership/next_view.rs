@@ -2,7 +2,7 @@
 
 use super::Membership;
 use holdfast_wire::NodeId;
-use holdfast_wire::membership_frames::{GroupData, JoinRole, Member, VOTERS_MAX, VotedView};
+use holdfast_wire::membership_frames::{JoinRole, Member, VOTERS_MAX, VotedView};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -14,21 +14,18 @@ const IDS_END: u32 = u16::MAX as u32 + 1;
 impl Membership {
     /// Returns the view with all changes that wait; none if there are none.
     pub(super) fn next_view(&mut self, now: Duration) -> Option<VotedView> {
-        let view = self.view.as_ref()?;
+        let view = self.view.clone()?;
         let mut next = view.clone();
         let removals = &self.contact.removals;
         next.voters
             .retain(|voter| !removals.contains_key(&voter.id));
         self.add_backups(&mut next);
         self.reorder_voters(now, &mut next);
-        if let Some(bytes) = &self.contact.group_data {
-            next.group_data = GroupData {
-                version: next.group_data.version + 1,
-                bytes: bytes.clone(),
-            };
+        if let Some(group_data) = self.changed_group_data(&view.group_data) {
+            next.group_data = group_data;
         }
         let ids = self.reserve_ids(&mut next);
-        if next == *view {
+        if next == view {
             return None;
         }
         next.epoch += 1;

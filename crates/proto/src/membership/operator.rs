@@ -2,11 +2,8 @@
 
 use super::joining::LeaveAttempt;
 use super::{Membership, Standing};
-use bytes::Bytes;
 use holdfast_wire::NodeId;
-use holdfast_wire::membership_frames::{
-    GROUP_DATA_BYTES_MAX, MembershipFrame, NodeName, SERVER_NODES_MAX, VotedView,
-};
+use holdfast_wire::membership_frames::{MembershipFrame, NodeName, SERVER_NODES_MAX, VotedView};
 use std::time::Duration;
 
 /// Bit of an epoch above the numbers that votes count: a forced takeover begins a new range.
@@ -31,7 +28,10 @@ pub enum OperatorError {
     #[error("node {0} is the contact node; let it leave, which hands its role over")]
     IsContactNode(NodeId),
     /// The node is a server node, and cannot become contact node.
-    #[error("node {0} is not a backup; let it join as a backup first")]
+    #[error(
+        "node {0} is not a backup; run `holdfast node leave` there, write role = \"backup\" into section [group] of its file, and \
+         restart its daemon"
+    )]
     NotBackup(NodeId),
     /// The backup does not answer.
     #[error("node {0} does not answer heartbeats; check that its holdfastd runs")]
@@ -39,11 +39,9 @@ pub enum OperatorError {
     /// The contact node has no backup to hand its role to.
     #[error("this node is the only voter; let a backup join first, or stop the group")]
     LastVoter,
-    /// The group data are too long.
-    #[error(
-        "the group data have {0} bytes, and may have {GROUP_DATA_BYTES_MAX}; remove services or policies"
-    )]
-    TooLong(usize),
+    /// Too many requests of this node wait for an answer.
+    #[error("too many requests of this node wait for an answer; try again")]
+    Busy,
     /// A contact node with a lease is alive, so there is nothing to force.
     #[error("the contact node has given a sign of life a moment ago; a takeover is not needed")]
     ContactAlive,
@@ -117,22 +115,6 @@ impl Membership {
             return Err(OperatorError::Silent(id));
         }
         self.contact.promoted = Some(id);
-        self.settle(now);
-        Ok(())
-    }
-
-    /// Replaces the group data, at the contact node. The change counts when [`super::Event::View`] reports a view with
-    /// the data; if the local node loses its role before, the change is lost.
-    ///
-    /// # Errors
-    /// This is not a contact node with a lease, or the data are too long.
-    pub fn handle_group_data(&mut self, now: Duration, bytes: Bytes) -> Result<(), OperatorError> {
-        let view = self.served_view(now)?;
-        if bytes.len() > GROUP_DATA_BYTES_MAX {
-            return Err(OperatorError::TooLong(bytes.len()));
-        }
-        let is_change = view.group_data.bytes != bytes;
-        self.contact.group_data = is_change.then_some(bytes);
         self.settle(now);
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::test_group::{TestGroup, member, ms, name};
 use super::{Event, OperatorError, RemovalCause, Standing};
 use bytes::Bytes;
 use holdfast_wire::NodeId;
+use holdfast_wire::group_data::{GroupChange, GroupChangeId, GroupSecret};
 use holdfast_wire::membership_frames::{
     Ballot, Heartbeat, JoinNumber, JoinRole, MembershipFrame, ServerListVersion, VotedView,
 };
@@ -177,16 +178,20 @@ fn no_vote_leaves_a_node_before_the_disk_has_it() {
     };
     let before = votes(&group);
     let now = group.now;
-    let data = Bytes::from_static(b"services");
-    assert_eq!(
-        group.machine(1).handle_group_data(now, data.clone()),
-        Ok(())
-    );
+    let secret = GroupSecret([7; 32]);
+    let change = GroupChange::RotateKey(secret);
+    let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
+    assert_eq!(requested, Ok(()));
     group.run(ms(30));
     assert_eq!(votes(&group), before);
     assert_eq!(group.voters(3), [1, 2, 3], "a majority of two has decided");
     let view = group.machine(3).voted_view().expect("a member").clone();
-    assert_eq!((view.group_data.version, view.group_data.bytes), (1, data));
+    assert_eq!(view.group_data.version, 1);
+    let key = group
+        .machine(3)
+        .settings()
+        .and_then(|settings| settings.key().copied());
+    assert_eq!(key.map(|key| key.bytes), Some(secret.0));
     assert_ne!(group.epoch(2), view.epoch);
     group.slow_disks.clear();
     group.finish_save(2);
@@ -199,8 +204,9 @@ fn failed_save_stops_votes_until_a_later_one_succeeds() {
     let mut group = TestGroup::with_voters(3);
     group.slow_disks = [2].into();
     let now = group.now;
-    let data = Bytes::from_static(b"services");
-    assert_eq!(group.machine(1).handle_group_data(now, data), Ok(()));
+    let change = GroupChange::RotateKey(GroupSecret([7; 32]));
+    let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
+    assert_eq!(requested, Ok(()));
     group.run(ms(5));
     group.fail_save(2);
     group.run(ms(100));
@@ -583,6 +589,34 @@ fn contact_node_that_hears_no_answers_is_replaced() {
     group.deaf.clear();
     group.run(ms(1_000));
     assert_eq!((group.serving(), group.voters(1)), (vec![2], vec![2, 3, 1]));
+}
+
+#[test]
+fn backup_whose_view_is_late_grants_its_contact_nodes_lease() {
+    let mut group = TestGroup::with_voters(3);
+    let heartbeat = MembershipFrame::Heartbeat(Heartbeat {
+        epoch: group.epoch(3) + 1,
+        boot: u64::MAX,
+        sequence: 1,
+        has_lease: true,
+        server_list: ServerListVersion::default(),
+    });
+    for (from, is_granted) in [(1, true), (2, false)] {
+        group.sent.clear();
+        let now = group.now;
+        (group.machine(3)).handle_frame(now, &name(from), heartbeat.clone());
+        group.settle();
+        let frames = group.sent.iter().filter(|(sender, _, _)| *sender == 3);
+        let frames: Vec<&MembershipFrame> = frames.map(|(_, _, frame)| frame).collect();
+        let has = |is_it: fn(&MembershipFrame) -> bool| frames.iter().any(|frame| is_it(frame));
+        assert!(has(|frame| matches!(
+            frame,
+            MembershipFrame::ViewRequest { .. }
+        )));
+        let is_grant =
+            |frame: &MembershipFrame| matches!(frame, MembershipFrame::LeaseGrant { .. });
+        assert_eq!(has(is_grant), is_granted, "{from}: {frames:?}");
+    }
 }
 
 #[test]

@@ -72,6 +72,7 @@ impl Membership {
         }
         let former_standing = self.standing;
         let former = self.view.replace(view.clone());
+        self.update_settings(former.as_ref().map(|former| &former.group_data));
         if announce {
             self.announce_view(former.as_ref(), &view);
         }
@@ -79,6 +80,7 @@ impl Membership {
         self.informed.clear();
         let is_new_contact = former.as_ref().and_then(VotedView::contact) != view.contact();
         if is_new_contact {
+            self.own_requests.retry_all(now);
             self.contact_watch.restart(now);
             let contact = view.contact().map(|contact| &contact.name);
             // A majority decided after the promise to the former contact node had ended, so its lease has ended too.

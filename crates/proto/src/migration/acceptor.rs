@@ -48,6 +48,8 @@ pub(super) struct InboundMove {
     pub peers: Vec<PeerConnections>,
     /// Epoch at which this node owns the process's record.
     pub epoch: Epoch,
+    /// True if an earlier daemon knew of the commit.
+    pub is_committed: bool,
     /// Flows of the running process, and their epochs.
     pub owned_flows: Vec<(Flow, Epoch)>,
     pub lost_flows: Vec<Flow>,
@@ -73,6 +75,7 @@ impl InboundMove {
             committed_unnamed: Vec::new(),
             peers: Vec::new(),
             epoch: 0,
+            is_committed: false,
             owned_flows: Vec::new(),
             lost_flows: Vec::new(),
             times: AcceptorPhaseTimes::default(),

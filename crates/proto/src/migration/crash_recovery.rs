@@ -48,6 +48,8 @@ pub enum RecoveredRole {
     Acceptor {
         /// Arguments of `Restore`; none if it was not commanded.
         restored: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
+        /// True if `Resume` was commanded: the holder has committed the process.
+        committed: bool,
         /// True if the process runs: `Resume` was carried out. The epoch of the process's record is then 3.
         resumed: bool,
     },
@@ -61,7 +63,7 @@ pub enum RecoveredRole {
 }
 
 /// Epoch at which an acceptor owns a process's record.
-const COMMITTED_EPOCH: Epoch = super::requests_to_holder::TRANSIT_EPOCH + 1;
+pub(super) const COMMITTED_EPOCH: Epoch = super::requests_to_holder::TRANSIT_EPOCH + 1;
 
 impl Migration {
     pub(super) fn on_recovered(&mut self, now: Duration, moves: Vec<RecoveredMove>) {
@@ -85,10 +87,12 @@ impl Migration {
                 }
                 RecoveredRole::Acceptor {
                     restored,
+                    committed,
                     resumed: gone,
                 } => {
                     let mut inbound = InboundMove::new(InboundMoveStage::Waiting, now);
                     inbound.hops = hops;
+                    inbound.is_committed = committed;
                     self.recover_inbound(now, id, inbound, restored, gone);
                 }
                 RecoveredRole::Peer { to, connections } => {

@@ -15,6 +15,9 @@ use holdfast_wire::move_frames::{DonorFlow, MoveFrame, StepTime};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Number of processes that moved away to remember, for a new holder that must know who has them.
+const RELEASED_MOVES_MAX: usize = 64;
+
 impl Migration {
     /// Commands the freeze once everything is diverted; a repeated freeze sends the flows that appeared late.
     pub(super) fn freeze(&mut self, now: Duration, id: MoveId) {
@@ -221,15 +224,20 @@ impl Migration {
         };
         outbound.clone_runs = outbound.options.clone;
         let (clone_runs, bytes) = (outbound.clone_runs, outbound.summary.post_copy_bytes);
+        let to = outbound.to;
         if bytes > 0 {
             self.core
                 .outputs
                 .push_event(Event::PostCopyStarted { id, bytes });
         }
-        match clone_runs {
-            true => self.command_thaw(id, 1),
-            false => self.command_release(id, 1),
+        if clone_runs {
+            return self.command_thaw(id, 1);
         }
+        self.released_moves.push_back((id, to));
+        if self.released_moves.len() > RELEASED_MOVES_MAX {
+            self.released_moves.pop_front();
+        }
+        self.command_release(id, 1);
     }
 
     pub(super) fn command_release(&mut self, id: MoveId, attempt: u32) {

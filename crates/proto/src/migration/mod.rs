@@ -48,6 +48,7 @@ mod donor_rollback;
 mod event;
 mod freeze_cost;
 mod migration_core;
+mod ownership_claims;
 mod peer_translation;
 mod requests_to_holder;
 
@@ -150,6 +151,8 @@ pub struct Migration {
     inbound_moves: BTreeMap<MoveId, InboundMove>,
     /// Ended moves to this node.
     ended_moves: VecDeque<MoveId>,
+    /// The last processes that moved away, with their acceptors.
+    released_moves: VecDeque<(MoveId, NodeId)>,
     translate_requests: BTreeMap<(MoveId, NodeId), TranslateRequest>,
     prepared_translations: BTreeMap<MoveId, PreparedTranslation>,
     model: FreezeCostModel,
@@ -163,6 +166,7 @@ impl Migration {
             outbound_moves: BTreeMap::new(),
             inbound_moves: BTreeMap::new(),
             ended_moves: VecDeque::new(),
+            released_moves: VecDeque::new(),
             translate_requests: BTreeMap::new(),
             prepared_translations: BTreeMap::new(),
             model: FreezeCostModel::new(),

@@ -27,4 +27,4 @@ mod session_streams;
 mod setup;
 mod unconfirmed_callers;
 
-pub use setup::run;
+pub use setup::{examine_start, run};

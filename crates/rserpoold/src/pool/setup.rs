@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
 use holdfast_daemon::service_manager;
+use holdfast_daemon::socket_path::is_in_use;
+use holdfast_daemon::start_check::{AddressUse, StartCheck};
 use holdfast_proto::pool_user::PoolUserConfig as UserConfig;
 use holdfast_sctp::{
     self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
@@ -33,6 +35,26 @@ use crate::config::pool::{PoolConfig, UdpEncapsulation};
 use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::MulticastGroups;
 use crate::start_error::{StartError, start_error};
+
+/// Examines the conditions of a start, while the pool daemon runs or not. Changes nothing.
+pub fn examine_start(config: &PoolConfig) -> StartCheck {
+    let mut check = StartCheck::default();
+    let address_use = match is_in_use(&config.control_socket()) {
+        true => AddressUse::RunningDaemon,
+        false => AddressUse::Free,
+    };
+    check.directory("pool.run_dir", &config.run_dir);
+    for socket in [config.control_socket(), config.program_socket()] {
+        check.socket(&socket, address_use);
+    }
+    if let Some(tls) = &config.tls {
+        check.certificates(tls, None);
+    }
+    for address in &config.listen {
+        check.local_address("pool.listen", *address);
+    }
+    check
+}
 
 /// Runs a pool daemon until a signal stops it, or with `with_parent` until its standard input ends.
 ///

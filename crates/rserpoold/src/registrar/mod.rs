@@ -17,4 +17,4 @@ mod setup;
 mod wait;
 
 pub use crate::start_error::StartError;
-pub use setup::run;
+pub use setup::{examine_start, run};

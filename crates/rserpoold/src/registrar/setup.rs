@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use holdfast_daemon::service_manager;
+use holdfast_daemon::socket_path::is_in_use;
+use holdfast_daemon::start_check::{AddressUse, StartCheck};
 use holdfast_proto::registrar::{PoolProtocol, Registrar, RegistrarMachineConfig as MachineConfig};
 use holdfast_sctp::{
     self, ENCAPSULATION_PORT, TransportConfig as EndpointConfig, TransportEndpoint,
@@ -25,6 +27,37 @@ use crate::mailbox::mailbox;
 use crate::multicast::MulticastGroups;
 use crate::sctp_addresses::{data_transport, reachable_addresses};
 use crate::start_error::{StartError, start_error};
+
+/// Examines the conditions of a start, while the registrar runs or not. Changes nothing.
+pub fn examine_start(config: &RegistrarConfig) -> StartCheck {
+    let mut check = StartCheck::default();
+    let socket = config.control_socket();
+    let address_use = match is_in_use(&socket) {
+        true => AddressUse::RunningDaemon,
+        false => AddressUse::Free,
+    };
+    check.directory("registrar.run_dir", &config.run_dir);
+    check.socket(&socket, address_use);
+    if let Some(tls) = &config.streams.tls {
+        check.certificates(tls, None);
+    }
+    let tls_port = (config.streams.tls.is_some()).then_some(config.streams.tls_port);
+    for address in &config.listen {
+        check.local_address("registrar.listen", *address);
+        for (setting, port) in [
+            ("tcp.port", config.streams.tcp_port),
+            ("tcp.tls_port", tls_port),
+        ] {
+            if let Some(port) = port {
+                check.tcp_address(setting, SocketAddr::new(*address, port), address_use);
+            }
+        }
+    }
+    if let Some(address) = config.metrics_listen {
+        check.tcp_address("metrics.listen", address, address_use);
+    }
+    check
+}
 
 /// Runs a registrar until a signal stops it.
 ///

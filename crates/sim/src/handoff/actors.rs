@@ -1,7 +1,7 @@
 //! Actions of operators, server programs and clients.
 
 use super::node::{KernelFlowEntry, KernelFlowState, ServerSocket, SimulatedNode};
-use super::world::HandoffWorld;
+use super::world::{HandoffWorld, first_epoch};
 use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
 use holdfast_proto::handoff::{DrainPolicy, FlowHandoffRequest};
@@ -98,6 +98,27 @@ impl HandoffWorld {
         }
     }
 
+    /// The client resets a connection that has come back after its end: a donor that was not told of the end of its
+    /// handoff resumed the connection, because two holders lost their tables.
+    pub(super) fn reset_closed_flow(&mut self, index: usize, flow: Flow) {
+        let is_alive = self
+            .expected_flows
+            .get(&flow)
+            .is_some_and(|truth| truth.alive);
+        let node = &mut self.nodes[index];
+        let Some(entry) = node.kernel.get_mut(&flow).filter(|entry| entry.may_send()) else {
+            return;
+        };
+        if is_alive {
+            return;
+        }
+        self.core.count("closed flow came back");
+        entry.state = KernelFlowState::Closing;
+        let report = vec![change(flow, ChangeKind::Remove, entry.epoch)];
+        node.sockets.remove(&flow);
+        self.drive_machine(index, |machine, now| machine.handle_changes(now, report));
+    }
+
     /// A client connects to a node, with addresses and ports that may have been used before.
     pub(super) fn connect_client(&mut self, node: usize) {
         let free = self.flows.iter().find(|flow| {
@@ -122,7 +143,8 @@ impl HandoffWorld {
             .insert(flow, ServerSocket { content, restored });
         let truth = self.expected_flows.entry(flow).or_default();
         (truth.alive, truth.content) = (true, 0);
-        let report = vec![change(flow, ChangeKind::Establish, 1)];
+        let start = first_epoch(self.core.now);
+        let report = vec![change(flow, ChangeKind::Establish, start)];
         self.drive_machine(node, |machine, now| machine.handle_changes(now, report));
     }
 }

@@ -32,11 +32,17 @@ pub enum HandoffBug {
     ClosesEarly,
     /// The state machines' timers do not fire.
     NoTimers,
+    /// A new holder decides about transits before both parties have reported.
+    DecidesBeforeReports,
+    /// A node reports what its filters have, and not what a former holder has decided since.
+    ReportsWithoutDecisions,
+    /// An acceptor reports flows in transit as its own.
+    AcceptorClaimsFlow,
 }
 
 impl HandoffBug {
     /// All bugs.
-    pub const ALL: [HandoffBug; 14] = [
+    pub const ALL: [HandoffBug; 17] = [
         HandoffBug::ActivatesBeforeCommitted,
         HandoffBug::ResumesBeforeAnswer,
         HandoffBug::StaleEpochAccepted,
@@ -51,5 +57,8 @@ impl HandoffBug {
         HandoffBug::DoneReportsSuccess,
         HandoffBug::ClosesEarly,
         HandoffBug::NoTimers,
+        HandoffBug::DecidesBeforeReports,
+        HandoffBug::ReportsWithoutDecisions,
+        HandoffBug::AcceptorClaimsFlow,
     ];
 }

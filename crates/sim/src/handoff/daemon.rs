@@ -1,16 +1,16 @@
 //! Actions of a daemon for its state machine: commands, the holder's table, crash and restart.
 
 use super::HandoffBug;
+use super::contact_change::ArbitrationTime;
 use super::node::{KernelFlowState, RunningCommand, begin_results, flows_of};
-use super::world::{HandoffDaemonAction, HandoffWorld, seconds};
+use super::world::{HandoffDaemonAction, HandoffWorld, first_epoch, seconds};
 use crate::node_group::{GroupWorld as _, change, node_id, node_index};
 use holdfast_proto::flow_ownership;
 use holdfast_proto::handoff::{
     Command, CommandToken, Event, FlowHandoffOutcome, FlowKeptReason, Handoff,
     HandoffMachineConfig, RequestId, Results,
 };
-use holdfast_proto::view::View;
-use holdfast_wire::{ChangeKind, Flow, OwnershipChange, OwnershipRecord};
+use holdfast_wire::{ChangeKind, ChangeRefusal, Flow, OwnershipChange, OwnershipRecord};
 
 impl HandoffWorld {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
@@ -47,10 +47,6 @@ impl HandoffWorld {
 
     /// Applies changes to the kernel's table; runs on the holder's daemon.
     pub(super) fn arbitrate(&mut self, node: usize, token: CommandToken) {
-        if node != self.core.holder {
-            let message = format!("node {} arbitrates but is not the holder", node_id(node));
-            return self.core.set_violation(message);
-        }
         let Some(running) = self.nodes[node].running.get(&token) else {
             return;
         };
@@ -58,6 +54,17 @@ impl HandoffWorld {
             return;
         };
         let (asker, changes) = (*asker, changes.clone());
+        match self.time_of_arbitration(node, token, (node_index(asker), &changes)) {
+            ArbitrationTime::Now => {}
+            ArbitrationTime::Later => return,
+            ArbitrationTime::Never => {
+                let refusals = changes.iter().map(|_| Err(ChangeRefusal { current: None }));
+                if let Some(running) = self.nodes[node].running.get_mut(&token) {
+                    running.results = Results::Arbitrated(refusals.collect());
+                }
+                return self.complete_within(node, token, 50);
+            }
+        }
         let mut results = Vec::new();
         for mut change in changes {
             let current = self.core.steering.get(&change.flow).copied();
@@ -192,9 +199,8 @@ impl HandoffWorld {
     /// Starts a daemon with the state it finds in the kernel.
     pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
-        let peers = (0..core.nodes()).map(node_id);
         let life = core.incarnation(node);
-        let view = View::configured(node_id(core.holder), peers);
+        let view = self.rebuilds.view.clone();
         let mut config = HandoffMachineConfig::new(node_id(node), life);
         config.batch_flows_max = self.batch_flows_max;
         let epochs = core.steering.values().map(|record| record.epoch);
@@ -224,11 +230,12 @@ impl HandoffWorld {
                 machine.handle_recovered(now, recovered)
             });
         }
+        let now = self.core.now;
         let entries = self.nodes[node].kernel.iter();
         let reports = entries.filter_map(|(flow, entry)| match entry.state {
             KernelFlowState::Closing => Some(change(*flow, ChangeKind::Remove, entry.epoch)),
             KernelFlowState::Owned if entry.epoch == 0 => {
-                Some(change(*flow, ChangeKind::Establish, 1))
+                Some(change(*flow, ChangeKind::Establish, first_epoch(now)))
             }
             _ => None,
         });

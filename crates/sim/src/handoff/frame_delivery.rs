@@ -3,7 +3,7 @@
 use super::HandoffBug;
 use super::node::KernelFlowState;
 use super::world::HandoffWorld;
-use crate::node_group::{self, node_id};
+use crate::node_group::{self, RebuildingWorld as _, node_id};
 use holdfast_wire::{Flow, Frame};
 
 impl HandoffWorld {
@@ -15,6 +15,9 @@ impl HandoffWorld {
                 return;
             }
         }
+        if matches!(frame, Frame::ChangeResponse { .. }) && from != self.core.holder {
+            return self.core.count("answer without lease not sent");
+        }
         match self.bug {
             Some(HandoffBug::DoneReportsSuccess) => {
                 self.core.transmit(from, to, &report_all_moved(frame))
@@ -24,6 +27,16 @@ impl HandoffWorld {
     }
 
     pub(super) fn deliver_frame(&mut self, from: usize, to: usize, frame: Frame) {
+        if let Frame::FlowReport(frame) = frame {
+            return self.deliver_report(from, to, frame);
+        }
+        let is_request = matches!(frame, Frame::ChangeRequest { .. });
+        if is_request && to == self.core.holder && self.rebuilds.has_heard(to) {
+            if let Some(frame) = self.defer_request(from, frame) {
+                self.handle_request(from, to, frame);
+            }
+            return;
+        }
         if self.bug == Some(HandoffBug::ClosesEarly)
             && matches!(frame, Frame::PrepareResponse { .. })
         {
@@ -31,7 +44,7 @@ impl HandoffWorld {
             let prepared = entries.filter(|(_, entry)| entry.state == KernelFlowState::Prepared);
             let prepared: Vec<Flow> = prepared.map(|(flow, _)| *flow).collect();
             for flow in prepared {
-                self.nodes[to].close(flow, node_id(from));
+                self.nodes[to].close(flow, 0, node_id(from));
             }
         }
         node_group::GroupWorld::drive_machine(self, to, |machine, now| {

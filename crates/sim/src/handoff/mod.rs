@@ -3,10 +3,11 @@
 //!
 //! A socket's state is the number of bytes it has processed. After every event the oracle checks that exactly the node
 //! in the record may send for a flow, that this node has every byte of the flow, and that epochs only grow. At the end
-//! every live flow has one owner.
+//! every live flow has one owner. While a new contact node rebuilds the records, a sender need not agree with them yet.
 
 mod actors;
 mod bug;
+mod contact_change;
 mod daemon;
 mod frame_delivery;
 mod node;
@@ -18,7 +19,10 @@ mod world;
 pub use bug::HandoffBug;
 
 use crate::Violation;
-use crate::node_group::{self, CountRange, FaultFrequencies, GroupRunOutcome, PlanDistribution};
+use crate::node_group::{
+    self, AccompanyingAction, CountRange, FaultFrequencies, GroupAction, GroupRunOutcome,
+    PlanDistribution,
+};
 use crate::time::Time;
 use world::HandoffWorld;
 
@@ -49,6 +53,9 @@ pub const DEFAULT: PlanDistribution = PlanDistribution {
     faults: FaultFrequencies::DEFAULT,
 };
 
+/// Probability, per request, that the contact node changes soon after.
+const CONTACT_CHANGE: f64 = 0.3;
+
 /// Derives a config from a setting and a seed.
 #[must_use]
 pub fn draw_run_config(
@@ -56,9 +63,13 @@ pub fn draw_run_config(
     seed: u64,
     bug: Option<HandoffBug>,
 ) -> HandoffRunConfig {
-    node_group::draw_run_config(setting, seed, &[], |random, _| HandoffSpecificConfig {
-        batch_flows_max: random.between(1, 5) as usize,
-        bug,
+    let with_requests: &[AccompanyingAction] =
+        &[(CONTACT_CHANGE, |draw| GroupAction::ChangeContact { draw })];
+    node_group::draw_run_config(setting, seed, with_requests, |random, _| {
+        HandoffSpecificConfig {
+            batch_flows_max: random.between(1, 5) as usize,
+            bug,
+        }
     })
 }
 

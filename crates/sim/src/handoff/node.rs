@@ -134,8 +134,14 @@ impl SimulatedNode {
                     self.resume(flow, epoch, *in_doubt)
                 }));
             }
-            (Command::Close { acceptor, .. }, Results::Closed(results)) => {
-                results.push(unless_failing(fails, || self.close(flow, *acceptor)));
+            (
+                Command::Close {
+                    acceptor, flows, ..
+                },
+                Results::Closed(results),
+            ) => {
+                let epoch = flows[index].epoch;
+                results.push(unless_failing(fails, || self.close(flow, epoch, *acceptor)));
             }
             (Command::PrepareSockets { flows, batch, .. }, Results::PreparedSockets(results)) => {
                 let epoch = flows[index].epoch + 1;
@@ -232,7 +238,7 @@ impl SimulatedNode {
         }
     }
 
-    pub(super) fn close(&mut self, flow: Flow, peer: NodeId) {
+    pub(super) fn close(&mut self, flow: Flow, epoch: u32, peer: NodeId) {
         if let Some(entry) = self.kernel.get_mut(&flow)
             && matches!(
                 entry.state,
@@ -240,6 +246,7 @@ impl SimulatedNode {
             )
         {
             entry.state = KernelFlowState::Moved;
+            entry.epoch = entry.epoch.max(epoch);
             entry.peer = peer;
             self.sockets.remove(&flow);
         }

@@ -2,19 +2,34 @@
 
 use super::node::{KernelFlowState, SimulatedNode};
 use super::{HandoffBug, HandoffRunConfig, HandoffSpecificConfig};
-use crate::node_group::{self, GroupCore, client_flow, pairs};
+use crate::node_group::{self, GroupCore, RebuildingWorld as _, TableRebuilds, client_flow, pairs};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{Command, CommandToken, Completion, Event, Handoff};
+use holdfast_proto::view::View;
 use holdfast_wire::{Flow, Frame, OwnershipRecord};
 use std::collections::BTreeMap;
 
 /// An action of a daemon for its state machine.
 #[derive(Debug)]
 pub(super) enum HandoffDaemonAction {
-    Effect { token: CommandToken, index: usize },
-    Arbitrate { token: CommandToken },
-    Complete { token: CommandToken },
+    Effect {
+        token: CommandToken,
+        index: usize,
+    },
+    Arbitrate {
+        token: CommandToken,
+    },
+    Complete {
+        token: CommandToken,
+    },
+    /// The group's membership has a new view.
+    HearView(View),
+    /// The holder considers the waiting requests of a node again.
+    RetryDeferred {
+        from: usize,
+    },
+    WakeRebuild,
 }
 
 /// The expected state of a flow, independent of its location.
@@ -35,6 +50,7 @@ pub(super) struct HandoffWorld {
     pub(super) expected_flows: BTreeMap<Flow, ExpectedFlow>,
     pub(super) bug: Option<HandoffBug>,
     pub(super) batch_flows_max: usize,
+    pub(super) rebuilds: TableRebuilds,
 }
 
 impl node_group::GroupWorld for HandoffWorld {
@@ -52,6 +68,7 @@ impl node_group::GroupWorld for HandoffWorld {
             expected_flows: BTreeMap::new(),
             bug: config.specific.bug,
             batch_flows_max: config.specific.batch_flows_max,
+            rebuilds: TableRebuilds::new(config.nodes, config.holder),
         };
         for node in 0..config.nodes {
             world.restart(node);
@@ -94,6 +111,9 @@ impl node_group::GroupWorld for HandoffWorld {
         match event {
             HandoffDaemonAction::Effect { token, index } => self.execute_effect(node, token, index),
             HandoffDaemonAction::Arbitrate { token } => self.arbitrate(node, token),
+            HandoffDaemonAction::HearView(view) => self.hear_view(node, view),
+            HandoffDaemonAction::RetryDeferred { from } => self.retry_deferred(node, from),
+            HandoffDaemonAction::WakeRebuild => self.wake_rebuild(node),
             HandoffDaemonAction::Complete { token } => {
                 if let Some(running) = self.nodes[node].running.remove(&token) {
                     let results = running.results;
@@ -114,11 +134,13 @@ impl node_group::GroupWorld for HandoffWorld {
             self.core.count(&format!("crash with a flow {state:?}"));
         }
         self.nodes[node].crash();
+        self.rebuilds.crash(node);
         self.core.kill(node);
     }
 
     fn restart(&mut self, node: usize) {
         self.start_daemon(node);
+        self.start_rebuild(node);
         self.core.connect_to_others(node);
     }
 
@@ -143,6 +165,10 @@ impl node_group::GroupWorld for HandoffWorld {
         self.connect_client(node);
     }
 
+    fn change_contact(&mut self, random: &mut Random) {
+        self.change_contact_node(random);
+    }
+
     /// Does nothing: there are no processes.
     fn kill(&mut self, _: &mut Random) {}
 
@@ -165,6 +191,7 @@ impl HandoffWorld {
         let random = &mut self.core.random;
         let flow = node_state.execute(&mut running, index, random, fails, self.bug);
         self.core.changed_flows.push(flow);
+        self.reset_closed_flow(node, flow);
         if running.effects_left == 0 {
             self.complete_within(node, token, 100);
         }
@@ -177,6 +204,12 @@ impl HandoffWorld {
         self.core
             .schedule_action(node, at, HandoffDaemonAction::Complete { token });
     }
+}
+
+/// Returns the epoch at which a flow that begins now starts. Epochs start from the clock, so that those of a pair of ports
+/// grow from connection to connection also when the holder changes.
+pub(super) fn first_epoch(now: Time) -> u32 {
+    (now.as_secs_f64() * 10_000.0) as u32 + 1
 }
 
 /// Returns whole seconds, as in the daemon's epoch floor.

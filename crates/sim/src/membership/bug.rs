@@ -34,13 +34,15 @@ pub enum MembershipBug {
     NeverTellsRemoved,
     /// A node asks only once to be taken in.
     JoinsOnce,
+    /// The contact node answers a request to change the settings before the vote.
+    AnswersBeforeVote,
     /// The state machines' timers do not fire.
     NoTimers,
 }
 
 impl MembershipBug {
     /// All bugs.
-    pub const ALL: [MembershipBug; 16] = [
+    pub const ALL: [MembershipBug; 17] = [
         MembershipBug::VotesBeforeDisk,
         MembershipBug::GrantCountsFromArrival,
         MembershipBug::LeaseOutlivesPromise,
@@ -56,6 +58,7 @@ impl MembershipBug {
         MembershipBug::ReusesNodeIds,
         MembershipBug::NeverTellsRemoved,
         MembershipBug::JoinsOnce,
+        MembershipBug::AnswersBeforeVote,
         MembershipBug::NoTimers,
     ];
 }

@@ -54,6 +54,17 @@ impl MembershipWorld<'_> {
         let Some(frame) = self.frame_with_bug(to, frame) else {
             return;
         };
+        if self.config.bug == Some(MembershipBug::AnswersBeforeVote)
+            && let MembershipFrame::GroupChangeRequest { id, .. } = frame
+            && self.serving_nodes().contains(&to)
+        {
+            let result = Ok(0);
+            self.transmit(
+                to,
+                from,
+                MembershipFrame::GroupChangeResponse { id, result },
+            );
+        }
         let name = self.nodes[from].name.clone();
         self.drive(to, |machine, now| machine.handle_frame(now, &name, frame));
     }

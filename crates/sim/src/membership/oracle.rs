@@ -6,6 +6,7 @@ use super::world::MembershipWorld;
 use crate::time::Time;
 use holdfast_proto::membership::{Membership, Standing};
 use holdfast_wire::NodeId;
+use holdfast_wire::group_data::GroupChangeId;
 use holdfast_wire::membership_frames::{JoinNumber, MembershipState, NodeName, VotedView};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub(super) struct Oracle {
     voters: BTreeMap<NodeId, (NodeName, JoinNumber)>,
     /// Numbers with which nodes have joined.
     joined: BTreeSet<NodeId>,
+    /// Changes of the settings that an operator was told to be made.
+    acknowledged: BTreeSet<GroupChangeId>,
 }
 
 impl Oracle {
@@ -40,6 +43,10 @@ impl Oracle {
             true => Ok(()),
             false => Err(format!("number {id} was given twice")),
         }
+    }
+
+    pub(super) fn on_change_acknowledged(&mut self, id: GroupChangeId) {
+        self.acknowledged.insert(id);
     }
 
     /// Checks a view that a voter obeys; returns true for the first one that does.
@@ -181,6 +188,14 @@ impl MembershipWorld<'_> {
         let Some(machine) = self.nodes[contact].machine.as_ref() else {
             return;
         };
+        let has_change = |id: &&GroupChangeId| {
+            let settings = machine.settings();
+            settings.is_some_and(|settings| settings.has_change(**id))
+        };
+        if let Some(lost) = (self.oracle.acknowledged.iter()).find(|id| !has_change(id)) {
+            let what = format!("change {lost} of the settings was acknowledged, and is lost");
+            return self.set_violation(what);
+        }
         let view = machine.voted_view().cloned();
         let listed: BTreeSet<usize> = machine
             .server_nodes()

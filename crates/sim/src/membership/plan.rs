@@ -44,7 +44,7 @@ pub struct MembershipPlanDistribution {
     pub remove: f64,
     /// Probability that an operator promotes a backup.
     pub promote: f64,
-    /// Probability that the group data change.
+    /// Probability that an operator changes the group's settings.
     pub group_data: f64,
     /// Probability that a handoff to a server node fails.
     pub server_node_failed: f64,
@@ -133,7 +133,7 @@ pub enum MembershipAction {
         /// The random number.
         draw: u64,
     },
-    /// The group data change to a random number.
+    /// An operator changes the group's settings at a random node.
     GroupData {
         /// The random number.
         draw: u64,
@@ -172,7 +172,7 @@ impl fmt::Display for MembershipAction {
                 write!(f, "an operator promotes a backup (draw {draw:x})")
             }
             MembershipAction::GroupData { draw } => {
-                write!(f, "the group data change (draw {draw:x})")
+                write!(f, "an operator changes the settings (draw {draw:x})")
             }
             MembershipAction::ServerNodeFailed { draw } => {
                 write!(f, "a handoff to a server node fails (draw {draw:x})")

@@ -12,6 +12,7 @@ use holdfast_proto::membership::{
     Event as MembershipEvent, Membership, Output, RemovalCause, SaveToken, Standing,
 };
 use holdfast_wire::NodeId;
+use holdfast_wire::group_data::{GROUP_KEY_BYTES, GroupChange, GroupChangeId, GroupSecret};
 use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -381,6 +382,18 @@ impl<'a> MembershipWorld<'a> {
             MembershipEvent::TakeoverStarted { .. } => "takeover started".to_owned(),
             MembershipEvent::BackupSilent { .. } => "backup silent".to_owned(),
             MembershipEvent::SaveFailed { .. } => "save failed".to_owned(),
+            MembershipEvent::GroupChangeEnded { id, result: Ok(_) } => {
+                self.oracle.on_change_acknowledged(*id);
+                "settings changed".to_owned()
+            }
+            MembershipEvent::GroupChangeEnded { .. } => "settings not changed".to_owned(),
+            MembershipEvent::SettingsUnreadable { error, .. } => {
+                return self.set_violation(error.to_string());
+            }
+            MembershipEvent::SettingsChanged { .. }
+            | MembershipEvent::GroupChangeDecided { .. } => {
+                return;
+            }
         };
         self.count(&name);
     }
@@ -436,7 +449,7 @@ impl<'a> MembershipWorld<'a> {
             MembershipAction::Leave(node) => self.leave(node),
             MembershipAction::Remove { draw } => self.operate(draw, Operation::Remove),
             MembershipAction::Promote { draw } => self.operate(draw, Operation::Promote),
-            MembershipAction::GroupData { draw } => self.operate(draw, Operation::GroupData),
+            MembershipAction::GroupData { draw } => self.change_settings(draw),
             MembershipAction::ServerNodeFailed { draw } => {
                 self.operate(draw, Operation::ServerNodeFailed);
             }
@@ -493,7 +506,6 @@ impl<'a> MembershipWorld<'a> {
             Operation::Remove if voters.len() > 2 => [backups, server_nodes].concat(),
             Operation::Remove | Operation::ServerNodeFailed => server_nodes,
             Operation::Promote => backups,
-            Operation::GroupData => vec![NodeId(0)],
         };
         let Some(chosen) = choices.get(Random::new(draw).below(choices.len())).copied() else {
             return;
@@ -505,11 +517,27 @@ impl<'a> MembershipWorld<'a> {
                 Operation::Remove => machine.handle_remove(now, chosen),
                 Operation::Promote => machine.handle_promote(now, chosen),
                 Operation::ServerNodeFailed => machine.handle_server_node_failed(now, chosen),
-                Operation::GroupData => {
-                    let bytes = draw.to_be_bytes().to_vec();
-                    machine.handle_group_data(now, bytes.into())
-                }
             };
+        });
+    }
+
+    /// Lets an operator change the group's settings at any node whose daemon runs.
+    fn change_settings(&mut self, draw: u64) {
+        let is_running = |node: &usize| {
+            let node = &self.nodes[*node];
+            node.machine.is_some() && node.stopped_until <= self.now
+        };
+        let running: Vec<usize> = (0..self.nodes.len()).filter(is_running).collect();
+        let Some(node) = running.get(Random::new(draw).below(running.len())).copied() else {
+            return;
+        };
+        self.count("GroupData");
+        let mut secret = [0; GROUP_KEY_BYTES];
+        secret[..8].copy_from_slice(&draw.to_be_bytes());
+        let change = GroupChange::RotateKey(GroupSecret(secret));
+        self.drive(node, |machine, now| {
+            // A node outside the group refuses.
+            let _ = machine.handle_group_change(now, GroupChangeId(draw), change, None);
         });
     }
 
@@ -529,6 +557,5 @@ impl<'a> MembershipWorld<'a> {
 enum Operation {
     Remove,
     Promote,
-    GroupData,
     ServerNodeFailed,
 }

@@ -26,6 +26,7 @@ impl MigrationWorld {
             Command::Build { id, offer, .. } => {
                 let role = RecoveredRole::Acceptor {
                     restored: None,
+                    committed: false,
                     resumed: false,
                 };
                 let hops = offer.hops;
@@ -120,6 +121,11 @@ impl MigrationWorld {
         }
         match step {
             0 => {
+                if let Some(written) = host.move_records.get_mut(id)
+                    && let RecoveredRole::Acceptor { committed, .. } = &mut written.role
+                {
+                    *committed = true;
+                }
                 for flow in flows {
                     let entry = host.entries.get(&flow.flow);
                     if entry.is_some_and(|entry| entry.state == KernelFlowState::Incoming) {

@@ -172,6 +172,9 @@ impl node_group::GroupWorld for MigrationWorld {
         self.connect_client(random);
     }
 
+    /// Does nothing: the contact node stays.
+    fn change_contact(&mut self, _: &mut Random) {}
+
     fn kill(&mut self, random: &mut Random) {
         self.kill_process(random);
     }

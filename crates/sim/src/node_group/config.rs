@@ -61,6 +61,11 @@ pub enum GroupAction {
         /// Random number that chooses the node or process.
         draw: u64,
     },
+    /// Another node becomes contact node.
+    ChangeContact {
+        /// Random number that chooses the node.
+        draw: u64,
+    },
     /// A process is killed.
     Kill {
         /// Random number that chooses the process.
@@ -94,6 +99,9 @@ impl fmt::Display for GroupAction {
             GroupAction::Serve => write!(f, "the server programs process data"),
             GroupAction::Close { draw } => write!(f, "a connection is closed (draw {draw:x})"),
             GroupAction::Open { draw } => write!(f, "a client connects (draw {draw:x})"),
+            GroupAction::ChangeContact { draw } => {
+                write!(f, "another node becomes contact node (draw {draw:x})")
+            }
             GroupAction::Kill { draw } => write!(f, "a process is killed (draw {draw:x})"),
         }
     }

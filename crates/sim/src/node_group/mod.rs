@@ -12,6 +12,7 @@ mod machine;
 mod plan;
 mod plan_distribution;
 mod run;
+mod table_rebuilds;
 mod world;
 
 pub use config::{GroupAction, GroupRunConfig};
@@ -22,6 +23,7 @@ pub(crate) use self::group_core::GroupCore;
 pub(crate) use channels::pairs;
 pub(crate) use plan::{AccompanyingAction, draw_run_config};
 pub(crate) use run::{shrink, try_run};
+pub(crate) use table_rebuilds::{DEFERRED_RETRY, RebuildingWorld, TableRebuilds};
 pub(crate) use world::GroupWorld;
 
 use holdfast_wire::{

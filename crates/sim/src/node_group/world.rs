@@ -50,6 +50,7 @@ pub(crate) trait GroupWorld: Sized {
     fn serve_all(&mut self);
     fn close(&mut self, random: &mut Random);
     fn open(&mut self, random: &mut Random);
+    fn change_contact(&mut self, random: &mut Random);
     fn kill(&mut self, random: &mut Random);
 
     /// Checks the invariants that hold after every event.
@@ -139,6 +140,7 @@ pub(crate) trait GroupWorld: Sized {
             GroupAction::Serve => self.serve_all(),
             GroupAction::Close { draw } => self.close(&mut Random::new(draw)),
             GroupAction::Open { draw } => self.open(&mut Random::new(draw)),
+            GroupAction::ChangeContact { draw } => self.change_contact(&mut Random::new(draw)),
             GroupAction::Kill { draw } => self.kill(&mut Random::new(draw)),
         }
     }

@@ -8,7 +8,7 @@ use holdfast_sim::node_group::GroupRunOutcome;
 common_simulation_tests!(HandoffBug, seeds_per_bug: 400);
 
 /// Kinds of events that the runs must cover.
-const EXPECTED_COUNTS: [&str; 22] = [
+const EXPECTED_COUNTS: [&str; 25] = [
     "moved",
     "kept: UnknownFlow",
     "kept: AlreadyMoving",
@@ -31,6 +31,9 @@ const EXPECTED_COUNTS: [&str; 22] = [
     "activated after restart",
     "discarded after restart",
     "holder silent",
+    "contact changed",
+    "request deferred",
+    "table complete",
 ];
 
 #[test]

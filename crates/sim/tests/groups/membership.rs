@@ -8,7 +8,7 @@ use holdfast_sim::node_group::GroupRunOutcome;
 common_simulation_tests!(MembershipBug, seeds_per_bug: 4_000);
 
 /// Kinds of events that the runs must cover.
-const EXPECTED_COUNTS: [&str; 17] = [
+const EXPECTED_COUNTS: [&str; 18] = [
     "view committed",
     "contact node changed",
     "takeover started",
@@ -23,6 +23,7 @@ const EXPECTED_COUNTS: [&str; 17] = [
     "Promote",
     "Remove",
     "GroupData",
+    "settings changed",
     "ServerNodeFailed",
     "crash of ContactNode, saving",
     "crash of Backup, saving",

@@ -4,6 +4,7 @@ mod node_config_file;
 mod node_stall;
 pub mod priority;
 mod readiness;
+mod self_run;
 mod spec;
 mod supervisor;
 
@@ -19,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub use node_stall::{STALLS_MAX, is_node_stall};
-pub use spec::{ClusterService, ClusterSpec, ExampleServer, IpFamily};
+pub use spec::{ClusterService, ClusterSpec, ExampleServer, IpFamily, SelfRunSpec};
 use supervisor::{LaunchSpec, SupervisedProgram};
 
 /// Environment variable that advances the TCP clock of every connection that a daemon gives away, in units of its
@@ -80,17 +81,27 @@ impl Cluster {
             authority.issue(&node, &[], NODE_DAYS)?;
             let path = self.config_path(&node);
             fs::write(&path, node_config_file::node_config(self, &node)?)?;
+        }
+        if self.is_self_run() {
+            self.create_group("n1")?;
+        }
+        for node in self.nodes() {
             let daemon = self.daemon_launch(&node)?;
             self.daemons.push(SupervisedProgram::start(daemon)?);
         }
         readiness::wait_for_daemons(self)?;
+        if self.is_self_run() {
+            self.add_services()?;
+            readiness::wait_for_services(self)?;
+        }
         for node in self.nodes() {
             for program in &self.spec.programs {
                 let order = self.program_launch(&node, program)?;
                 self.programs.push(SupervisedProgram::start(order)?);
             }
         }
-        readiness::wait_for_programs(self)
+        readiness::wait_for_programs(self)?;
+        readiness::wait_for_placement(self)
     }
 
     fn daemon_launch(&self, node: &str) -> Result<LaunchSpec> {
@@ -104,13 +115,8 @@ impl Cluster {
         if let Some(ticks) = self.spec.clock_shift.get(node) {
             command.env(CLOCK_SHIFT_VARIABLE, ticks.to_string());
         }
-        Ok(LaunchSpec::new(
-            node,
-            "holdfastd",
-            &command,
-            self.directory.path(),
-            true,
-        ))
+        let launch = LaunchSpec::new(node, "holdfastd", &command, self.directory.path(), true);
+        Ok(launch.restart_delay(self.spec.restart_delay))
     }
 
     fn program_launch(&self, node: &str, program: &ExampleServer) -> Result<LaunchSpec> {
@@ -131,6 +137,11 @@ impl Cluster {
 
     fn config_path(&self, node: &str) -> PathBuf {
         self.directory.path().join(format!("{node}.toml"))
+    }
+
+    /// Returns the directory in which a node's daemon keeps its state.
+    fn state_dir(&self, node: &str) -> PathBuf {
+        self.directory.path().join(node)
     }
 
     /// Returns the specification of the cluster.
@@ -245,7 +256,8 @@ impl Cluster {
         Ok(self.lab().processes(node)?.into_iter().find(is_it))
     }
 
-    /// Kills a node's daemon with SIGKILL. The supervisor starts another after 200 ms, unless restarts are off.
+    /// Kills a node's daemon with SIGKILL. The supervisor starts another after
+    /// [`ClusterSpec::restart_delay`], unless restarts are off.
     ///
     /// # Errors
     /// There is no such node, or its daemon is down.
@@ -278,12 +290,16 @@ impl Cluster {
         daemon.map_or(0, SupervisedProgram::starts)
     }
 
-    /// Waits until every daemon answers, is connected to every other, and has its server programs.
+    /// Waits until every daemon answers, is connected to every other, and has its server programs. In a group that runs
+    /// itself, all nodes are in the view and have the services.
     ///
     /// # Errors
     /// The wait takes more than a minute.
     pub fn wait_ready(&self) -> Result<()> {
         readiness::wait_for_daemons(self)?;
+        if self.is_self_run() {
+            readiness::wait_for_services(self)?;
+        }
         readiness::wait_for_programs(self)
     }
 

@@ -13,7 +13,7 @@ pub const GROUP_NAME: &str = "lab";
 pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
     let spec = cluster.spec();
     let directory = cluster.directory();
-    let mut group = toml_table([("name", GROUP_NAME.into()), ("contact", "n1".into())]);
+    let mut group = toml_table([("name", GROUP_NAME.into())]);
     match spec.reach {
         ServiceReach::Steer => group.insert("reach".into(), "steer".into()),
         ServiceReach::Broadcast => {
@@ -23,25 +23,33 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
     };
     let tls = directory.join("ca");
     let file = |name: String| Value::from(tls.join(name).display().to_string());
-    let mut peers = Vec::new();
-    for peer in cluster.nodes() {
-        let address = cluster.address(&peer, spec.underlay)?.to_string();
-        peers.push(toml_table([("name", peer.into()), ("address", address.into())]).into());
+    let state = cluster.state_dir(node).display().to_string();
+    let mut node_section = toml_table([
+        ("name", node.into()),
+        ("interface", "eth0".into()),
+        ("state_dir", state.into()),
+    ]);
+    if cluster.is_self_run() {
+        let own = cluster.address(node, spec.underlay)?.to_string();
+        node_section.insert("address".into(), own.into());
+        let voters = cluster.voters();
+        let role = match voters.iter().any(|voter| voter == node) {
+            true => "backup",
+            false => "server",
+        };
+        group.insert("role".into(), role.into());
+        let others = voters.iter().filter(|voter| *voter != node);
+        let seeds = others.map(|seed| cluster.address(seed, spec.underlay));
+        let seeds = seeds.map(|seed| Ok(seed?.to_string().into()));
+        group.insert(
+            "seeds".into(),
+            seeds.collect::<Result<Vec<Value>>>()?.into(),
+        );
+    } else {
+        group.insert("contact".into(), "n1".into());
     }
-    let families = [IpFamily::V4, IpFamily::V6].into_iter();
-    let services = families.flat_map(|family| spec.services.iter().map(move |each| (family, each)));
-    let services = services.map(|(family, each)| service_table(cluster, family, each).into());
-    let state = directory.join(node).display().to_string();
     let mut config = toml_table([
-        (
-            "node",
-            toml_table([
-                ("name", node.into()),
-                ("interface", "eth0".into()),
-                ("state_dir", state.into()),
-            ])
-            .into(),
-        ),
+        ("node", node_section.into()),
         ("group", group.into()),
         (
             "tls",
@@ -53,13 +61,14 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
             ])
             .into(),
         ),
-        ("peer", Value::Array(peers)),
-        ("service", Value::Array(services.collect())),
         (
             "log",
             toml_table([("filter", spec.log.as_str().into())]).into(),
         ),
     ]);
+    if !cluster.is_self_run() {
+        config.extend(configured_group(cluster)?);
+    }
     if spec.migration {
         let users = Value::Array(vec![0.into()]);
         let paths = Value::Array(vec!["/".into()]);
@@ -69,6 +78,23 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
         config.insert("migration".into(), migration.into());
     }
     Ok(toml::to_string(&config)?)
+}
+
+/// Returns the sections that describe the whole group, for a group that does not run itself.
+fn configured_group(cluster: &Cluster) -> Result<Table> {
+    let spec = cluster.spec();
+    let mut peers = Vec::new();
+    for peer in cluster.nodes() {
+        let address = cluster.address(&peer, spec.underlay)?.to_string();
+        peers.push(toml_table([("name", peer.into()), ("address", address.into())]).into());
+    }
+    let families = [IpFamily::V4, IpFamily::V6].into_iter();
+    let services = families.flat_map(|family| spec.services.iter().map(move |each| (family, each)));
+    let services = services.map(|(family, each)| service_table(cluster, family, each).into());
+    Ok(toml_table([
+        ("peer", Value::Array(peers)),
+        ("service", Value::Array(services.collect())),
+    ]))
 }
 
 fn service_table(cluster: &Cluster, family: IpFamily, service: &ClusterService) -> Table {

@@ -13,11 +13,26 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most restarts of a daemon during a wait; one with more counts as defective.
 const STARTS_MAX: u32 = 5;
 
-/// Waits until every daemon is connected to every other.
+/// Waits until every daemon is connected to every other. In a group that runs itself, all nodes are in the view before.
 pub fn wait_for_daemons(cluster: &Cluster) -> Result<()> {
+    let others = cluster.nodes().len() - 1;
     wait_until_complete(cluster, |status| {
+        let known = status.peers_total as usize;
+        if cluster.is_self_run() && known != others {
+            return Some(format!("knows {known} of {others} other nodes"));
+        }
         let missing = status.peers_total - status.peers_connected;
         (missing > 0).then(|| format!("is not connected to {missing} other nodes"))
+    })
+}
+
+/// Waits until every daemon has all services of the cluster.
+pub fn wait_for_services(cluster: &Cluster) -> Result<()> {
+    wait_until_complete(cluster, |status| {
+        let is_served = |pool: &str| status.services.iter().any(|service| service.pool == pool);
+        let mut wanted = cluster.spec().services.iter();
+        let missing = wanted.find(|service| !is_served(&service.pool))?;
+        Some(format!("does not serve pool {}", missing.pool))
     })
 }
 
@@ -39,6 +54,24 @@ pub fn wait_for_programs(cluster: &Cluster) -> Result<()> {
         Some(format!(
             "has no session with a server program of pool {pool}"
         ))
+    })
+}
+
+/// Waits until the contact node places new clients of every server program at all nodes with a weight.
+pub fn wait_for_placement(cluster: &Cluster) -> Result<()> {
+    wait_until_complete(cluster, |status| {
+        let programs = cluster.spec().programs.iter();
+        let pools: Vec<&str> = programs.map(|program| program.pool_name()).collect();
+        let services = status.services.iter();
+        let mut served = services.filter(|service| pools.contains(&service.pool.as_str()));
+        served.find_map(|service| {
+            let mut nodes = service.nodes.iter();
+            let without_clients = nodes.find(|node| {
+                node.weight > 0 && (node.problem.is_some() || node.placed_weight == 0)
+            })?;
+            let (node, pool) = (&without_clients.node, &service.pool);
+            Some(format!("places no new clients of pool {pool} at {node}"))
+        })
     })
 }
 

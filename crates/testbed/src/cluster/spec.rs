@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use holdfast_api::Protocol;
 use holdfast_lab::{ServiceReach, Topology};
@@ -36,7 +37,7 @@ impl IpFamily {
 pub struct ClusterSpec {
     /// Name of the lab; two clusters at the same time need two names.
     pub name: String,
-    /// Number of nodes; the first is the contact node.
+    /// Number of nodes; the first is the contact node, at first if the group runs itself.
     pub nodes: u16,
     /// Number of clients.
     pub clients: u16,
@@ -66,6 +67,18 @@ pub struct ClusterSpec {
     pub log: String,
     /// Log filter of the server programs.
     pub program_log: String,
+    /// Pause before the restart of a daemon that has ended.
+    pub restart_delay: Duration,
+    /// Set for a group that runs itself: membership, contact node and services are the group's own. None: the files of
+    /// the nodes name the contact node, the nodes and the services.
+    pub self_run: Option<SelfRunSpec>,
+}
+
+/// Parameters of a group that runs itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelfRunSpec {
+    /// Number of backups beside the contact node; the nodes after them are server nodes.
+    pub backups: u16,
 }
 
 impl ClusterSpec {
@@ -88,13 +101,20 @@ impl ClusterSpec {
             is_realtime: false,
             log: "info".into(),
             program_log: "info".into(),
+            restart_delay: Duration::from_millis(200),
+            self_run: None,
         }
     }
 
-    /// Adds a server program and the services it needs.
+    /// Adds a server program and the services it needs. In a group that runs itself a service has one protocol, and so
+    /// the program serves TCP alone; set `self_run` before.
     #[must_use]
     pub fn program(mut self, program: ExampleServer) -> Self {
-        self.services.extend(program.services());
+        let services = program.services().into_iter();
+        let is_self_run = self.self_run.is_some();
+        let is_served =
+            |service: &ClusterService| !is_self_run || service.protocol == Protocol::Tcp;
+        self.services.extend(services.filter(is_served));
         self.programs.push(program);
         self
     }
@@ -192,7 +212,12 @@ impl ExampleServer {
                         .flat_map(|rate| ["--rate-mbit".into(), rate.to_string()]),
                 );
             }
-            ExampleServer::Echo { .. } => arguments.extend(with_addresses("--udp").flatten()),
+            ExampleServer::Echo { port } => {
+                let mut services = cluster.spec().services.iter();
+                if services.any(|each| each.protocol == Protocol::Udp && each.port == *port) {
+                    arguments.extend(with_addresses("--udp").flatten());
+                }
+            }
         }
         arguments
     }

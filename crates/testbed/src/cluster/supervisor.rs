@@ -13,8 +13,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Pause before a restart; systemd's RestartSec is 100 ms by default.
-const RESTART_DELAY: Duration = Duration::from_millis(200);
 /// Interval at which a supervisor without permission to restart checks for it.
 const RESTART_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -27,6 +25,7 @@ pub struct LaunchSpec {
     environment: Vec<(OsString, OsString)>,
     log: PathBuf,
     restart: bool,
+    restart_delay: Duration,
 }
 
 impl LaunchSpec {
@@ -43,7 +42,14 @@ impl LaunchSpec {
                 .collect(),
             log: logs.join(format!("{host}.{name}.log")),
             restart,
+            restart_delay: Duration::ZERO,
         }
+    }
+
+    /// Sets the pause before a restart.
+    pub fn restart_delay(mut self, delay: Duration) -> Self {
+        self.restart_delay = delay;
+        self
     }
 
     fn spawn(&self) -> Result<Child> {
@@ -174,7 +180,7 @@ fn supervise(order: &LaunchSpec, shared: &SupervisionState, mut child: Child) {
             sleep(RESTART_CHECK_INTERVAL);
         }
         if !is_set(&shared.stop) {
-            sleep(RESTART_DELAY);
+            sleep(order.restart_delay);
         }
         if is_set(&shared.stop) {
             return;

@@ -1,7 +1,9 @@
 //! Tests of the frames about a group's membership, and of the state that nodes keep on their disks.
 
+use crate::group_data::strategies::{any_change, any_refusal};
 use crate::{blob, decode_all, node};
 use bytes::Bytes;
+use holdfast_wire::group_data::GroupChangeId;
 use holdfast_wire::membership_frames::{
     AcceptedView, Ballot, GROUP_DATA_BYTES_MAX, GroupData, Heartbeat, JoinNumber, JoinRefusal,
     JoinRole, Member, MembershipFrame, MembershipState, NODE_NAME_BYTES_MAX, NodeName,
@@ -11,6 +13,7 @@ use holdfast_wire::{Frame, FrameError, NodeId, encode};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::result::maybe_ok as result;
 use std::net::SocketAddr;
 
 fn name() -> impl Strategy<Value = NodeName> {
@@ -158,6 +161,14 @@ fn other_frame() -> impl Strategy<Value = MembershipFrame> {
             }
         ),
         Just(F::ServerNodesRequest),
+        (any::<u64>(), any_change(), option::of(any::<u32>())).prop_map(|(id, change, uid)| {
+            let id = GroupChangeId(id);
+            F::GroupChangeRequest { id, change, uid }
+        }),
+        (any::<u64>(), result(any::<u64>(), any_refusal())).prop_map(|(id, result)| {
+            let id = GroupChangeId(id);
+            F::GroupChangeResponse { id, result }
+        }),
     ]
 }
 

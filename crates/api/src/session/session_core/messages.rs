@@ -123,9 +123,14 @@ impl<T: FlowTag> SessionCore<T> {
         for flow in flows {
             match self.flows.get(&flow) {
                 Some(RegisteredFlow {
+                    handoff_refusal: Some(reason),
+                    ..
+                }) => self.outbox.push_declined(flow, reason),
+                Some(RegisteredFlow {
                     handoff: None,
                     tag,
                     service,
+                    ..
                 }) => self.events.push_back(SessionCoreEvent::HandoffRequested {
                     service: *service,
                     flow,
@@ -161,7 +166,7 @@ impl<T: FlowTag> SessionCore<T> {
                 Some(_) if self.flows.contains_key(&flow) => {
                     Some("the program already has this connection")
                 }
-                Some(_) => None,
+                Some(served) => served.handoff_refusal.as_deref(),
             };
             if let Some(reason) = refusal {
                 self.outbox.push_single(ToDaemon::Refused {
@@ -232,6 +237,7 @@ impl<T: FlowTag> SessionCore<T> {
                         service,
                         tag: tag.clone(),
                         handoff: None,
+                        handoff_refusal: None,
                     },
                 );
                 self.events.push_back(SessionCoreEvent::Arrived {

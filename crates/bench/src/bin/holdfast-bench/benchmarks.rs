@@ -14,6 +14,8 @@ pub struct BenchArgs {
 enum Benchmark {
     /// Migrate servers with short-lived clients: success rate, and effects on the clients
     Churn(holdfast_bench::churn::ChurnArgs),
+    /// Failover of a group that runs itself: gaps of new and old clients at each fault of a contact node
+    Group(holdfast_bench::group::GroupArgs),
     /// Operations per second on a registrar's handlespace, by policy and number of elements
     Handlespace(holdfast_bench::handlespace::HandlespaceArgs),
     /// Cost of handing off live connections: freeze, gap seen by the client, resets, retransmissions
@@ -35,6 +37,7 @@ enum Benchmark {
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.benchmark {
         Benchmark::Churn(args) => holdfast_bench::churn::run(&args),
+        Benchmark::Group(args) => holdfast_bench::group::run(&args),
         Benchmark::Handlespace(args) => holdfast_bench::handlespace::run(&args),
         Benchmark::Handoff(args) => holdfast_bench::handoff::run(&args),
         Benchmark::Migrate(args) => holdfast_bench::migrate::run(&args),

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared_with_c::{
     Config, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST,
     REACH_STEER, Service, ServiceKey, to_mapped,
 };
+use holdfast_bpf::{Dataplane, LEASE_WITHOUT_END};
 
 use super::lab::{HostPosition, Lab, ROUTER, link_text};
 use super::node::Node;
@@ -118,6 +118,8 @@ impl Pool {
             plane
         });
         plane.set_config(&self.config(node)).expect("config");
+        plane.lease.writer().set_until_ns(LEASE_WITHOUT_END);
+        plane.lease.set_table_ready(true);
         self.fill_nodes(name, &plane);
         node.set_plane(plane);
     }
@@ -133,7 +135,7 @@ impl Pool {
         Config {
             own_id: node.id,
             reach: self.options.reach,
-            holder: u8::from(node.id == 1),
+            role: u8::from(node.id == 1),
             hold_ifindex: self.lab.host(node.name).ifindex(Tun::NAME),
             mss_clamp_v4: clamp(40),
             mss_clamp_v6: clamp(60),

@@ -10,6 +10,7 @@
 use holdfast_bpf::shared_with_c::{
     SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS, Successor,
 };
+use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::{MoveId, NodeId, Protocol};
 
 use super::ClientPlacement;
@@ -28,13 +29,19 @@ impl ClientPlacement {
         to: NodeId,
         endpoints: &[SocketEndpoint],
     ) {
-        for (_, service) in self.services_of_sockets(endpoints) {
+        for service in self.services_of_sockets(endpoints) {
             let role = match service.protocol {
                 Protocol::Tcp => SUCCESSOR_EXCLUSIVE,
                 _ => SUCCESSOR_FALLBACK,
             };
             set_successor(dataplane, service, Some(Successor { node: to.0, role }));
         }
+    }
+
+    /// Returns the services whose new clients these sockets receive.
+    pub fn received_services(&self, endpoints: &[SocketEndpoint]) -> Vec<ServiceEndpoint> {
+        let services = self.services_of_sockets(endpoints);
+        services.map(ServiceConfig::endpoint).collect()
     }
 
     /// Ends the redirection of handshakes: all that began here have ended.
@@ -44,7 +51,7 @@ impl ClientPlacement {
         to: NodeId,
         endpoints: &[SocketEndpoint],
     ) {
-        for (index, service) in self.services_of_sockets(endpoints) {
+        for service in self.services_of_sockets(endpoints) {
             let drained = Successor {
                 node: to.0,
                 role: SUCCESSOR_EXCLUSIVE,
@@ -52,7 +59,7 @@ impl ClientPlacement {
             // A process that is on its way back here also needs the role `alone`.
             let mut previous = self.previous_successors.values();
             if dataplane.successor(service) == Some(drained)
-                && !previous.any(|services| services.contains_key(&index))
+                && !previous.any(|services| services.contains_key(&service.row))
             {
                 let role = SUCCESSOR_FALLBACK;
                 set_successor(dataplane, service, Some(Successor { role, ..drained }));
@@ -62,7 +69,7 @@ impl ClientPlacement {
 
     /// Ends the redirections for handshakes that an earlier daemon set; its moves have ended either way.
     pub fn end_handshake_redirects(&self, dataplane: &Dataplane) {
-        for service in &self.services {
+        for service in self.services.values() {
             if let Some(successor) = dataplane.successor(service) {
                 set_successor(dataplane, service, without_handshakes(successor));
             }
@@ -76,26 +83,24 @@ impl ClientPlacement {
         id: MoveId,
         endpoints: &[SocketEndpoint],
     ) {
-        let services: Vec<usize> = self
-            .services_of_sockets(endpoints)
-            .map(|(index, _)| index)
-            .collect();
-        for index in services {
-            let service = &self.services[index];
-            let successor = dataplane.successor(service);
+        let services: Vec<ServiceConfig> = self.services_of_sockets(endpoints).cloned().collect();
+        for service in services {
+            let successor = dataplane.successor(&service);
             let (node, role) = (id.donor.0, SUCCESSOR_EXCLUSIVE);
-            set_successor(dataplane, service, Some(Successor { node, role }));
+            set_successor(dataplane, &service, Some(Successor { node, role }));
             let previous = self.previous_successors.entry(id).or_default();
-            previous.entry(index).or_insert(successor);
+            previous.entry(service.row).or_insert(successor);
         }
     }
 
     /// Restores the earlier successors after a move was given up and its sockets closed.
     pub fn restore_successors(&mut self, dataplane: &Dataplane, id: MoveId) {
         let previous = self.previous_successors.remove(&id).unwrap_or_default();
-        for (index, successor) in previous {
+        for (row, successor) in previous {
             let successor = successor.and_then(without_handshakes);
-            set_successor(dataplane, &self.services[index], successor);
+            if let Some(service) = self.services.get(&row) {
+                set_successor(dataplane, service, successor);
+            }
         }
     }
 
@@ -108,31 +113,26 @@ impl ClientPlacement {
         endpoints: &[SocketEndpoint],
     ) {
         self.previous_successors.remove(&id);
-        let services: Vec<usize> = self
-            .services_of_sockets(endpoints)
-            .map(|(index, _)| index)
-            .collect();
-        for index in services {
-            let service = &self.services[index];
+        let services: Vec<ServiceConfig> = self.services_of_sockets(endpoints).cloned().collect();
+        for service in services {
             let donor = Successor {
                 node: id.donor.0,
                 role: SUCCESSOR_PREVIOUS,
             };
             let donor = (service.protocol == Protocol::Tcp).then_some(donor);
-            set_successor(dataplane, service, donor);
+            set_successor(dataplane, &service, donor);
             self.forward_until_s
-                .insert(index, monotonic_s() + HANDSHAKE_FORWARD_S);
+                .insert(service.row, monotonic_s() + HANDSHAKE_FORWARD_S);
         }
     }
 
     /// Ends the forwarding of handshakes whose time has passed at `now_s` in seconds.
     pub fn poll_handshake_forwarding(&mut self, dataplane: &Dataplane, now_s: u32) {
         let until_s = &mut self.forward_until_s;
-        let is_due = |(index, until): (&usize, &u32)| (*until <= now_s).then_some(*index);
-        let due: Vec<usize> = until_s.iter().filter_map(is_due).collect();
+        let is_due = |(row, until): (&u16, &u32)| (*until <= now_s).then_some(*row);
+        let due: Vec<u16> = until_s.iter().filter_map(is_due).collect();
         until_s.retain(|_, until| *until > now_s);
-        for index in due {
-            let service = &self.services[index];
+        for service in due.iter().filter_map(|row| self.services.get(row)) {
             let successor = dataplane.successor(service);
             if successor.is_some_and(|current| current.role == SUCCESSOR_PREVIOUS) {
                 set_successor(dataplane, service, None);
@@ -140,16 +140,16 @@ impl ClientPlacement {
         }
     }
 
-    /// Returns the services whose new clients these sockets receive, with their indexes in the configuration.
+    /// Returns the services whose new clients these sockets receive.
     fn services_of_sockets<'a>(
         &'a self,
         endpoints: &'a [SocketEndpoint],
-    ) -> impl Iterator<Item = (usize, &'a ServiceConfig)> {
-        let is_served = move |(_, service): &(usize, &ServiceConfig)| {
+    ) -> impl Iterator<Item = &'a ServiceConfig> {
+        let is_served = move |service: &&ServiceConfig| {
             let mut endpoints = endpoints.iter();
             endpoints.any(|endpoint| endpoint.receives_new_flow(service.protocol, service.address))
         };
-        self.services.iter().enumerate().filter(is_served)
+        self.services.values().filter(is_served)
     }
 }
 

@@ -217,6 +217,9 @@ impl Engine {
     pub(in crate::engine) fn query_private_flows(&mut self) {
         for subjects in self.private_flows.begin_queries(&self.dataplane) {
             if self.holder.is_some() {
+                if !self.admits_own_query() {
+                    continue;
+                }
                 let records = self.records_of(&queried_flows(&subjects));
                 self.private_flows
                     .on_locations(&self.dataplane, &subjects, &records);
@@ -224,7 +227,7 @@ impl Engine {
             }
             let frame = self.private_flows.open_query(subjects);
             // If the holder cannot be reached, the next sweep asks again.
-            let _ = self.peers.send(self.config.group.contact, &frame);
+            let _ = self.peers.send(self.group.contact(), &frame);
         }
     }
 
@@ -239,7 +242,7 @@ impl Engine {
                 if request & !(REQUEST_BIT - 1) == REQUEST_BIT =>
             {
                 let subjects = self.private_flows.close_query(request);
-                if from == self.config.group.contact && subjects.len() == records.len() {
+                if from == self.group.contact() && subjects.len() == records.len() {
                     self.private_flows
                         .on_locations(&self.dataplane, &subjects, &records);
                 }

@@ -164,13 +164,11 @@ fn dialled_node_of_another_group_is_refused() {
         let n2 = group.start_with(options);
         let problem_of =
             |node: &Node, peer: u16| node.peers.problem(NodeId(peer)).unwrap_or_default();
-        // The accepting side refuses first and knows the reason; the dialling side is referred to its log.
+        // The accepting side refuses, and tells the dialling side the reason.
         eventually("n1 counts", || n1.metrics.rejections("group") > 0).await;
         eventually("n2 counts", || n2.metrics.rejections("group") > 0).await;
-        eventually("n1 says", || {
-            problem_of(&n1, 2).contains("its log says why")
-        })
-        .await;
+        eventually("n1 says", || problem_of(&n1, 2).contains("mails")).await;
+        eventually("n2 says", || problem_of(&n2, 1).contains("files")).await;
         assert!(!n1.peers.is_up(NodeId(2)) && !n2.peers.is_up(NodeId(1)));
     });
 }

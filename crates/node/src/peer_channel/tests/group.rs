@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 use holdfast_daemon::tls::Tls;
+use holdfast_wire::greeting::NodeFacts;
 use holdfast_wire::{Frame, FrameDecoder, NodeId, encode};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
@@ -50,6 +51,7 @@ impl Group {
             timing: ChannelConfig {
                 ping_interval: Duration::from_millis(50),
                 dead_after: TEST_TIMEOUT,
+                silent_after: Duration::from_millis(200),
                 queue_bytes: 32 << 20,
             },
         };
@@ -82,6 +84,7 @@ impl Group {
     pub(super) fn options(&self, node: u16, boot: u64) -> PeerChannelOptions {
         let others = (1..=3).filter(|other| *other != node);
         PeerChannelOptions {
+            name: format!("n{node}"),
             node: NodeId(node),
             boot,
             group: "files".to_owned(),
@@ -94,6 +97,8 @@ impl Group {
                 })
                 .collect(),
             timing: self.timing,
+            membership: None,
+            mode: None,
         }
     }
 
@@ -198,7 +203,12 @@ pub(super) async fn run_blocking<T: Send + 'static>(
 pub(super) fn hello_bytes(node: u16, group: &str) -> Vec<u8> {
     let (boot, group) = (u64::from(node), group.to_owned());
     let node = NodeId(node);
-    frame_bytes(&Frame::Hello { node, boot, group })
+    frame_bytes(&Frame::Hello {
+        node,
+        boot,
+        group,
+        facts: NodeFacts::default(),
+    })
 }
 
 pub(super) fn frame_bytes(frame: &Frame) -> Vec<u8> {

@@ -69,6 +69,7 @@ fn a_silent_peer_is_lost() {
             ping_interval: Duration::from_millis(20),
             // The rogue's first link is silent while it waits for n1's connection, which may be delayed.
             dead_after: Duration::from_secs(5),
+            silent_after: Duration::from_millis(200),
             ..group.timing
         };
         let mut n1 = group.start(1);
@@ -92,6 +93,7 @@ fn delayed_daemon_does_not_declare_peers_lost() {
         group.timing = ChannelConfig {
             ping_interval: Duration::from_millis(50),
             dead_after: Duration::from_millis(200),
+            silent_after: Duration::from_millis(200),
             ..group.timing
         };
         // Both nodes share a thread: blocking it delays both, like a busy daemon with a busy peer.

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod certificates;
+mod disagreement;
 mod group;
 mod lifecycle;
 mod traffic;

@@ -1,0 +1,266 @@
+//! `holdfast node join`: this host gets a key, a certificate and a configuration.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{Args, ValueEnum};
+use holdfast_api::ca::{certificate_to_pem, revocation_list_to_pem};
+use holdfast_api::enrolment::{
+    DEFAULT_ENROLMENT_PORT, EnrolmentAnswer, GroupSettings, JoinToken, NodeFile,
+    certificate_matches, enrol, first_certificate,
+};
+use serde::Serialize;
+
+use super::node_files::{NodeFiles, host_name, interface_of};
+use crate::output::{output_line, print_json};
+
+/// Time limit of the exchange with the node.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Make this host a node of a group, with a token that `holdfast group token` printed
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  holdfast node join --token hf1-… 10.0.0.11\n  \
+                        holdfast node join --token hf1-… --name n2 --interface eth1 --role server 10.0.0.11:7401\n  \
+                        holdfast node join --certificate n2.pem\n\n\
+                        The key of this node is made here and never leaves the host. If the command is interrupted, run it \
+                        again with the same token: it uses the same key."
+)]
+pub struct JoinArgs {
+    /// Address of a node that accepts new hosts, and its port if that is another one than usual
+    #[arg(value_name = "ADDRESS", required_unless_present = "certificate")]
+    address: Option<String>,
+    /// The token
+    #[arg(long, value_name = "TOKEN", required_unless_present = "certificate")]
+    token: Option<String>,
+    /// Name of this node [default: the first label of the host's name]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Network device on which clients' packets arrive [default: the one that leads to ADDRESS]
+    #[arg(long, value_name = "DEVICE")]
+    interface: Option<String>,
+    /// Whether this node may become contact node
+    #[arg(long, value_name = "ROLE", default_value = "backup")]
+    role: RoleArg,
+    /// The configuration to write
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/holdfast/holdfast.toml"
+    )]
+    config: PathBuf,
+    /// Directory for key, certificate and state
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/holdfast")]
+    state_dir: PathBuf,
+    /// Complete a join whose request was signed with `holdfast ca sign`: the signed certificate
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["address", "token", "interface"])]
+    certificate: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Role in the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RoleArg {
+    /// May become contact node.
+    Backup,
+    /// Only serves.
+    Server,
+}
+
+/// Result of a join, as printed with `--json`.
+#[derive(Debug, Serialize)]
+struct JoinReport {
+    node: String,
+    group: Option<String>,
+    config: PathBuf,
+    certificate: Option<PathBuf>,
+    /// File to sign with `holdfast ca sign`, if the node that was asked has no authority.
+    request: Option<PathBuf>,
+    /// Number to give this node in the files of the other nodes, if files configure the group.
+    node_id: Option<u16>,
+}
+
+/// Runs `holdfast node join`.
+///
+/// # Errors
+/// The node refuses or cannot be reached, or a file exists or cannot be written.
+pub fn run(args: &JoinArgs) -> Result<()> {
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => host_name()?,
+    };
+    let files = NodeFiles::new(&args.state_dir, &name)?;
+    let report = match &args.certificate {
+        Some(path) => complete(args, &files, path)?,
+        None => join(args, &files)?,
+    };
+    match args.json {
+        true => print_json(&report),
+        false => {
+            print_report(&report);
+            Ok(())
+        }
+    }
+}
+
+fn join(args: &JoinArgs, files: &NodeFiles) -> Result<JoinReport> {
+    let token: JoinToken = args.token.as_deref().unwrap_or_default().parse()?;
+    let address = parse_address(args.address.as_deref().unwrap_or_default())?;
+    ensure!(
+        !args.config.exists(),
+        "{} exists: this host has a configuration; move the file away, or name another one with --config",
+        args.config.display()
+    );
+    let key = files.key_for_join()?;
+    let request = key.request(files.name())?;
+    let enrolled = enrol(address, &token, &request.der, EXCHANGE_LIMIT)?;
+    files.write("ca.pem", &certificate_to_pem(&enrolled.authority))?;
+    let (certificate, group) = match enrolled.answer {
+        EnrolmentAnswer::Signed { certificate, group } => (Some(certificate), group),
+        EnrolmentAnswer::SignOffline { group } => (None, group),
+        EnrolmentAnswer::Refused { reason } => bail!("{reason}"),
+    };
+    write_revocations(files, &group)?;
+    if let Some(certificate) = &certificate {
+        certificate_matches(
+            certificate,
+            &enrolled.authority,
+            files.name(),
+            &key.to_pem(),
+        )?;
+        files.write_certificate(&certificate_to_pem(certificate))?;
+    } else {
+        files.write(&format!("{}.csr", files.name()), &request.pem)?;
+    }
+    let node_file = node_file(args, files, *group, enrolled.local_address)?;
+    files.write_config(&args.config, &node_file.text())?;
+    Ok(JoinReport {
+        node: files.name().to_owned(),
+        group: Some(node_file.group.name.clone()),
+        config: args.config.clone(),
+        certificate: certificate.is_some().then(|| files.certificate()),
+        request: certificate.is_none().then(|| files.request()),
+        node_id: node_file.configured_id(),
+    })
+}
+
+/// Writes the revocation list, if the group has one.
+fn write_revocations(files: &NodeFiles, group: &GroupSettings) -> Result<()> {
+    match &group.revocations {
+        Some(list) => files.write("ca.crl", &revocation_list_to_pem(list)),
+        None => Ok(()),
+    }
+}
+
+fn node_file(
+    args: &JoinArgs,
+    files: &NodeFiles,
+    group: GroupSettings,
+    local_address: IpAddr,
+) -> Result<NodeFile> {
+    let interface = match &args.interface {
+        Some(interface) => interface.clone(),
+        None => interface_of(local_address)?,
+    };
+    Ok(NodeFile {
+        name: files.name().to_owned(),
+        address: local_address,
+        interface,
+        state_dir: files.state_dir_if_unusual(),
+        tls_dir: files.dir().to_owned(),
+        accepts_hosts: false,
+        authority_dir: None,
+        only_serves: args.role == RoleArg::Server,
+        has_revocation_list: group.revocations.is_some(),
+        group,
+    })
+}
+
+/// Completes a join with a certificate that was signed elsewhere.
+fn complete(args: &JoinArgs, files: &NodeFiles, path: &PathBuf) -> Result<JoinReport> {
+    let pem = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let certificate = first_certificate(pem.as_bytes())
+        .ok_or_else(|| anyhow!("{}: not a certificate in PEM", path.display()))?;
+    let authority = first_certificate(files.read("ca.pem")?.as_bytes())
+        .ok_or_else(|| anyhow!("ca.pem: not a certificate in PEM; join again with a new token"))?;
+    let key = files.read(&format!("{}.key", files.name()))?;
+    certificate_matches(&certificate, &authority, files.name(), &key)?;
+    files.write_certificate(&certificate_to_pem(&certificate))?;
+    Ok(JoinReport {
+        node: files.name().to_owned(),
+        group: None,
+        config: args.config.clone(),
+        certificate: Some(files.certificate()),
+        request: None,
+        node_id: None,
+    })
+}
+
+fn print_report(report: &JoinReport) {
+    let node = &report.node;
+    match &report.group {
+        Some(group) => output_line!("{node} is admitted to group {group}."),
+        None => output_line!("{node} has its certificate."),
+    }
+    if let Some(certificate) = &report.certificate {
+        output_line!("  certificate    {}", certificate.display());
+    }
+    output_line!("  configuration  {}", report.config.display());
+    if let Some(request) = &report.request {
+        output_line!(
+            "The node has no authority. Where the authority is, sign the request:\n  holdfast ca sign {}\n\
+             Bring the certificate here, and complete the join:\n  holdfast node join --name {node} --certificate {node}.pem",
+            request.display()
+        );
+        return;
+    }
+    if let Some(id) = report.node_id {
+        output_line!(
+            "Files configure this group: add a [[peer]] with name = \"{node}\", id = {id} and this host's address to the \
+             files of all other nodes, and restart their daemons."
+        );
+    }
+    output_line!("Start the node: systemctl enable --now holdfastd");
+}
+
+/// Reads `ADDRESS[:PORT]`, where ADDRESS may be a name.
+fn parse_address(text: &str) -> Result<SocketAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, DEFAULT_ENROLMENT_PORT));
+    }
+    let has_port = text
+        .rsplit_once(':')
+        .is_some_and(|(host, _)| !host.is_empty());
+    let found = match has_port {
+        true => text.to_socket_addrs(),
+        false => (text, DEFAULT_ENROLMENT_PORT).to_socket_addrs(),
+    };
+    let found = found.with_context(|| format!("`{text}` is not an address: write ADDRESS[:PORT]"));
+    found?
+        .next()
+        .ok_or_else(|| anyhow!("`{text}` has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_has_the_default_port() {
+        for (text, expected) in [
+            ("10.0.0.1", "10.0.0.1:7401"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("fd00::1", "[fd00::1]:7401"),
+            ("[fd00::1]:80", "[fd00::1]:80"),
+        ] {
+            assert_eq!(parse_address(text).unwrap().to_string(), expected);
+        }
+        for text in ["", ":80", "10.0.0.1:x", "no host"] {
+            assert!(parse_address(text).is_err(), "{text}");
+        }
+    }
+}

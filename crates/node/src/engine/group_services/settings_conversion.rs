@@ -1,0 +1,103 @@
+//! Services of the group's settings in the form of the node's configuration.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use holdfast_wire::NodeId;
+use holdfast_wire::group_data::{FlowPlacement, GroupService, GroupSettings};
+use holdfast_wire::membership_frames::NodeName;
+
+use crate::config::{CheckConfig, PlacementRule, ServiceConfig};
+
+/// Returns the group's services for a node, one for each address, with rows in that order. `nodes` are all nodes of the
+/// group.
+pub fn services_of_settings(
+    settings: &GroupSettings,
+    nodes: &[(NodeId, &str)],
+) -> Vec<ServiceConfig> {
+    let addresses = settings.services().iter().flat_map(|service| {
+        let addresses = service.socket_addresses();
+        addresses.map(move |(address, is_active)| (service, address, is_active))
+    });
+    let services = (0u16..)
+        .zip(addresses)
+        .map(|(row, (service, address, is_active))| ServiceConfig {
+            pool: service.name.to_string(),
+            address,
+            protocol: service.protocol.into(),
+            placement: match service.placement {
+                FlowPlacement::Hash => PlacementRule::Hash,
+                FlowPlacement::Port => PlacementRule::Port,
+            },
+            weights: weights_of(service, nodes),
+            drain: service.drain_ms.map(|ms| Duration::from_millis(ms.into())),
+            check: CheckConfig::default(),
+            policy: service.policy,
+            row,
+            is_ending: !is_active,
+        });
+    services.collect()
+}
+
+fn weights_of(service: &GroupService, nodes: &[(NodeId, &str)]) -> BTreeMap<NodeId, u32> {
+    let weight_of = |&(id, name): &(NodeId, &str)| {
+        let name: NodeName = name.parse().ok()?;
+        Some((id, service.weight(&name)))
+    };
+    nodes.iter().filter_map(weight_of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_wire::group_data::{
+        GroupChange, GroupChangeId, GroupNodes, ServicePatch, ServiceProtocol,
+    };
+
+    use super::*;
+
+    const NODES: [(NodeId, &str); 2] = [(NodeId(4), "n1"), (NodeId(9), "n2")];
+
+    fn settings(changes: &[GroupChange]) -> GroupSettings {
+        let nodes = GroupNodes {
+            names: NODES.map(|(_, name)| name.parse().unwrap()).into(),
+            ..GroupNodes::default()
+        };
+        let changes = (1..).map(GroupChangeId).zip(changes);
+        changes.fold(GroupSettings::default(), |settings, (id, change)| {
+            settings.apply(id, change, &nodes).unwrap()
+        })
+    }
+
+    fn web() -> GroupChange {
+        let addresses = ["10.9.0.1", "fd00::9"].map(|text| text.parse().unwrap());
+        let name = "web".parse().unwrap();
+        let mut web = GroupService::new(name, ServiceProtocol::Tcp, 80, addresses.into());
+        web.weights = [("n2".parse().unwrap(), 0)].into();
+        web.drain_ms = Some(50);
+        GroupChange::AddService(Box::new(web))
+    }
+
+    #[test]
+    fn each_address_is_a_service_with_its_row() {
+        let patch = ServicePatch {
+            removed_addresses: vec!["10.9.0.1".parse().unwrap()],
+            ..ServicePatch::default()
+        };
+        let name = "web".parse().unwrap();
+        let patch = GroupChange::SetService {
+            name,
+            patch: Box::new(patch),
+        };
+        let services = services_of_settings(&settings(&[web(), patch]), &NODES);
+        let [v6, v4] = &services[..] else {
+            panic!("{services:?}");
+        };
+        assert_eq!(
+            (v6.row, v6.is_ending, v4.row, v4.is_ending),
+            (0, false, 1, true)
+        );
+        assert_eq!(v6.address, "[fd00::9]:80".parse().unwrap());
+        assert_eq!(v6.weights, [(NodeId(4), 1), (NodeId(9), 0)].into());
+        assert_eq!(v6.drain, Some(Duration::from_millis(50)));
+    }
+}

@@ -1,0 +1,613 @@
+//! The driver: owns the machine, gives it frames, requests and timers, and carries out its outputs.
+
+use std::net::UdpSocket as StdUdpSocket;
+use std::time::Duration;
+
+use holdfast_api::control::{ErrorBody, MembershipChange};
+use holdfast_proto::membership::{
+    Event, GroupChangeFailure, Membership, OperatorError, Output, Recipient, RemovalCause,
+    SaveToken, Standing,
+};
+use holdfast_sys::caps::{Capability, keep_only_capabilities};
+use holdfast_sys::priority::become_realtime;
+use holdfast_wire::authenticated_datagram::{DatagramFrame, SENDERS_MAX};
+use holdfast_wire::group_data::{GroupChange, GroupChangeId, GroupSecret, GroupSettings};
+use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState, NodeName};
+use tokio::net::UdpSocket;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::channel_link::ChannelSender;
+use super::datagrams::Datagrams;
+use super::group_event::{GroupEvent, LeaseWriter};
+use super::operator::{OperatorRequest, OperatorRequests};
+use super::state_file::{DiskThread, SaveResult};
+use super::status::MembershipStatus;
+use super::{MembershipOptions, boot_clock, random_bytes, random_number};
+use crate::metrics::Metrics;
+use crate::peer_channel::ReceivedMembershipFrame;
+
+/// Maximum number of frames from the peer channel that are handled before timers are looked at.
+const FRAMES_AT_ONCE_MAX: usize = 64;
+
+/// What an operator can do for a group whose backups cannot replace the contact node.
+const TAKEOVER_REMEDY: &str = "start their daemons; if the others are dead for good, run `holdfast group takeover --force` at one backup";
+
+/// The answer to a request for a change of the group's settings: the version of the group data that has the change.
+pub(super) type ChangeReply = oneshot::Sender<Result<u64, GroupChangeFailure>>;
+
+/// An input from the engine.
+pub(super) enum DriverInput {
+    /// A request of the operator.
+    Operator {
+        request: OperatorRequest,
+        reply: oneshot::Sender<Result<MembershipChange, ErrorBody>>,
+    },
+    /// A change of the group's settings, requested by the user `uid` of this host.
+    ChangeSettings {
+        id: GroupChangeId,
+        change: Box<GroupChange>,
+        uid: Option<u32>,
+        reply: ChangeReply,
+    },
+    /// A handoff to this server node has failed.
+    ServerNodeFailed(holdfast_wire::NodeId),
+    /// A node that knows the group's key has lost its rights.
+    RenewKey,
+    /// Tells the kernel the end of the lease.
+    SetLeaseWriter(LeaseWriter),
+    /// End the thread.
+    Stop,
+}
+
+/// The driver's inputs, besides its socket and timers.
+pub(super) struct DriverInputs {
+    /// Frames that the peer channel received.
+    pub frames: mpsc::Receiver<ReceivedMembershipFrame>,
+    /// Ends of saves.
+    pub saves: mpsc::UnboundedReceiver<SaveResult>,
+    /// Inputs from the engine.
+    pub requests: mpsc::UnboundedReceiver<DriverInput>,
+}
+
+/// Receivers of what the driver reports.
+struct Reports {
+    events: mpsc::UnboundedSender<GroupEvent>,
+    status: watch::Sender<MembershipStatus>,
+    metrics: Metrics,
+}
+
+/// The driver's state.
+pub(super) struct Driver {
+    machine: Membership,
+    datagrams: Datagrams,
+    channel: ChannelSender,
+    disk: DiskThread,
+    reports: Reports,
+    lease_writer: Option<LeaseWriter>,
+    lease_until: Option<Duration>,
+    operator_requests: OperatorRequests,
+    /// Changes of the group's settings that the engine waits for.
+    changes: Vec<(GroupChangeId, ChangeReply)>,
+    /// The change by which this node gives the group a key.
+    key_change: Option<GroupChangeId>,
+    /// Number of keys that the group must get, the one under way included.
+    keys_due: u8,
+}
+
+/// Runs the driver until it is stopped.
+pub(super) fn run_thread(
+    mut driver: Driver,
+    socket: StdUdpSocket,
+    inputs: DriverInputs,
+    realtime: bool,
+) {
+    if realtime && let Err(error) = become_realtime() {
+        tracing::warn!(%error, "no real-time priority for the membership: a busy host may lose its lease (node.realtime)");
+    }
+    // Datagrams are read here, so that the thread keeps only what the writing of the lease may need.
+    if let Err(error) = keep_only_capabilities(&[Capability::Bpf]) {
+        tracing::warn!(%error, "the membership's thread keeps its capabilities");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let served = runtime.and_then(|runtime| {
+        runtime.block_on(async {
+            let socket = UdpSocket::from_std(socket)?;
+            driver.serve(&socket, inputs).await;
+            Ok(())
+        })
+    });
+    if let Err(error) = served {
+        tracing::error!(%error, "the membership has ended: this node takes no part in its group; restart the daemon");
+    }
+}
+
+impl Driver {
+    pub fn new(
+        machine: Membership,
+        options: &MembershipOptions,
+        channel: ChannelSender,
+        disk: DiskThread,
+        (events, status, metrics): (
+            mpsc::UnboundedSender<GroupEvent>,
+            watch::Sender<MembershipStatus>,
+            Metrics,
+        ),
+    ) -> Driver {
+        Driver {
+            machine,
+            datagrams: Datagrams::new(options.name.clone(), options.boot, metrics.clone()),
+            channel,
+            disk,
+            reports: Reports {
+                events,
+                status,
+                metrics,
+            },
+            lease_writer: None,
+            lease_until: None,
+            operator_requests: OperatorRequests::default(),
+            changes: Vec::new(),
+            key_change: None,
+            keys_due: 0,
+        }
+    }
+
+    async fn serve(&mut self, socket: &UdpSocket, mut inputs: DriverInputs) {
+        // A server node that was in the group before this start does not join.
+        self.machine.handle_server_nodes_wanted(boot_clock::now());
+        loop {
+            self.carry_out(socket);
+            tokio::select! {
+                ready = socket.readable() => {
+                    if let Err(error) = ready {
+                        tracing::warn!(%error, "the socket for heartbeats fails");
+                    }
+                    self.receive_datagrams(socket);
+                }
+                frame = inputs.frames.recv() => match frame {
+                    Some(frame) => self.receive_frames(frame, &mut inputs.frames),
+                    None => return,
+                },
+                Some((token, result)) = inputs.saves.recv() => self.end_save(token, result),
+                input = inputs.requests.recv() => match input {
+                    Some(DriverInput::Stop) | None => return,
+                    Some(input) => self.handle_input(input),
+                },
+                () = sleep_until(self.next_wake()) => {}
+            }
+            self.handle_due_timers(socket);
+        }
+    }
+
+    fn next_wake(&self) -> Option<Duration> {
+        let machine = self.machine.poll_timeout();
+        [machine, self.operator_requests.next_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn handle_due_timers(&mut self, socket: &UdpSocket) {
+        let is_due = |driver: &Self| {
+            let due = driver.machine.poll_timeout();
+            due.is_some_and(|due| due <= boot_clock::now())
+        };
+        if is_due(self) {
+            // A node that slept hears the others before it accuses them.
+            self.receive_datagrams(socket);
+        }
+        if is_due(self) {
+            self.machine.handle_timeout(boot_clock::now());
+        }
+    }
+
+    fn receive_datagrams(&mut self, socket: &UdpSocket) {
+        let now = boot_clock::now();
+        for (from, frame) in self.datagrams.receive(socket, now) {
+            self.handle_frame(now, &from, frame);
+        }
+    }
+
+    fn receive_frames(
+        &mut self,
+        first: ReceivedMembershipFrame,
+        more: &mut mpsc::Receiver<ReceivedMembershipFrame>,
+    ) {
+        let now = boot_clock::now();
+        let waiting = std::iter::from_fn(|| more.try_recv().ok());
+        let frames = std::iter::once(first).chain(waiting);
+        for ReceivedMembershipFrame { from, frame } in frames.take(FRAMES_AT_ONCE_MAX) {
+            self.datagrams.note_channel_frame(now, &from, &frame);
+            self.handle_frame(now, &from, frame);
+        }
+    }
+
+    fn handle_frame(&mut self, now: Duration, from: &NodeName, frame: MembershipFrame) {
+        self.reports.note_heard(from, now);
+        self.machine.handle_frame(now, from, frame);
+    }
+
+    fn end_save(&mut self, token: SaveToken, result: Result<(), String>) {
+        if result.is_ok() {
+            self.reports.note_save_problem(None);
+        }
+        self.machine.handle_saved(boot_clock::now(), token, result);
+    }
+
+    fn handle_input(&mut self, input: DriverInput) {
+        let now = boot_clock::now();
+        match input {
+            DriverInput::Operator { request, reply } => {
+                let is_begun =
+                    self.operator_requests
+                        .begin(now, &mut self.machine, &request, reply);
+                if is_begun && matches!(request, OperatorRequest::Remove(_)) {
+                    self.end_known_keys(now);
+                }
+            }
+            DriverInput::ChangeSettings {
+                id,
+                change,
+                uid,
+                reply,
+            } => match self.machine.handle_group_change(now, id, *change, uid) {
+                Ok(()) => self.changes.push((id, reply)),
+                Err(error) => {
+                    tracing::warn!(%error, "a change of the group's settings was refused");
+                    let _ = reply.send(Err(GroupChangeFailure::Unanswered));
+                }
+            },
+            DriverInput::ServerNodeFailed(id) => {
+                match self.machine.handle_server_node_failed(now, id) {
+                    Ok(()) => {
+                        tracing::warn!(node = %id, "dropped a server node: a handoff to it failed")
+                    }
+                    // Only the contact node has the list.
+                    Err(OperatorError::NotContactNode(_) | OperatorError::UnknownNode(_)) => {}
+                    Err(error) => tracing::debug!(node = %id, %error, "a server node stays"),
+                }
+            }
+            DriverInput::RenewKey => self.end_known_keys(now),
+            DriverInput::SetLeaseWriter(writer) => {
+                self.lease_writer = Some(writer);
+                self.write_lease();
+            }
+            DriverInput::Stop => {}
+        }
+    }
+
+    fn carry_out(&mut self, socket: &UdpSocket) {
+        while let Some(output) = self.machine.poll_output() {
+            match output {
+                Output::Send { to, frame } => self.send(socket, to, frame),
+                Output::Save { token, state } => self.save(token, state),
+                Output::Event(event) => self.handle_event(event),
+            }
+        }
+        self.operator_requests
+            .answer(boot_clock::now(), &self.machine);
+    }
+
+    fn save(&mut self, token: SaveToken, state: Box<MembershipState>) {
+        self.disk.save(token, state);
+    }
+
+    fn send(&mut self, socket: &UdpSocket, to: Recipient, frame: MembershipFrame) {
+        let Recipient::Node(name) = to else {
+            return self.channel.ask_seeds(frame);
+        };
+        let address = self.machine.address_of(&name);
+        if let (Some(small), Some(address)) = (DatagramFrame::of(&frame), address) {
+            let now = boot_clock::now();
+            if (self.datagrams).send(socket, now, (&name, address), &small) {
+                return;
+            }
+        }
+        self.channel.send(name, address, frame);
+    }
+
+    fn handle_event(&mut self, event: Event) {
+        match event {
+            Event::View(view) => {
+                let members = self.members();
+                let Some(own) = self.machine.own_id() else {
+                    return;
+                };
+                self.reports.note_view(&self.machine);
+                self.channel.set_members(Some(own), members.clone());
+                self.reports.send(GroupEvent::View { view, own, members });
+            }
+            Event::Lease { until } => self.on_lease(until),
+            Event::Joined { id } => {
+                tracing::info!(number = %id, "joined the group");
+                self.reports.note_view(&self.machine);
+                self.reports.clear_problem();
+                self.reports.send(GroupEvent::Joined { id });
+                // A handoff may go to any node.
+                self.machine.handle_server_nodes_wanted(boot_clock::now());
+            }
+            Event::Removed { cause } => {
+                let reason = match cause {
+                    RemovalCause::Suspected => {
+                        "the group took this node for failed, and it joins again"
+                    }
+                    RemovalCause::Operator => "an operator removed this node from the group",
+                    RemovalCause::Left => "this node has left the group",
+                };
+                tracing::warn!("{reason}");
+                self.reports.note_view(&self.machine);
+                self.reports.note_removal(cause);
+                self.channel.set_members(None, Vec::new());
+                self.reports.send(GroupEvent::Removed { cause });
+            }
+            Event::SettingsChanged { version } => self.on_settings(version),
+            Event::SettingsUnreadable { version, error } => {
+                tracing::error!(version, %error, "cannot use the group's settings: the former ones stay in force");
+                self.reports.note_problem(error.to_string());
+            }
+            Event::GroupChangeDecided {
+                change,
+                from,
+                uid,
+                result,
+            } => match result {
+                Ok(version) => {
+                    tracing::info!(target: "audit", %from, uid, %change, version, "the group's settings have changed");
+                }
+                Err(refusal) => {
+                    tracing::warn!(target: "audit", %from, uid, %change, %refusal, "refused a change of the group's settings");
+                }
+            },
+            Event::GroupChangeEnded { id, result } => self.on_change_ended(id, result),
+            Event::JoinRefused { reason } => {
+                tracing::warn!(%reason, "the contact node does not take this node in");
+                self.reports
+                    .note_problem(format!("this node cannot join: {reason}"));
+            }
+            Event::ContactSilent { contact } => {
+                let contact = self.name_of(contact);
+                tracing::warn!(
+                    contact,
+                    "the contact node is silent, and the backups alone cannot replace it"
+                );
+                self.reports.note_contact_problem(format!(
+                    "contact node {contact} is silent, and the backups alone cannot replace it; {TAKEOVER_REMEDY}"
+                ));
+            }
+            Event::TakeoverStarted { contact } => {
+                let contact = self.name_of(contact);
+                tracing::warn!(
+                    contact,
+                    "the contact node is silent: this node stands for its place"
+                );
+                self.reports.metrics.count_takeover();
+                // Replaced by the next view, which comes at once if enough backups answer.
+                self.reports.note_contact_problem(format!(
+                    "contact node {contact} is silent, and too few backups answer to replace it; {TAKEOVER_REMEDY}"
+                ));
+            }
+            Event::BackupSilent { backup } => {
+                let backup = self.name_of(backup);
+                tracing::warn!(backup, "removing a backup that does not answer");
+            }
+            Event::SaveFailed { error } => {
+                tracing::error!(%error, "cannot save the membership: this node takes part in no vote");
+                self.reports.note_save_problem(Some(format!(
+                    "the membership cannot be saved, so this node takes part in no vote: {error}; make node.state_dir writable"
+                )));
+            }
+            Event::Ignored {
+                from,
+                frame,
+                reason,
+            } => {
+                tracing::debug!(%from, frame, reason, "ignored a membership frame");
+                self.reports.metrics.count_ignored_membership_frame();
+            }
+        }
+    }
+
+    fn on_lease(&mut self, until: Option<Duration>) {
+        match (self.lease_until.is_some(), until.is_some()) {
+            (false, true) => {
+                tracing::info!("this node is the contact node and has a lease");
+                self.reports.clear_problem();
+            }
+            (true, false) => tracing::warn!("this contact node's lease has ended"),
+            _ => {}
+        }
+        self.lease_until = until;
+        self.write_lease();
+        self.reports.note_lease(until);
+        let until = until.map(boot_clock::instant_at);
+        self.reports.send(GroupEvent::Lease { until });
+        let has_key = (self.machine.settings()).is_some_and(|settings| settings.key().is_some());
+        if until.is_some() && !has_key {
+            self.request_new_key(boot_clock::now());
+        }
+    }
+
+    fn write_lease(&mut self) {
+        if let Some(write) = &mut self.lease_writer {
+            let until = self.lease_until.unwrap_or_default();
+            write(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
+    fn on_settings(&mut self, version: u64) {
+        let Some(settings) = self.machine.settings() else {
+            return;
+        };
+        let keys = [settings.key(), settings.previous_key()];
+        self.datagrams.set_keys(keys.into_iter().flatten().copied());
+        self.reports.note_key(settings);
+        let settings = settings.clone();
+        self.reports
+            .send(GroupEvent::Settings { version, settings });
+    }
+
+    /// Replaces the keys that a removed or revoked node knows, at the contact node. The group accepts the key before the
+    /// present one, so there must be two new ones.
+    fn end_known_keys(&mut self, now: Duration) {
+        if self.machine.standing() == Standing::ContactNode {
+            self.keys_due = 2;
+            self.request_new_key(now);
+        }
+    }
+
+    /// Gives the group a new key, at the contact node.
+    fn request_new_key(&mut self, now: Duration) {
+        if self.key_change.is_some() {
+            return;
+        }
+        let id = GroupChangeId(random_number());
+        let change = GroupChange::RotateKey(GroupSecret(random_bytes()));
+        match self.machine.handle_group_change(now, id, change, None) {
+            Ok(()) => self.key_change = Some(id),
+            Err(error) => tracing::warn!(%error, "cannot renew the group's key"),
+        }
+    }
+
+    fn on_change_ended(&mut self, id: GroupChangeId, result: Result<u64, GroupChangeFailure>) {
+        if self.key_change.take_if(|change| *change == id).is_some() {
+            match &result {
+                Ok(_) => self.keys_due = self.keys_due.saturating_sub(1),
+                Err(error) => {
+                    self.keys_due = 0;
+                    tracing::warn!(%error, "the group's key was not renewed");
+                }
+            }
+            if self.keys_due > 0 {
+                self.request_new_key(boot_clock::now());
+            }
+        }
+        let mut ended = self.changes.extract_if(.., |(change, _)| *change == id);
+        if let Some((_, reply)) = ended.next() {
+            let _ = reply.send(result);
+        }
+    }
+
+    /// Returns all nodes that this node knows, itself included.
+    fn members(&self) -> Vec<Member> {
+        let view = self.machine.voted_view();
+        let voters = view.map_or(&[][..], |view| &view.voters[..]);
+        let mut members: Vec<Member> = voters.to_vec();
+        members.extend(self.machine.server_nodes().cloned());
+        members.extend(self.machine.own_server_node());
+        members.sort_unstable_by_key(|member| member.id);
+        members.dedup_by_key(|member| member.id);
+        members
+    }
+
+    fn name_of(&self, id: holdfast_wire::NodeId) -> String {
+        let member = self.members().into_iter().find(|member| member.id == id);
+        member.map_or_else(|| id.to_string(), |member| member.name.to_string())
+    }
+}
+
+impl Reports {
+    fn send(&self, event: GroupEvent) {
+        // The engine ends before the driver.
+        let _ = self.events.send(event);
+    }
+
+    fn note_view(&self, machine: &Membership) {
+        let view = machine.voted_view();
+        let epoch = view.map_or(0, |view| view.epoch);
+        let voters = view.map_or_else(Vec::new, |view| view.voters.clone());
+        let server_nodes = machine.server_nodes().cloned();
+        let mut server_nodes: Vec<Member> = server_nodes.collect();
+        server_nodes.extend(machine.own_server_node());
+        server_nodes.sort_unstable_by_key(|member| member.id);
+        server_nodes.dedup_by_key(|member| member.id);
+        self.metrics.set_group_epoch(epoch);
+        self.status.send_modify(|status| {
+            if status.epoch != epoch {
+                let contact = voters.first().map(|contact| contact.name.as_str());
+                tracing::info!(
+                    epoch,
+                    contact,
+                    voters = voters.len(),
+                    "a new view of the group"
+                );
+                status.problem = None;
+                status.contact_problem = None;
+            }
+            status.standing = machine.standing();
+            status.own = machine.own_id();
+            status.epoch = epoch;
+            status.voters = voters;
+            status.server_nodes = server_nodes;
+            if machine.standing() != Standing::Outside {
+                status.removal = None;
+            }
+        });
+    }
+
+    fn note_removal(&self, cause: RemovalCause) {
+        self.status
+            .send_modify(|status| status.removal = Some(cause));
+    }
+
+    fn note_key(&self, settings: &GroupSettings) {
+        let number = settings.key().map(|key| key.number);
+        self.status.send_modify(|status| status.key_number = number);
+    }
+
+    fn note_lease(&self, until: Option<Duration>) {
+        self.metrics.set_lease(until.is_some());
+        self.status.send_modify(|status| status.lease_until = until);
+    }
+
+    fn note_heard(&self, from: &NodeName, now: Duration) {
+        self.status.send_modify(|status| {
+            if status.contact_problem.is_some()
+                && status
+                    .contact()
+                    .is_some_and(|contact| contact.name == *from)
+            {
+                status.contact_problem = None;
+            }
+            match status.heard.get_mut(from) {
+                Some(heard) => *heard = now,
+                None => {
+                    if status.heard.len() >= SENDERS_MAX {
+                        status.heard.clear();
+                    }
+                    status.heard.insert(from.clone(), now);
+                }
+            }
+        });
+    }
+
+    fn note_problem(&self, problem: String) {
+        self.status
+            .send_modify(|status| status.problem = Some(problem));
+    }
+
+    fn note_contact_problem(&self, problem: String) {
+        self.status
+            .send_modify(|status| status.contact_problem = Some(problem));
+    }
+
+    fn note_save_problem(&self, problem: Option<String>) {
+        self.status.send_if_modified(|status| {
+            let is_news = status.save_problem != problem;
+            status.save_problem = problem;
+            is_news
+        });
+    }
+
+    fn clear_problem(&self) {
+        self.status.send_modify(|status| status.problem = None);
+    }
+}
+
+async fn sleep_until(wake: Option<Duration>) {
+    match wake {
+        Some(wake) => tokio::time::sleep(wake.saturating_sub(boot_clock::now())).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,391 @@
+//! Admission of new hosts to a group: who gets a certificate for which join token.
+//!
+//! The operator makes a token at a node that has the group's authority, and carries it to the new host. The host proves
+//! that it has the token and the key of its certificate request; the daemon verifies both proofs and gives the result to
+//! this machine. A token serves one node, once: the use is on the disk before a certificate is signed. If the answer is
+//! lost, the same node may repeat its request with the same key.
+//!
+//! Times are wall-clock times since 1970, because tokens outlive the daemon.
+
+#[cfg(test)]
+mod tests;
+mod wrong_tokens;
+
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use holdfast_wire::enrolment_state::{
+    EnrolmentState, KeyDigest, TOKENS_MAX, TokenId, TokenRecord, TokenUse,
+};
+use holdfast_wire::membership_frames::NodeName;
+
+use wrong_tokens::WrongTokens;
+
+/// The settings of an [`Enrolment`]. [`EnrolmentConfig::default`] has the defaults; each is documented at its field.
+#[derive(Debug, Clone)]
+pub struct EnrolmentConfig {
+    /// Longest life of a token (24 h).
+    pub lifetime_max: Duration,
+    /// Time for which an ended token is remembered, so that its refusal says why (24 h).
+    pub retention: Duration,
+    /// Most certificates for one token, all for the same node and key (5).
+    pub signatures_max: u32,
+    /// Wrong tokens from one source after which the source is refused (5).
+    pub wrong_per_source_max: u32,
+    /// Wrong tokens in all after which every request is refused (100).
+    pub wrong_total_max: u32,
+    /// Time after which wrong tokens no longer count (60 s).
+    pub wrong_window: Duration,
+}
+
+impl Default for EnrolmentConfig {
+    fn default() -> EnrolmentConfig {
+        EnrolmentConfig {
+            lifetime_max: Duration::from_secs(24 * 60 * 60),
+            retention: Duration::from_secs(24 * 60 * 60),
+            signatures_max: 5,
+            wrong_per_source_max: 5,
+            wrong_total_max: 100,
+            wrong_window: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Identifies a request, chosen by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// Identifies a save, unique during the life of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SaveToken(u64);
+
+/// A host's request for a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Address of the host.
+    pub source: IpAddr,
+    /// The token that the host claims to have.
+    pub token: TokenId,
+    /// True if the host has proved that.
+    pub is_proven: bool,
+    /// Name that the host wants.
+    pub name: NodeName,
+    /// True if a node of the group has the name, or a certificate with the name is in force.
+    pub is_name_taken: bool,
+    /// Key of the host's certificate request.
+    pub key: KeyDigest,
+}
+
+/// Reason for refusing a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// The token is unknown here, or the host does not have it.
+    UnknownToken,
+    /// The token's time is over.
+    ExpiredToken,
+    /// Another node has used the token.
+    UsedToken,
+    /// The operator has revoked the token.
+    RevokedToken,
+    /// Another node of the group has the name.
+    NameTaken,
+    /// Too many wrong tokens came from this source, or from all sources together.
+    TooManyWrongTokens,
+    /// The use of the token cannot be saved.
+    NotSaved,
+}
+
+/// Reason for not making or revoking a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+pub enum TokenError {
+    /// There are [`TOKENS_MAX`] tokens that have not ended.
+    #[error("there are {TOKENS_MAX} tokens, the maximum; wait until one ends")]
+    Full,
+    /// The life of the token is zero or too long.
+    #[error("the life of a token is at least 1 s and at most {0} s; choose another one")]
+    Lifetime(u64),
+    /// The token exists already.
+    #[error("the token exists already; make another one")]
+    Repeated,
+    /// There is no such token.
+    #[error("there is no such token here; `holdfast group token --list` shows those there are")]
+    Unknown,
+}
+
+/// An action for the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Replace the state on the disk by this one, durably, and then call `handle_saved`. One save is open at a time.
+    Save {
+        /// Token of the save.
+        token: SaveToken,
+        /// The whole state.
+        state: EnrolmentState,
+    },
+    /// The token is on the disk (or revoked there) and may be shown.
+    TokenSaved {
+        /// The token.
+        id: TokenId,
+    },
+    /// The token could not be saved: a new one does not exist, a revoked one is not revoked.
+    TokenNotSaved {
+        /// The token.
+        id: TokenId,
+    },
+    /// Sign the certificate that the request asks for, and send it.
+    Sign {
+        /// The request.
+        request: RequestId,
+    },
+    /// Refuse the request.
+    Refuse {
+        /// The request.
+        request: RequestId,
+        /// The reason.
+        reason: Refusal,
+    },
+}
+
+/// A step that waits for a save.
+#[derive(Debug)]
+struct PendingStep {
+    /// Revision of the state that must be on the disk.
+    revision: u64,
+    token: TokenId,
+    /// The token before the step; none if the step made the token.
+    former: Option<TokenRecord>,
+    /// The request that waits; none for a step of the operator.
+    request: Option<RequestId>,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Enrolment {
+    config: EnrolmentConfig,
+    state: EnrolmentState,
+    /// Number of changes of the state.
+    revision: u64,
+    /// Revision that is being saved.
+    open_save: Option<u64>,
+    pending: Vec<PendingStep>,
+    wrong_tokens: WrongTokens,
+    outputs: VecDeque<Output>,
+}
+
+impl Enrolment {
+    /// Returns a machine with the tokens of the disk.
+    pub fn new(config: EnrolmentConfig, state: EnrolmentState) -> Enrolment {
+        Enrolment {
+            wrong_tokens: WrongTokens::new(&config),
+            config,
+            state,
+            revision: 0,
+            open_save: None,
+            pending: Vec::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Adds a new token with this life. [`Output::TokenSaved`] or [`Output::TokenNotSaved`] follows.
+    ///
+    /// # Errors
+    /// See [`TokenError`].
+    pub fn handle_new_token(
+        &mut self,
+        now: Duration,
+        id: TokenId,
+        lifetime: Duration,
+    ) -> Result<(), TokenError> {
+        if lifetime.as_secs() == 0 || lifetime > self.config.lifetime_max {
+            return Err(TokenError::Lifetime(self.config.lifetime_max.as_secs()));
+        }
+        if self.position(&id).is_some() {
+            return Err(TokenError::Repeated);
+        }
+        self.forget_ended(now);
+        if self.state.tokens.len() >= TOKENS_MAX {
+            return Err(TokenError::Full);
+        }
+        self.state.tokens.push(TokenRecord {
+            id,
+            expires_at_s: (now + lifetime).as_secs(),
+            usage: TokenUse::Fresh,
+        });
+        self.save_step(id, None, None);
+        Ok(())
+    }
+
+    /// Revokes the token with this beginning of its number (as [`TokenId`] is displayed). [`Output::TokenSaved`] or
+    /// [`Output::TokenNotSaved`] follows. Returns the token.
+    ///
+    /// # Errors
+    /// [`TokenError::Unknown`].
+    pub fn handle_revoke_token(&mut self, displayed_id: &str) -> Result<TokenId, TokenError> {
+        let found = (self.state.tokens.iter_mut())
+            .find(|token| token.id.to_string() == displayed_id)
+            .ok_or(TokenError::Unknown)?;
+        let former = found.clone();
+        found.usage = TokenUse::Revoked;
+        let id = found.id;
+        self.save_step(id, Some(former), None);
+        Ok(id)
+    }
+
+    /// Returns true if a connection from `source` may present a token.
+    pub fn admits_source(&mut self, now: Duration, source: IpAddr) -> bool {
+        self.wrong_tokens.admits(now, source)
+    }
+
+    /// Handles a host's request. [`Output::Sign`] or [`Output::Refuse`] follows.
+    pub fn handle_attempt(&mut self, now: Duration, request: RequestId, attempt: &Attempt) {
+        match self.judge(now, attempt) {
+            Ok(position) => {
+                let token = &mut self.state.tokens[position];
+                let former = token.clone();
+                let signatures = match token.usage {
+                    TokenUse::Used { signatures, .. } => signatures,
+                    _ => 0,
+                };
+                token.usage = TokenUse::Used {
+                    name: attempt.name.clone(),
+                    key: attempt.key,
+                    signatures: signatures + 1,
+                };
+                self.save_step(attempt.token, Some(former), Some(request));
+            }
+            Err(reason) => {
+                if matches!(reason, Refusal::UnknownToken | Refusal::ExpiredToken) {
+                    self.wrong_tokens.add(now, attempt.source);
+                }
+                self.outputs.push_back(Output::Refuse { request, reason });
+            }
+        }
+    }
+
+    /// Handles the end of a save.
+    pub fn handle_saved(&mut self, token: SaveToken, is_saved: bool) {
+        let SaveToken(revision) = token;
+        if self.open_save.take_if(|open| *open == revision).is_none() {
+            return;
+        }
+        if !is_saved {
+            // Steps that came later build on the failed ones. In the reverse order each finds the state that it changed.
+            for step in std::mem::take(&mut self.pending).iter().rev() {
+                self.undo(step);
+                self.report(step, false);
+            }
+            return;
+        }
+        let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|step| step.revision <= revision);
+        self.pending = waiting;
+        for step in &done {
+            self.report(step, true);
+        }
+        if !self.pending.is_empty() {
+            self.begin_save();
+        }
+    }
+
+    /// Returns the next output, none if there is none left.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns all tokens that are remembered.
+    pub fn tokens(&self) -> &[TokenRecord] {
+        &self.state.tokens
+    }
+
+    /// Returns the position of the token for which a certificate may be signed.
+    fn judge(&mut self, now: Duration, attempt: &Attempt) -> Result<usize, Refusal> {
+        if !self.wrong_tokens.admits(now, attempt.source) {
+            return Err(Refusal::TooManyWrongTokens);
+        }
+        let position = self.position(&attempt.token).filter(|_| attempt.is_proven);
+        let position = position.ok_or(Refusal::UnknownToken)?;
+        let token = &self.state.tokens[position];
+        if now.as_secs() >= token.expires_at_s {
+            return Err(Refusal::ExpiredToken);
+        }
+        match &token.usage {
+            TokenUse::Revoked => Err(Refusal::RevokedToken),
+            TokenUse::Fresh if attempt.is_name_taken => Err(Refusal::NameTaken),
+            TokenUse::Fresh => Ok(position),
+            TokenUse::Used {
+                name,
+                key,
+                signatures,
+            } => {
+                let is_same = *name == attempt.name && *key == attempt.key;
+                match is_same && *signatures < self.config.signatures_max {
+                    true => Ok(position),
+                    false => Err(Refusal::UsedToken),
+                }
+            }
+        }
+    }
+
+    fn position(&self, id: &TokenId) -> Option<usize> {
+        self.state.tokens.iter().position(|token| token.id == *id)
+    }
+
+    /// Removes tokens whose end is `retention` ago.
+    fn forget_ended(&mut self, now: Duration) {
+        let retention_s = self.config.retention.as_secs();
+        let is_kept =
+            |token: &TokenRecord| token.expires_at_s.saturating_add(retention_s) > now.as_secs();
+        self.state.tokens.retain(is_kept);
+    }
+
+    fn save_step(
+        &mut self,
+        token: TokenId,
+        former: Option<TokenRecord>,
+        request: Option<RequestId>,
+    ) {
+        self.revision += 1;
+        self.pending.push(PendingStep {
+            revision: self.revision,
+            token,
+            former,
+            request,
+        });
+        if self.open_save.is_none() {
+            self.begin_save();
+        }
+    }
+
+    fn begin_save(&mut self) {
+        self.open_save = Some(self.revision);
+        self.outputs.push_back(Output::Save {
+            token: SaveToken(self.revision),
+            state: self.state.clone(),
+        });
+    }
+
+    fn undo(&mut self, step: &PendingStep) {
+        let Some(position) = self.position(&step.token) else {
+            return;
+        };
+        match &step.former {
+            Some(former) => self.state.tokens[position] = former.clone(),
+            None => drop(self.state.tokens.remove(position)),
+        }
+    }
+
+    fn report(&mut self, step: &PendingStep, is_saved: bool) {
+        let id = step.token;
+        self.outputs.push_back(match (step.request, is_saved) {
+            (Some(request), true) => Output::Sign { request },
+            (Some(request), false) => Output::Refuse {
+                request,
+                reason: Refusal::NotSaved,
+            },
+            (None, true) => Output::TokenSaved { id },
+            (None, false) => Output::TokenNotSaved { id },
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Shares of a service's new clients, by the contact node: only nodes whose servers are well have one.
+
+use super::config::JudgedService;
+use super::event::Exclusion;
+use core::time::Duration;
+use holdfast_wire::NodeId;
+use std::collections::BTreeMap;
+
+/// Shares of one service.
+#[derive(Debug, Default)]
+pub(super) struct Placement {
+    /// Nodes with a share in force, and their shares.
+    pub placed: BTreeMap<NodeId, u32>,
+    /// Time at which announced shares come into force.
+    pub pending_at: Option<Duration>,
+    /// Nodes that are to get no new clients.
+    pub excluded: BTreeMap<NodeId, Exclusion>,
+    /// True if no node with a share by the operator's wish could serve.
+    pub is_unserved: bool,
+}
+
+/// A decision on the shares of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PlacementDecision {
+    /// Nothing to do.
+    Keep,
+    /// Tell all nodes the shares, which come into force at `pending_at`.
+    Announce(BTreeMap<NodeId, u32>),
+    /// Bring the shares into force at once, and tell all nodes.
+    Place(BTreeMap<NodeId, u32>),
+}
+
+impl Placement {
+    /// Returns the placement of a service whose shares are in force as the operator wishes.
+    pub fn configured(settings: &JudgedService) -> Placement {
+        Placement {
+            placed: positive(&settings.weights),
+            ..Placement::default()
+        }
+    }
+
+    /// Returns the shares that the present exclusions leave. If they leave none, nodes that might serve nevertheless have
+    /// shares, and if there is no such node, the wish of the operator holds.
+    pub fn shares(&self, settings: &JudgedService) -> BTreeMap<NodeId, u32> {
+        let wished = positive(&settings.weights);
+        let mut shares = wished.clone();
+        shares.retain(|node, _| match self.excluded.get(node) {
+            None => true,
+            Some(reason) => self.is_unserved && !reason.is_certain(),
+        });
+        if shares.is_empty() { wished } else { shares }
+    }
+
+    /// Decides on shares. Shares that only grow wait for `lead`, unless `at_once` is set.
+    pub fn decide(
+        &mut self,
+        now: Duration,
+        shares: BTreeMap<NodeId, u32>,
+        lead: Duration,
+        at_once: bool,
+    ) -> PlacementDecision {
+        if shares == self.placed {
+            self.pending_at = None;
+            return PlacementDecision::Keep;
+        }
+        let mut present = self.placed.keys();
+        let is_urgent = at_once || present.any(|node| !shares.contains_key(node));
+        match self.pending_at {
+            _ if is_urgent => {}
+            Some(at) if now >= at => {}
+            Some(_) => return PlacementDecision::Keep,
+            None => {
+                self.pending_at = Some(now + lead);
+                return PlacementDecision::Announce(shares);
+            }
+        }
+        self.pending_at = None;
+        self.placed.clone_from(&shares);
+        PlacementDecision::Place(shares)
+    }
+}
+
+fn positive(weights: &BTreeMap<NodeId, u32>) -> BTreeMap<NodeId, u32> {
+    let mut shares = weights.clone();
+    shares.retain(|_, weight| *weight > 0);
+    shares
+}

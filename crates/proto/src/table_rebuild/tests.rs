@@ -1,0 +1,383 @@
+use super::*;
+use holdfast_wire::ChangeKind;
+use std::collections::BTreeSet;
+
+const FORMER: NodeId = NodeId(1);
+const HOLDER: NodeId = NodeId(2);
+const DONOR: NodeId = NodeId(3);
+const ACCEPTOR: NodeId = NodeId(4);
+const TERM: u64 = 7;
+const BOOT: u64 = 1_000;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn flow(port: u16) -> Flow {
+    format!("tcp:10.0.0.1:80-10.0.1.2:{port}")
+        .parse()
+        .expect("a flow")
+}
+
+/// The view in which the holder has replaced the former one.
+fn view(epoch: u64) -> View {
+    View {
+        epoch,
+        revision: 0,
+        contact_node: HOLDER,
+        backups: vec![DONOR],
+        server_nodes: BTreeSet::from([ACCEPTOR]),
+    }
+}
+
+fn former_view() -> View {
+    View {
+        epoch: TERM - 1,
+        contact_node: FORMER,
+        backups: vec![HOLDER, DONOR],
+        ..view(TERM)
+    }
+}
+
+fn machine(node: NodeId) -> TableRebuild {
+    let config = TableRebuildConfig {
+        flows_per_part: 2,
+        ..TableRebuildConfig::new(node, BOOT)
+    };
+    TableRebuild::new(ms(0), config, former_view(), false)
+}
+
+/// The holder, with its own empty report complete.
+fn holder() -> TableRebuild {
+    let mut holder = machine(HOLDER);
+    holder.handle_view(ms(0), view(TERM));
+    assert_eq!(
+        holder.poll_output(),
+        Some(Output::Execute(Command::ClearTable))
+    );
+    let requests: Vec<NodeId> = (0..2).map(|_| requested(&mut holder)).collect();
+    assert_eq!(requests, [DONOR, ACCEPTOR]);
+    report_own(&mut holder, &[]);
+    assert_eq!(holder.poll_output(), Some(settled(HOLDER)));
+    holder
+}
+
+fn requested(machine: &mut TableRebuild) -> NodeId {
+    match machine.poll_output() {
+        Some(Output::Send {
+            to,
+            frame: Frame::FlowReport(FlowReportFrame::Request { term: TERM }),
+        }) => to,
+        other => panic!("no request: {other:?}"),
+    }
+}
+
+/// Answers the commands that read a node's own claims, which are all of the flows.
+fn report_own(machine: &mut TableRebuild, claims: &[Claim]) {
+    let Some(Output::Execute(Command::ListFlows { token })) = machine.poll_output() else {
+        panic!("no list wanted");
+    };
+    machine.handle_flows(token, claims.iter().map(|(flow, _)| *flow).collect());
+    read_own(machine, claims);
+}
+
+fn read_own(machine: &mut TableRebuild, claims: &[Claim]) {
+    let Some(Output::Execute(Command::ReadClaims { token, flows })) = machine.poll_output() else {
+        panic!("no claims wanted");
+    };
+    let read = claims.iter().filter(|(flow, _)| flows.contains(flow));
+    machine.handle_claims(token, read.copied().collect());
+}
+
+fn settled(node: NodeId) -> Output {
+    Output::Event(Event::NodeSettled { node })
+}
+
+fn outputs(machine: &mut TableRebuild) -> Vec<Output> {
+    std::iter::from_fn(|| machine.poll_output()).collect()
+}
+
+fn report(claims: Vec<Claim>) -> FlowReportFrame {
+    FlowReportFrame::Report {
+        term: TERM,
+        report: 5,
+        part: 0,
+        claims,
+        is_last: true,
+    }
+}
+
+fn change(kind: ChangeKind, epoch: u32) -> [OwnershipChange; 1] {
+    let flow = flow(1);
+    [OwnershipChange { flow, kind, epoch }]
+}
+
+fn transit() -> Claim {
+    (flow(1), OwnershipRecord::transit(DONOR, ACCEPTOR, 5))
+}
+
+#[test]
+fn holder_is_ready_when_all_nodes_have_reported() {
+    let mut holder = holder();
+    let owned = vec![(flow(1), OwnershipRecord::owned(DONOR, 3))];
+    holder.handle_frame(ms(1), DONOR, report(owned.clone()));
+    let stored = outputs(&mut holder);
+    assert!(stored.contains(&Output::Execute(Command::StoreNewer { records: owned })));
+    assert!(stored.contains(&settled(DONOR)) && !holder.is_ready());
+    holder.handle_frame(ms(2), ACCEPTOR, report(Vec::new()));
+    let last = outputs(&mut holder);
+    let ready = Output::Event(Event::Ready {
+        missing: Vec::new(),
+    });
+    assert!(last.contains(&ready) && last.contains(&Output::Event(Event::Complete)));
+    assert!(holder.is_ready() && holder.is_complete());
+    assert_eq!(holder.poll_timeout(), None);
+}
+
+#[test]
+fn silent_node_delays_service_for_a_bounded_time() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), DONOR, report(Vec::new()));
+    outputs(&mut holder);
+    holder.handle_timeout(ms(100));
+    let late = outputs(&mut holder);
+    let missing = vec![ACCEPTOR];
+    assert!(late.contains(&Output::Event(Event::Ready { missing })));
+    assert!(holder.is_ready() && !holder.is_complete());
+    assert_eq!(holder.admit_query(), Admission::Deferred);
+    let again = holder.poll_timeout().expect("asks again");
+    holder.handle_timeout(again);
+    assert_eq!(requested(&mut holder), ACCEPTOR);
+}
+
+#[test]
+fn requests_wait_for_report_of_asker() {
+    let mut holder = holder();
+    let establish = change(ChangeKind::Establish, 1);
+    assert_eq!(holder.admit(DONOR, &establish), Admission::Deferred);
+    holder.handle_frame(ms(1), DONOR, report(Vec::new()));
+    assert_eq!(holder.admit(DONOR, &establish), Admission::Admitted);
+    assert_eq!(holder.admit(ACCEPTOR, &establish), Admission::Deferred);
+}
+
+#[test]
+fn transit_is_decided_after_reports_of_both_parties() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), DONOR, report(vec![transit()]));
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Deferred);
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![transit()]));
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+}
+
+#[test]
+fn transit_is_decided_when_other_party_leaves_the_view() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), DONOR, report(vec![transit()]));
+    let without_acceptor = View {
+        server_nodes: BTreeSet::new(),
+        ..view(TERM + 1)
+    };
+    holder.handle_view(ms(2), without_acceptor);
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+    assert!(holder.is_complete());
+}
+
+#[test]
+fn claim_of_acceptor_alone_becomes_record_at_its_commit() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![transit()]));
+    let commit = change(ChangeKind::Commit, 5);
+    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Deferred);
+    let yielded = (flow(1), OwnershipRecord::owned(ACCEPTOR, 6));
+    holder.handle_frame(ms(2), DONOR, report(vec![yielded]));
+    let before = outputs(&mut holder);
+    let is_stored = |output: &Output| {
+        matches!(
+            output,
+            Output::Execute(Command::StoreNewer { .. } | Command::StoreMissing { .. })
+        )
+    };
+    assert!(!before.iter().any(is_stored));
+    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Admitted);
+    let records = vec![yielded];
+    let store = Output::Execute(Command::StoreMissing { records });
+    assert_eq!(outputs(&mut holder), [store]);
+}
+
+#[test]
+fn claim_of_acceptor_alone_is_no_record_if_donor_does_not_yield() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![transit()]));
+    // The donor may have rolled the transit back and closed the flow.
+    holder.handle_frame(ms(2), DONOR, report(Vec::new()));
+    outputs(&mut holder);
+    let commit = change(ChangeKind::Commit, 5);
+    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Admitted);
+    assert_eq!(outputs(&mut holder), []);
+}
+
+#[test]
+fn claim_of_acceptor_becomes_record_if_donor_is_outside_of_the_view() {
+    let mut holder = holder();
+    let of_former = OwnershipRecord::transit(FORMER, ACCEPTOR, 5);
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![(flow(1), of_former)]));
+    outputs(&mut holder);
+    let commit = change(ChangeKind::Commit, 5);
+    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Admitted);
+    let records = vec![(flow(1), of_former)];
+    let store = Output::Execute(Command::StoreMissing { records });
+    assert_eq!(outputs(&mut holder), [store]);
+}
+
+#[test]
+fn claim_of_acceptor_alone_ends_with_its_rollback() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![transit()]));
+    holder.handle_frame(ms(2), DONOR, report(Vec::new()));
+    outputs(&mut holder);
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(ACCEPTOR, &rollback), Admission::Admitted);
+    assert_eq!(outputs(&mut holder), []);
+}
+
+#[test]
+fn removed_flow_does_not_come_back_by_late_report_of_its_donor() {
+    let mut holder = holder();
+    let owned = vec![(flow(1), OwnershipRecord::owned(ACCEPTOR, 6))];
+    holder.handle_frame(ms(1), ACCEPTOR, report(owned));
+    let remove = change(ChangeKind::Remove, 6);
+    assert_eq!(holder.admit(ACCEPTOR, &remove), Admission::Admitted);
+    outputs(&mut holder);
+    holder.handle_frame(ms(2), DONOR, report(vec![transit()]));
+    let late = outputs(&mut holder);
+    assert!(
+        !late
+            .iter()
+            .any(|output| matches!(output, Output::Execute(_)))
+    );
+}
+
+#[test]
+fn claims_about_flows_of_others_are_ignored() {
+    let mut holder = holder();
+    let foreign = vec![(flow(1), OwnershipRecord::transit(FORMER, ACCEPTOR, 3))];
+    holder.handle_frame(ms(1), DONOR, report(foreign));
+    let all = outputs(&mut holder);
+    assert!(
+        !all.iter()
+            .any(|output| matches!(output, Output::Execute(_)))
+    );
+    assert!((all.iter()).any(|output| matches!(output, Output::Event(Event::Ignored(_)))));
+}
+
+#[test]
+fn report_has_parts_that_wait_for_each_other() {
+    let mut node = machine(DONOR);
+    node.handle_view(ms(0), view(TERM));
+    node.handle_frame(ms(0), HOLDER, FlowReportFrame::Request { term: TERM });
+    let owned = OwnershipRecord::owned(DONOR, 3);
+    let claims = [1, 2, 3].map(|port| (flow(port), owned));
+    report_own(&mut node, &claims);
+    let part = |part, claims: &[Claim], is_last| Output::Send {
+        to: HOLDER,
+        frame: Frame::FlowReport(FlowReportFrame::Report {
+            term: TERM,
+            report: BOOT + 1,
+            part,
+            claims: claims.to_vec(),
+            is_last,
+        }),
+    };
+    assert_eq!(node.poll_output(), Some(part(0, &claims[..2], false)));
+    assert_eq!(node.poll_output(), None);
+    // A repeated request has the part sent again, with the claims of that time.
+    node.handle_frame(ms(1), HOLDER, FlowReportFrame::Request { term: TERM });
+    read_own(&mut node, &claims[1..]);
+    assert_eq!(node.poll_output(), Some(part(0, &claims[1..2], false)));
+    let ack = |next_part| FlowReportFrame::Ack {
+        term: TERM,
+        report: BOOT + 1,
+        next_part,
+    };
+    node.handle_frame(ms(2), HOLDER, ack(1));
+    read_own(&mut node, &claims);
+    assert_eq!(node.poll_output(), Some(part(1, &claims[2..], true)));
+    node.handle_frame(ms(3), HOLDER, ack(2));
+    assert_eq!(outputs(&mut node), []);
+}
+
+#[test]
+fn report_begins_again_when_holder_has_forgotten_parts() {
+    let mut node = machine(DONOR);
+    node.handle_view(ms(0), view(TERM));
+    node.handle_frame(ms(0), HOLDER, FlowReportFrame::Request { term: TERM });
+    let owned = OwnershipRecord::owned(DONOR, 3);
+    let claims = [1, 2, 3].map(|port| (flow(port), owned));
+    report_own(&mut node, &claims);
+    let ack = |next_part| FlowReportFrame::Ack {
+        term: TERM,
+        report: BOOT + 1,
+        next_part,
+    };
+    outputs(&mut node);
+    node.handle_frame(ms(1), HOLDER, ack(1));
+    read_own(&mut node, &claims);
+    outputs(&mut node);
+    // The answer to an earlier transmission changes nothing.
+    node.handle_frame(ms(2), HOLDER, ack(1));
+    assert_eq!(outputs(&mut node), []);
+    node.handle_frame(ms(3), HOLDER, ack(0));
+    assert!(matches!(
+        outputs(&mut node)[..],
+        [Output::Execute(Command::ListFlows { .. })]
+    ));
+}
+
+#[test]
+fn request_before_the_view_is_answered_with_the_view() {
+    let mut node = machine(DONOR);
+    node.handle_frame(ms(0), HOLDER, FlowReportFrame::Request { term: TERM });
+    assert_eq!(outputs(&mut node), []);
+    node.handle_view(ms(1), view(TERM));
+    assert!(matches!(
+        outputs(&mut node)[..],
+        [Output::Execute(Command::ListFlows { .. })]
+    ));
+}
+
+#[test]
+fn request_of_former_holder_is_ignored() {
+    let mut node = machine(DONOR);
+    node.handle_view(ms(0), view(TERM));
+    let term = TERM - 1;
+    node.handle_frame(ms(1), FORMER, FlowReportFrame::Request { term });
+    assert!(matches!(
+        outputs(&mut node)[..],
+        [Output::Event(Event::Ignored(_))]
+    ));
+}
+
+#[test]
+fn gap_between_views_begins_a_new_term() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), DONOR, report(Vec::new()));
+    holder.handle_frame(ms(1), ACCEPTOR, report(Vec::new()));
+    outputs(&mut holder);
+    holder.handle_view(ms(2), view(TERM + 1));
+    assert!(holder.is_ready() && outputs(&mut holder).is_empty());
+    holder.handle_view(ms(3), view(TERM + 3));
+    assert!(!holder.is_ready());
+    assert!(outputs(&mut holder).contains(&Output::Execute(Command::ClearTable)));
+}
+
+#[test]
+fn adopted_table_is_complete() {
+    let config = TableRebuildConfig::new(HOLDER, BOOT);
+    let mut holder = TableRebuild::new(ms(0), config, view(TERM), true);
+    assert!(holder.is_ready() && holder.is_complete());
+    assert_eq!(outputs(&mut holder), []);
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+}

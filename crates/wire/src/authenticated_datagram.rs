@@ -1,0 +1,464 @@
+//! Small frames between the nodes of a group in UDP datagrams, authenticated by the group's key.
+//!
+//! A datagram consists of (integers big endian):
+//!
+//! | bytes | content |
+//! | --- | --- |
+//! | 2 | `Hd` |
+//! | 1 | version, 1 |
+//! | 4 | number of the group's key |
+//! | 8 | start number of the sender's daemon |
+//! | 8 | counter: number of the datagram since that start |
+//! | 1 | length of the sender's name |
+//! | 1 to 40 | the sender's name |
+//! | any | a [`DatagramFrame`] in postcard |
+//! | 32 | authentication code: HMAC-SHA-256 (RFC 2104) |
+//!
+//! The code covers the receiver's name too, which does not travel: a datagram for one node is worthless at another one.
+//! The content is not secret. A frame that carries secrets, or whose sender must be certain beyond the group's common
+//! key, needs a channel with certificates.
+
+use crate::group_data::GroupKey;
+use crate::membership_frames::{
+    Heartbeat, JoinNumber, MembershipFrame, NODE_NAME_BYTES_MAX, NodeName,
+};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+use std::collections::BTreeMap;
+
+/// Maximum length of a datagram, in bytes: fits into one packet of any path.
+pub const DATAGRAM_BYTES_MAX: usize = 1_200;
+/// Maximum number of senders whose counters a receiver remembers.
+pub const SENDERS_MAX: usize = 8_192;
+
+const MAGIC: [u8; 2] = *b"Hd";
+const VERSION: u8 = 1;
+/// Length of the fields before the sender's name.
+const HEAD_BYTES: usize = 24;
+const CODE_BYTES: usize = 32;
+/// Separates these codes from other uses of a key.
+const LABEL: &[u8] = b"holdfast datagram 1";
+/// Number of counters behind the highest one that may still arrive (RFC 4303, section 3.4.3).
+const WINDOW: u64 = 64;
+
+/// The frames that travel in datagrams. The order of the variants is part of the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DatagramFrame {
+    /// [`MembershipFrame::Heartbeat`].
+    Heartbeat(Heartbeat),
+    /// [`MembershipFrame::LeaseGrant`].
+    LeaseGrant {
+        /// Epoch of the heartbeat.
+        epoch: u64,
+        /// Start number in the heartbeat.
+        boot: u64,
+        /// Number of the heartbeat.
+        sequence: u64,
+        /// Join of the sender.
+        join: JoinNumber,
+    },
+}
+
+impl DatagramFrame {
+    /// Returns the form in which a frame travels in a datagram; none if the frame needs a channel with certificates.
+    pub fn of(frame: &MembershipFrame) -> Option<DatagramFrame> {
+        match *frame {
+            MembershipFrame::Heartbeat(heartbeat) => Some(DatagramFrame::Heartbeat(heartbeat)),
+            MembershipFrame::LeaseGrant {
+                epoch,
+                boot,
+                sequence,
+                join,
+            } => Some(DatagramFrame::LeaseGrant {
+                epoch,
+                boot,
+                sequence,
+                join,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl From<DatagramFrame> for MembershipFrame {
+    fn from(frame: DatagramFrame) -> MembershipFrame {
+        match frame {
+            DatagramFrame::Heartbeat(heartbeat) => MembershipFrame::Heartbeat(heartbeat),
+            DatagramFrame::LeaseGrant {
+                epoch,
+                boot,
+                sequence,
+                join,
+            } => MembershipFrame::LeaseGrant {
+                epoch,
+                boot,
+                sequence,
+                join,
+            },
+        }
+    }
+}
+
+/// Reason for refusing a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum DatagramError {
+    /// The bytes are not a datagram of this format.
+    #[error(
+        "the bytes are not a datagram between nodes; check that the sender is a holdfastd of the same release"
+    )]
+    Malformed,
+    /// The receiver does not have the key of this number.
+    #[error("the datagram has key {0} of the group, which this node does not have (yet)")]
+    UnknownKey(u32),
+    /// The code is not that of the key: the sender is not in the group, or the datagram is for another node.
+    #[error(
+        "the datagram's authentication code is wrong; its sender is not in the group, or it was for another node"
+    )]
+    Forged,
+    /// The datagram was received before, is too late, or is of an earlier start of its sender.
+    #[error("the datagram repeats an earlier one, or comes too late")]
+    Replayed,
+}
+
+impl DatagramError {
+    /// All reasons, in the words of metrics.
+    pub const LABELS: [&'static str; 4] = ["malformed", "unknown_key", "forged", "replayed"];
+
+    /// Returns the reason in one word, for metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            DatagramError::Malformed => "malformed",
+            DatagramError::UnknownKey(_) => "unknown_key",
+            DatagramError::Forged => "forged",
+            DatagramError::Replayed => "replayed",
+        }
+    }
+}
+
+/// Makes the datagrams of one start of a daemon.
+#[derive(Debug)]
+pub struct DatagramSender {
+    name: NodeName,
+    boot: u64,
+    counter: u64,
+}
+
+impl DatagramSender {
+    /// Returns the sender of the node `name` whose daemon has the start number `boot`, greater than any earlier one.
+    pub fn new(name: NodeName, boot: u64) -> DatagramSender {
+        DatagramSender {
+            name,
+            boot,
+            counter: 0,
+        }
+    }
+
+    /// Returns the datagram for the node `receiver`.
+    pub fn seal(&mut self, key: &GroupKey, receiver: &NodeName, frame: &DatagramFrame) -> Vec<u8> {
+        self.counter += 1;
+        let name = self.name.as_str().as_bytes();
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + name.len() + 64 + CODE_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.push(VERSION);
+        bytes.extend_from_slice(&key.number.to_be_bytes());
+        bytes.extend_from_slice(&self.boot.to_be_bytes());
+        bytes.extend_from_slice(&self.counter.to_be_bytes());
+        bytes.push(name.len() as u8);
+        bytes.extend_from_slice(name);
+        // Writing numbers to memory cannot fail.
+        bytes = postcard::to_extend(frame, bytes).unwrap_or_default();
+        let code = authentication_code(key, receiver, &bytes).finalize();
+        bytes.extend_from_slice(&code.into_bytes());
+        bytes
+    }
+}
+
+/// A datagram that passed all checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenedDatagram {
+    /// The sender.
+    pub sender: NodeName,
+    /// Number of the key.
+    pub key_number: u32,
+    /// The content.
+    pub frame: DatagramFrame,
+}
+
+/// Checks the datagrams for one node.
+#[derive(Debug)]
+pub struct DatagramReceiver {
+    name: NodeName,
+    windows: BTreeMap<NodeName, ReplayWindow>,
+    /// Number of datagrams that passed all checks.
+    received: u64,
+}
+
+/// The counters that a receiver has seen of one sender.
+#[derive(Debug, Clone, Copy)]
+struct ReplayWindow {
+    boot: u64,
+    highest: u64,
+    /// Bit n is set if the counter `highest - n` was received.
+    seen: u64,
+    /// Value of [`DatagramReceiver::received`] at the last datagram.
+    last_use: u64,
+}
+
+/// The fields of a datagram whose code was not checked.
+struct UncheckedDatagram<'a> {
+    key_number: u32,
+    boot: u64,
+    counter: u64,
+    sender: NodeName,
+    frame: DatagramFrame,
+    covered: &'a [u8],
+    code: &'a [u8],
+}
+
+impl DatagramReceiver {
+    /// Returns the receiver of the node `name`.
+    pub fn new(name: NodeName) -> DatagramReceiver {
+        DatagramReceiver {
+            name,
+            windows: BTreeMap::new(),
+            received: 0,
+        }
+    }
+
+    /// Checks a datagram, and that this node has not received it before. `keys` are the keys in force.
+    ///
+    /// # Errors
+    /// The datagram is refused.
+    pub fn open(
+        &mut self,
+        keys: &[GroupKey],
+        bytes: &[u8],
+    ) -> Result<OpenedDatagram, DatagramError> {
+        let datagram = UncheckedDatagram::parse(bytes).ok_or(DatagramError::Malformed)?;
+        let number = datagram.key_number;
+        let key = keys.iter().find(|key| key.number == number);
+        let key = key.ok_or(DatagramError::UnknownKey(number))?;
+        let code = authentication_code(key, &self.name, datagram.covered);
+        code.verify_slice(datagram.code)
+            .map_err(|_| DatagramError::Forged)?;
+        self.admit(&datagram)?;
+        Ok(OpenedDatagram {
+            sender: datagram.sender,
+            key_number: number,
+            frame: datagram.frame,
+        })
+    }
+
+    /// Notes the counter of an authentic datagram.
+    fn admit(&mut self, datagram: &UncheckedDatagram<'_>) -> Result<(), DatagramError> {
+        let (boot, counter) = (datagram.boot, datagram.counter);
+        let known = self.windows.get(&datagram.sender).copied();
+        let mut window = match known {
+            Some(window) if window.boot == boot => window,
+            Some(window) if window.boot > boot => return Err(DatagramError::Replayed),
+            _ => ReplayWindow {
+                boot,
+                highest: 0,
+                seen: 0,
+                last_use: 0,
+            },
+        };
+        if !window.admit(counter) {
+            return Err(DatagramError::Replayed);
+        }
+        self.received += 1;
+        window.last_use = self.received;
+        if known.is_none() && self.windows.len() >= SENDERS_MAX {
+            let oldest = self
+                .windows
+                .iter()
+                .min_by_key(|(_, window)| window.last_use);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                self.windows.remove(&name);
+            }
+        }
+        self.windows.insert(datagram.sender.clone(), window);
+        Ok(())
+    }
+}
+
+impl ReplayWindow {
+    /// Notes a counter; returns false if it was received before, or is behind the window.
+    fn admit(&mut self, counter: u64) -> bool {
+        if counter > self.highest {
+            let shift = counter - self.highest;
+            self.seen = if shift < WINDOW {
+                self.seen << shift
+            } else {
+                0
+            } | 1;
+            self.highest = counter;
+            return true;
+        }
+        let behind = self.highest - counter;
+        let is_new = behind < WINDOW && self.seen & 1 << behind == 0;
+        if is_new {
+            self.seen |= 1 << behind;
+        }
+        is_new
+    }
+}
+
+impl UncheckedDatagram<'_> {
+    fn parse(bytes: &[u8]) -> Option<UncheckedDatagram<'_>> {
+        if bytes.len() > DATAGRAM_BYTES_MAX {
+            return None;
+        }
+        let (covered, code) = bytes.split_at_checked(bytes.len().checked_sub(CODE_BYTES)?)?;
+        let (magic, rest) = covered.split_first_chunk::<2>()?;
+        let ([version], rest) = rest.split_first_chunk::<1>()?;
+        let (key_number, rest) = rest.split_first_chunk::<4>()?;
+        let (boot, rest) = rest.split_first_chunk::<8>()?;
+        let (counter, rest) = rest.split_first_chunk::<8>()?;
+        let ([name_length], rest) = rest.split_first_chunk::<1>()?;
+        let (name, content) = rest.split_at_checked(usize::from(*name_length))?;
+        if *magic != MAGIC || *version != VERSION || name.len() > NODE_NAME_BYTES_MAX {
+            return None;
+        }
+        let sender = std::str::from_utf8(name).ok()?.parse().ok()?;
+        let (frame, excess) = postcard::take_from_bytes(content).ok()?;
+        excess.is_empty().then_some(UncheckedDatagram {
+            key_number: u32::from_be_bytes(*key_number),
+            boot: u64::from_be_bytes(*boot),
+            counter: u64::from_be_bytes(*counter),
+            sender,
+            frame,
+            covered,
+            code,
+        })
+    }
+}
+
+fn authentication_code(key: &GroupKey, receiver: &NodeName, covered: &[u8]) -> Hmac<Sha256> {
+    // HMAC pads a short key with zeros.
+    let mut block = [0; 64];
+    block[..key.bytes.len()].copy_from_slice(&key.bytes);
+    let mut code = Hmac::<Sha256>::new(&block.into());
+    let receiver = receiver.as_str().as_bytes();
+    code.update(LABEL);
+    code.update(&[receiver.len() as u8]);
+    code.update(receiver);
+    code.update(covered);
+    code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership_frames::ServerListVersion;
+    use proptest::prelude::*;
+
+    const KEY: GroupKey = GroupKey {
+        number: 3,
+        bytes: [7; 32],
+    };
+
+    fn name(text: &str) -> NodeName {
+        text.parse().unwrap()
+    }
+
+    fn heartbeat(sequence: u64) -> DatagramFrame {
+        DatagramFrame::Heartbeat(Heartbeat {
+            epoch: 5,
+            boot: 6,
+            sequence,
+            has_lease: true,
+            server_list: ServerListVersion::default(),
+        })
+    }
+
+    fn any_frame() -> impl Strategy<Value = DatagramFrame> {
+        let grant = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
+        let grant = grant.prop_map(|(epoch, boot, sequence, join)| DatagramFrame::LeaseGrant {
+            epoch,
+            boot,
+            sequence,
+            join: JoinNumber(join),
+        });
+        prop_oneof![any::<u64>().prop_map(heartbeat), grant]
+    }
+
+    proptest! {
+        #[test]
+        fn sealed_datagram_opens_once_at_its_receiver(
+            frame in any_frame(), number: u32, secret: [u8; 32], boot: u64, sender in "[a-z]{1,40}"
+        ) {
+            let key = GroupKey { number, bytes: secret };
+            let bytes = DatagramSender::new(name(&sender), boot).seal(&key, &name("b"), &frame);
+            let mut receiver = DatagramReceiver::new(name("b"));
+            let opened = receiver.open(&[KEY, key], &bytes);
+            if number != KEY.number {
+                let expected = OpenedDatagram { sender: name(&sender), key_number: number, frame };
+                prop_assert_eq!(opened, Ok(expected));
+                prop_assert_eq!(receiver.open(&[key], &bytes), Err(DatagramError::Replayed));
+            }
+            let mut other = DatagramReceiver::new(name("c"));
+            prop_assert_eq!(other.open(&[key], &bytes), Err(DatagramError::Forged));
+            prop_assert_eq!(other.open(&[], &bytes), Err(DatagramError::UnknownKey(number)));
+        }
+
+        #[test]
+        fn modified_datagram_is_refused(frame in any_frame(), at: prop::sample::Index, bit in 0..8_u8) {
+            let mut bytes = DatagramSender::new(name("a"), 1).seal(&KEY, &name("b"), &frame);
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1_u8 << bit;
+            let mut receiver = DatagramReceiver::new(name("b"));
+            prop_assert!(receiver.open(&[KEY], &bytes).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {
+            let mut receiver = DatagramReceiver::new(name("b"));
+            prop_assert!(receiver.open(&[KEY], &bytes).is_err());
+        }
+
+        #[test]
+        fn counter_is_admitted_once_and_only_within_the_window(
+            counters in prop::collection::vec(0..200_u64, 1..100)
+        ) {
+            let mut window = ReplayWindow { boot: 1, highest: 0, seen: 0, last_use: 0 };
+            let mut admitted = std::collections::BTreeSet::new();
+            for counter in counters {
+                let is_late = counter + WINDOW <= window.highest;
+                let expected = !is_late && !admitted.contains(&counter);
+                prop_assert_eq!(window.admit(counter), expected, "{}", counter);
+                admitted.insert(counter);
+            }
+        }
+    }
+
+    #[test]
+    fn datagram_of_an_earlier_start_is_refused() {
+        let mut receiver = DatagramReceiver::new(name("b"));
+        let seal =
+            |boot| DatagramSender::new(name("a"), boot).seal(&KEY, &name("b"), &heartbeat(boot));
+        let (first, second) = (seal(1), seal(2));
+        receiver.open(&[KEY], &second).unwrap();
+        assert_eq!(receiver.open(&[KEY], &first), Err(DatagramError::Replayed));
+    }
+
+    #[test]
+    fn memory_for_senders_is_bounded() {
+        let mut receiver = DatagramReceiver::new(name("b"));
+        for sender in 0..SENDERS_MAX + 10 {
+            let mut sender = DatagramSender::new(name(&format!("n{sender}")), 1);
+            let bytes = sender.seal(&KEY, &name("b"), &heartbeat(1));
+            receiver.open(&[KEY], &bytes).unwrap();
+        }
+        assert_eq!(receiver.windows.len(), SENDERS_MAX);
+    }
+
+    #[test]
+    fn votes_do_not_travel_in_datagrams() {
+        let frame = MembershipFrame::ViewRequest { epoch: 1 };
+        assert_eq!(DatagramFrame::of(&frame), None);
+        let frame = MembershipFrame::from(heartbeat(1));
+        assert_eq!(DatagramFrame::of(&frame), Some(heartbeat(1)));
+    }
+}

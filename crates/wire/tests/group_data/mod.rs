@@ -1,0 +1,354 @@
+//! The group's settings round-trip, stay within their bounds, and change only by the rules.
+
+pub mod strategies;
+
+use holdfast_wire::group_data::{
+    DRAIN_MS_MAX, GroupChange, GroupChangeId, GroupChangeRefusal as Refusal, GroupSecret,
+    GroupService, GroupSettings, GroupSettingsError, RECENT_CHANGES_MAX, REVOCATION_LIST_BYTES_MAX,
+    RevocationList, SERVICE_ADDRESSES_MAX, ServiceName, ServicePatch, ServiceProtocol, WEIGHT_MAX,
+};
+use holdfast_wire::membership_frames::NodeName;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::net::IpAddr;
+use strategies::{any_change, nodes};
+
+fn name(text: &str) -> ServiceName {
+    text.parse().expect("a name")
+}
+
+fn node(text: &str) -> NodeName {
+    text.parse().expect("a name")
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn web() -> GroupService {
+    let addresses = vec![address("10.9.0.1"), address("fd00::1")];
+    GroupService::new(name("web"), ServiceProtocol::Tcp, 80, addresses)
+}
+
+fn add(service: GroupService) -> GroupChange {
+    GroupChange::AddService(Box::new(service))
+}
+
+fn set(service: &str, patch: ServicePatch) -> GroupChange {
+    GroupChange::SetService {
+        name: name(service),
+        patch: Box::new(patch),
+    }
+}
+
+/// Applies changes to settings, each with an identity of its own.
+fn apply_all(changes: &[GroupChange]) -> Result<GroupSettings, Refusal> {
+    let mut settings = GroupSettings::default();
+    for (id, change) in (1..).map(GroupChangeId).zip(changes) {
+        settings = settings.apply(id, change, &nodes())?;
+    }
+    Ok(settings)
+}
+
+fn refusal(changes: &[GroupChange]) -> Refusal {
+    let refusal = apply_all(changes).expect_err("refused");
+    assert!(!refusal.to_string().is_empty());
+    refusal
+}
+
+#[test]
+fn services_are_added_changed_and_removed() {
+    let patch = ServicePatch {
+        added_addresses: vec![address("10.9.0.2")],
+        removed_addresses: vec![address("10.9.0.1")],
+        weights: vec![(node("n1"), Some(3)), (node("n2"), Some(0))],
+        drain_ms: Some(Some(100)),
+        ..ServicePatch::default()
+    };
+    let settings = apply_all(&[add(web()), set("web", patch)]).expect("allowed");
+    let service = settings.service(&name("web")).expect("added");
+    assert_eq!(service.addresses, ["fd00::1", "10.9.0.2"].map(address));
+    let weights = ["n1", "n2", "n3"].map(|of| service.weight(&node(of)));
+    assert_eq!((weights, service.drain_ms), ([3, 0, 1], Some(100)));
+    let without_weight = ServicePatch {
+        weights: vec![(node("n1"), None), (node("departed"), None)],
+        drain_ms: Some(None),
+        ..ServicePatch::default()
+    };
+    let id = GroupChangeId(9);
+    let settings = settings
+        .apply(id, &set("web", without_weight), &nodes())
+        .expect("allowed");
+    let service = settings.service(&name("web")).expect("kept");
+    assert_eq!((service.weight(&node("n1")), service.drain_ms), (1, None));
+    let id = GroupChangeId(10);
+    let removal = GroupChange::RemoveService(name("web"));
+    let settings = settings.apply(id, &removal, &nodes()).expect("allowed");
+    let service = settings.service(&name("web")).expect("its flows go on");
+    assert!(service.is_ending() && service.ending_addresses.len() == 3);
+    let addresses = service.ending_addresses.clone();
+    let name = name("web");
+    let ended = GroupChange::DropEndedAddresses { name, addresses };
+    let settings = settings.apply(GroupChangeId(11), &ended, &nodes());
+    assert!(settings.expect("allowed").services().is_empty());
+}
+
+#[test]
+fn removed_addresses_end_and_can_come_back() {
+    let patch = |added: &[&str], removed: &[&str]| {
+        let addresses = |texts: &[&str]| texts.iter().map(|text| address(text)).collect();
+        let patch = ServicePatch {
+            added_addresses: addresses(added),
+            removed_addresses: addresses(removed),
+            ..ServicePatch::default()
+        };
+        set("web", patch)
+    };
+    let of = |changes: &[GroupChange]| {
+        let settings = apply_all(changes).expect("allowed");
+        let service = settings.service(&name("web")).expect("a service").clone();
+        (service.addresses, service.ending_addresses)
+    };
+    let (v4, v6) = (address("10.9.0.1"), address("fd00::1"));
+    let remove = patch(&[], &["10.9.0.1"]);
+    assert_eq!(of(&[add(web()), remove.clone()]), (vec![v6], vec![v4]));
+    let both = vec![v6, v4];
+    let changes = [add(web()), remove, patch(&["10.9.0.1"], &[])];
+    assert_eq!(of(&changes), (both, Vec::new()));
+    // A new service of the same name takes its addresses over from the former one.
+    let mut next = web();
+    next.addresses = vec![v4];
+    let removal = GroupChange::RemoveService(name("web"));
+    let changes = [add(web()), removal.clone(), add(next.clone())];
+    assert_eq!(of(&changes), (vec![v4], vec![v6]));
+    next.port = 81;
+    let taken = Refusal::NameTaken(name("web"));
+    assert_eq!(refusal(&[add(web()), removal.clone(), add(next)]), taken);
+    // Another service waits until the flows have ended.
+    let mut other = web();
+    other.name = name("other");
+    assert!(matches!(
+        refusal(&[add(web()), removal.clone(), add(other)]),
+        Refusal::AddressTaken { .. }
+    ));
+    let unknown = Refusal::UnknownService(name("web"));
+    assert_eq!(refusal(&[add(web()), removal.clone(), removal]), unknown);
+}
+
+#[test]
+fn repeated_change_is_carried_out_once() {
+    let id = GroupChangeId(7);
+    let once = GroupSettings::default()
+        .apply(id, &add(web()), &nodes())
+        .expect("allowed");
+    assert!(once.has_change(id));
+    assert_eq!(once.apply(id, &add(web()), &nodes()), Ok(once.clone()));
+    let other = GroupChangeId(8);
+    assert_eq!(
+        once.apply(other, &add(web()), &nodes()),
+        Err(Refusal::NameTaken(name("web")))
+    );
+}
+
+#[test]
+fn remembered_changes_are_bounded() {
+    let changes = vec![GroupChange::RotateKey(GroupSecret([1; 32])); RECENT_CHANGES_MAX + 1];
+    let settings = apply_all(&changes).expect("allowed");
+    assert!(!settings.has_change(GroupChangeId(1)));
+    assert!(settings.has_change(GroupChangeId(2)));
+    let bytes = settings.encode().expect("encoded");
+    assert_eq!(GroupSettings::decode(&bytes), Ok(settings));
+}
+
+#[test]
+fn new_key_keeps_the_previous_one() {
+    let rotate = |byte| GroupChange::RotateKey(GroupSecret([byte; 32]));
+    let settings = apply_all(&[rotate(1), rotate(2), rotate(3)]).expect("allowed");
+    let key = settings.key().expect("a key");
+    assert_eq!((key.number, key.bytes), (3, [3; 32]));
+    let previous = settings.previous_key().expect("a key");
+    assert_eq!((previous.number, previous.bytes), (2, [2; 32]));
+    assert_eq!(format!("{key:?}"), "GroupKey(3)");
+    assert!(!format!("{:?}", rotate(77)).contains("77"));
+}
+
+#[test]
+fn only_a_newer_revocation_list_is_taken() {
+    let list = |number| {
+        let bytes = vec![1, 2, 3].into();
+        GroupChange::SetRevocationList(RevocationList { number, bytes })
+    };
+    let settings = apply_all(&[list(1), list(4)]).expect("allowed");
+    assert_eq!(settings.revocation_list().map(|it| it.number), Some(4));
+    assert_eq!(
+        refusal(&[list(4), list(4)]),
+        Refusal::RevocationNotNewer {
+            offered: 4,
+            current: 4
+        }
+    );
+    let bytes = vec![0; REVOCATION_LIST_BYTES_MAX + 1].into();
+    let long = GroupChange::SetRevocationList(RevocationList { number: 1, bytes });
+    assert!(matches!(refusal(&[long]), Refusal::RevocationTooLong(_)));
+}
+
+#[test]
+fn impossible_services_are_refused() {
+    let with = |change: fn(&mut GroupService)| {
+        let mut service = web();
+        change(&mut service);
+        refusal(&[add(service)])
+    };
+    assert_eq!(with(|it| it.port = 0), Refusal::PortZero);
+    assert_eq!(
+        with(|it| it.addresses.clear()),
+        Refusal::NoAddress(name("web"))
+    );
+    for unusable in [
+        "0.0.0.0",
+        "224.0.0.1",
+        "127.0.0.1",
+        "::ffff:10.9.0.1",
+        "fe80::1",
+    ] {
+        let mut service = web();
+        service.addresses.push(address(unusable));
+        let expected = Refusal::UnusableAddress(address(unusable));
+        assert_eq!(refusal(&[add(service)]), expected);
+    }
+    assert_eq!(
+        with(|it| it.addresses.push(address("10.9.0.1"))),
+        Refusal::RepeatedAddress(address("10.9.0.1"))
+    );
+    assert_eq!(
+        with(|it| it.addresses.push(address("10.0.0.1"))),
+        Refusal::NodeAddress(address("10.0.0.1"))
+    );
+    assert_eq!(
+        with(|it| it.drain_ms = Some(DRAIN_MS_MAX + 1)),
+        Refusal::DrainTooLong(DRAIN_MS_MAX + 1)
+    );
+    assert_eq!(
+        with(|it| it.weights = [(node("n1"), WEIGHT_MAX + 1)].into()),
+        Refusal::WeightTooLarge(WEIGHT_MAX + 1)
+    );
+    assert_eq!(
+        with(|it| it.weights = [(node("stranger"), 1)].into()),
+        Refusal::UnknownNode(node("stranger"))
+    );
+    assert_eq!(
+        with(|it| it.weights = ["n1", "n2", "n3"].map(|of| (node(of), 0)).into()),
+        Refusal::NoWeight(name("web"))
+    );
+}
+
+#[test]
+fn changes_that_contradict_the_settings_are_refused() {
+    let mut other = web();
+    other.name = name("other");
+    assert!(matches!(
+        refusal(&[add(web()), add(other.clone())]),
+        Refusal::AddressTaken { .. }
+    ));
+    other.protocol = ServiceProtocol::Udp;
+    assert!(apply_all(&[add(web()), add(other)]).is_ok());
+    let unknown = Refusal::UnknownService(name("mail"));
+    assert_eq!(
+        refusal(&[GroupChange::RemoveService(name("mail"))]),
+        unknown
+    );
+    assert_eq!(refusal(&[set("mail", ServicePatch::default())]), unknown);
+    let without = |texts: &[&str]| ServicePatch {
+        removed_addresses: texts.iter().map(|text| address(text)).collect(),
+        ..ServicePatch::default()
+    };
+    assert!(matches!(
+        refusal(&[add(web()), set("web", without(&["10.9.0.7"]))]),
+        Refusal::UnknownAddress { .. }
+    ));
+    assert_eq!(
+        refusal(&[add(web()), set("web", without(&["10.9.0.1", "fd00::1"]))]),
+        Refusal::NoAddress(name("web"))
+    );
+    let zero = GroupChange::SetWeights(["n1", "n2", "n3"].map(|of| (node(of), Some(0))).to_vec());
+    assert_eq!(refusal(&[add(web()), zero]), Refusal::NoWeight(name("web")));
+}
+
+#[test]
+fn service_addresses_are_bounded() {
+    let service = |number: usize| {
+        let addresses = vec![IpAddr::from([10, 9, 1, number as u8])];
+        let name = name(&format!("service-{number}"));
+        add(GroupService::new(name, ServiceProtocol::Tcp, 80, addresses))
+    };
+    let changes: Vec<GroupChange> = (0..=SERVICE_ADDRESSES_MAX).map(service).collect();
+    assert!(apply_all(&changes[1..]).is_ok());
+    assert_eq!(refusal(&changes), Refusal::TooManyAddresses(65));
+}
+
+#[test]
+fn names_are_labels_of_domain_names() {
+    for wrong in ["", "-a", "a-", "A", "a.b", "a b", &"a".repeat(41)] {
+        let error = wrong.parse::<ServiceName>().expect_err("no name");
+        assert!(error.to_string().contains("use 1 to 40"), "{error}");
+    }
+    assert!("a".repeat(40).parse::<ServiceName>().is_ok());
+}
+
+#[test]
+fn other_bytes_are_no_settings() {
+    assert_eq!(GroupSettings::decode(&[]), Ok(GroupSettings::default()));
+    assert_eq!(
+        GroupSettings::decode(&[9, 0]),
+        Err(GroupSettingsError::Version(9))
+    );
+    let bytes = apply_all(&[add(web())]).expect("allowed").encode();
+    let bytes = bytes.expect("encoded");
+    for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat()] {
+        let error = GroupSettings::decode(wrong).expect_err("damaged");
+        assert!(error.to_string().contains("same release"), "{error}");
+    }
+}
+
+#[test]
+fn settings_format_is_stable() {
+    let mut service = web();
+    service.weights = [(node("n1"), 2)].into();
+    let bytes = apply_all(&[add(service)]).expect("allowed").encode();
+    let mut expected = vec![1, 1, 3, b'w', b'e', b'b', 2, 0, 10, 9, 0, 1, 1];
+    expected.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    // Ending addresses, port, protocol, placement; policy, degradation and penalty; weights, drain time.
+    expected.extend([0, 80, 0, 0, 4, 0, 0, 1, 2, b'n', b'1', 2, 0]);
+    // Keys, revocation list, changes.
+    expected.extend([0, 0, 0, 1, 1]);
+    assert_eq!(bytes.expect("encoded"), expected);
+}
+
+proptest! {
+    #[test]
+    fn settings_after_any_changes_round_trip(changes in vec(any_change(), 0..12)) {
+        let mut settings = GroupSettings::default();
+        for (id, change) in (1..).map(GroupChangeId).zip(&changes) {
+            prop_assert!(!change.to_string().is_empty());
+            match settings.apply(id, change, &nodes()) {
+                Ok(next) => {
+                    prop_assert!(next.has_change(id));
+                    settings = next;
+                }
+                Err(refusal) => prop_assert!(!refusal.to_string().is_empty()),
+            }
+            let bytes = settings.encode().expect("encoded");
+            prop_assert_eq!(GroupSettings::decode(&bytes), Ok(settings.clone()));
+        }
+    }
+
+    #[test]
+    fn any_bytes_give_settings_or_error(bytes in vec(any::<u8>(), 0..300)) {
+        let with_version = [&[1], &bytes[..]].concat();
+        let _ = GroupSettings::decode(&bytes);
+        if let Ok(settings) = GroupSettings::decode(&with_version) {
+            let again = settings.encode().expect("encoded");
+            prop_assert_eq!(GroupSettings::decode(&again), Ok(settings));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Changes of a small group, so that most of them are allowed, and some contradict each other.
+
+use holdfast_wire::group_data::{
+    FlowPlacement, GroupChange, GroupChangeRefusal, GroupNodes, GroupSecret, GroupService,
+    RevocationList, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
+};
+use holdfast_wire::membership_frames::NodeName;
+use holdfast_wire::rserpool::PolicyKind;
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use std::net::IpAddr;
+
+/// Returns the nodes `n1` to `n3`.
+pub fn nodes() -> GroupNodes {
+    let name = |number: u8| format!("n{number}").parse().expect("a short name");
+    GroupNodes {
+        names: (1..=3).map(name).collect(),
+        addresses: (1..=3)
+            .map(|number| IpAddr::from([10, 0, 0, number]))
+            .collect(),
+    }
+}
+
+fn node_name() -> impl Strategy<Value = NodeName> {
+    select(vec!["n1", "n2", "n3", "n4"]).prop_map(|name| name.parse().expect("a name"))
+}
+
+fn service_name() -> impl Strategy<Value = ServiceName> {
+    "[a-c]".prop_map(|name| name.parse().expect("a name"))
+}
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![
+        8 => (0..6_u8).prop_map(|number| IpAddr::from([10, 9, 0, number])),
+        2 => (0..4_u16).prop_map(|number| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number])),
+        1 => any::<IpAddr>(),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = ServicePolicy> {
+    (select(PolicyKind::ALL), any::<u32>(), any::<u32>()).prop_map(|(kind, degradation, dpf)| {
+        ServicePolicy {
+            kind,
+            degradation,
+            dpf,
+        }
+    })
+}
+
+fn placement() -> impl Strategy<Value = FlowPlacement> {
+    select(vec![FlowPlacement::Hash, FlowPlacement::Port])
+}
+
+fn weight() -> impl Strategy<Value = u32> {
+    0..=1_002_u32
+}
+
+fn drain_ms() -> impl Strategy<Value = Option<u32>> {
+    option::of(0..=600_100_u32)
+}
+
+fn service() -> impl Strategy<Value = GroupService> {
+    (
+        service_name(),
+        vec(address(), 0..4),
+        0..4_u16,
+        select(vec![ServiceProtocol::Tcp, ServiceProtocol::Udp]),
+        (placement(), policy()),
+        btree_map(node_name(), weight(), 0..3),
+        drain_ms(),
+    )
+        .prop_map(
+            |(name, addresses, port, protocol, (placement, policy), weights, drain_ms)| {
+                GroupService {
+                    name,
+                    addresses,
+                    ending_addresses: Vec::new(),
+                    port,
+                    protocol,
+                    placement,
+                    policy,
+                    weights,
+                    drain_ms,
+                }
+            },
+        )
+}
+
+fn weights() -> impl Strategy<Value = WeightChanges> {
+    vec((node_name(), option::of(weight())), 0..3)
+}
+
+fn patch() -> impl Strategy<Value = ServicePatch> {
+    (
+        vec(address(), 0..2),
+        vec(address(), 0..2),
+        option::of(placement()),
+        option::of(policy()),
+        weights(),
+        option::of(drain_ms()),
+    )
+        .prop_map(
+            |(added, removed, placement, policy, weights, drain_ms)| ServicePatch {
+                added_addresses: added,
+                removed_addresses: removed,
+                placement,
+                policy,
+                weights,
+                drain_ms,
+            },
+        )
+}
+
+/// Returns any change.
+pub fn any_change() -> impl Strategy<Value = GroupChange> {
+    prop_oneof![
+        4 => service().prop_map(|service| GroupChange::AddService(Box::new(service))),
+        4 => (service_name(), patch().prop_map(Box::new))
+            .prop_map(|(name, patch)| GroupChange::SetService { name, patch }),
+        1 => service_name().prop_map(GroupChange::RemoveService),
+        1 => (service_name(), vec(address(), 0..3))
+            .prop_map(|(name, addresses)| GroupChange::DropEndedAddresses { name, addresses }),
+        1 => weights().prop_map(GroupChange::SetWeights),
+        1 => any::<[u8; 32]>().prop_map(|bytes| GroupChange::RotateKey(GroupSecret(bytes))),
+        1 => (any::<u64>(), vec(any::<u8>(), 0..50)).prop_map(|(number, bytes)| {
+            let bytes = bytes.into();
+            GroupChange::SetRevocationList(RevocationList { number, bytes })
+        }),
+    ]
+}
+
+/// Returns some refusals, with and without fields.
+pub fn any_refusal() -> impl Strategy<Value = GroupChangeRefusal> {
+    use GroupChangeRefusal as R;
+    prop_oneof![
+        service_name().prop_map(R::NameTaken),
+        (service_name(), address()).prop_map(|(name, address)| R::UnknownAddress { name, address }),
+        node_name().prop_map(R::UnknownNode),
+        any::<u32>().prop_map(R::WeightTooLarge),
+        Just(R::Busy),
+    ]
+}
