@@ -60,6 +60,8 @@ impl ViewedGroup {
         view.give(&cluster, LONG_LEASE);
         let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         wait_for_service(&cluster, service);
+        // The first view tells the contact node of the other nodes' servers.
+        cluster.wait_for_placement().unwrap();
         Some(Self {
             group: LoadedGroup::load(cluster, lab_lock),
             epoch: 2,

@@ -101,7 +101,7 @@ impl Cluster {
             }
         }
         readiness::wait_for_programs(self)?;
-        readiness::wait_for_placement(self)
+        self.wait_for_placement()
     }
 
     fn daemon_launch(&self, node: &str) -> Result<LaunchSpec> {
@@ -301,6 +301,14 @@ impl Cluster {
             readiness::wait_for_services(self)?;
         }
         readiness::wait_for_programs(self)
+    }
+
+    /// Waits until the contact node places new clients of the server programs at all nodes with a weight.
+    ///
+    /// # Errors
+    /// The wait takes more than a minute.
+    pub fn wait_for_placement(&self) -> Result<()> {
+        readiness::wait_for_placement(self)
     }
 
     /// Returns the ends of all logs.
