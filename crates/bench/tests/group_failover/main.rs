@@ -44,6 +44,17 @@ fn repeat(
     (0..repeats).map(run).collect()
 }
 
+/// Asserts the number of views that a fault brings. In the short form, other tests run beside this one, and a daemon that
+/// is late for its deadlines brings more views.
+fn assert_views(samples: &[FaultSample], expected: u64) {
+    for sample in samples {
+        match is_whole() {
+            true => assert_eq!(sample.views, expected, "{sample:?}"),
+            false => assert!(sample.views >= expected, "{sample:?}"),
+        }
+    }
+}
+
 fn median(samples: &[FaultSample], gap: fn(&FaultSample) -> Duration) -> Duration {
     let mut gaps: Vec<Duration> = samples.iter().map(gap).collect();
     gaps.sort();
@@ -62,38 +73,25 @@ fn clients_go_on_when_the_contact_node_is_lost() {
     let group = FaultGroup::up("failover").unwrap();
 
     let samples = repeat(&group, Fault::ContactHostLost, losses, connections);
-    for sample in &samples {
-        assert_eq!(
-            sample.views, 1,
-            "one view removes the lost node: {sample:?}"
-        );
-    }
+    assert_views(&samples, 1);
     let contacts: BTreeSet<&String> = samples.iter().map(|sample| &sample.contacts[0]).collect();
     assert_eq!(contacts.len(), losses.min(4), "{contacts:?}");
     let gap = median(&samples, |sample| sample.client_gap);
-    assert!(gap <= factor * CLIENT_GAP_MAX, "{gap:?}");
+    assert!(gap <= factor * CLIENT_GAP_MAX, "exceeded time: {gap:?}");
     let gap = median(&samples, |sample| sample.accept_gap);
-    assert!(gap <= factor * ACCEPT_GAP_MAX, "{gap:?}");
+    assert!(gap <= factor * ACCEPT_GAP_MAX, "exceeded time: {gap:?}");
 
     let samples = repeat(&group, Fault::ContactDaemonRestarted, repeats, connections);
-    for sample in &samples {
-        assert_eq!(sample.views, 0, "{sample:?}");
-    }
+    assert_views(&samples, 0);
 
     let samples = repeat(&group, Fault::ContactDaemonKilled, repeats, connections);
-    for sample in &samples {
-        assert_eq!(sample.views, 1, "{sample:?}");
-    }
+    assert_views(&samples, 1);
 
     let samples = repeat(&group, Fault::Promotion, repeats, connections);
-    for sample in &samples {
-        assert_eq!(sample.views, 1, "{sample:?}");
-    }
+    assert_views(&samples, 1);
     let gap = median(&samples, |sample| sample.accept_gap);
-    assert!(gap <= factor * PROMOTION_GAP_MAX, "{gap:?}");
+    assert!(gap <= factor * PROMOTION_GAP_MAX, "exceeded time: {gap:?}");
 
     let samples = repeat(&group, Fault::DaemonsPaused, repeats, connections);
-    for sample in &samples {
-        assert_eq!(sample.views, 0, "{sample:?}");
-    }
+    assert_views(&samples, 0);
 }
