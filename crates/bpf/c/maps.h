@@ -12,7 +12,7 @@ struct {
 	__type(value, struct config);
 } config SEC(".maps");
 
-/* Services by address and port, and each address once more under port 0. */
+/* The lease of the contact node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -21,6 +21,7 @@ struct {
 	__type(value, struct lease);
 } lease SEC(".maps");
 
+/* Services by address and port, and each address once more under port 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 2 * MAX_SERVICES);

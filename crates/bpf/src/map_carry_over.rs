@@ -61,7 +61,7 @@ impl std::fmt::Display for MapChange {
     }
 }
 
-/// What the pinned maps mean for a start.
+/// Meaning of the pinned maps for a start.
 #[derive(Default)]
 pub(crate) struct MapPlan {
     maps: Vec<PlannedMap>,

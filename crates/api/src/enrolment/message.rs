@@ -93,7 +93,7 @@ pub struct GroupSettings {
     pub reach: GroupReach,
     /// Name of the contact node, if the group is configured by files; none if the group runs itself.
     pub contact: Option<String>,
-    /// Nodes of the group. A group that runs itself names those to ask for the contact node.
+    /// Nodes of the group; in a group that runs itself, the nodes to ask for the contact node.
     pub nodes: Vec<KnownNode>,
     /// Revocation list of the authority in DER, if there is one.
     #[serde(with = "serde_bytes")]

@@ -272,7 +272,7 @@ pub struct DnsConfig {
     pub zone: ZoneSettings,
     /// Maximum number of answers by UDP per second to the clients of one network.
     pub responses_per_s: u32,
-    /// Names besides those of the group's services.
+    /// Names besides the names of the group's services.
     pub names: Vec<ConfiguredName>,
 }
 

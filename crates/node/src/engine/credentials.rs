@@ -78,7 +78,7 @@ impl Engine {
         self.credentials.run(&self.peers, metrics, name_of);
     }
 
-    /// Learns a new view of the group: whom to ask for certificates, and what hosts that join must know.
+    /// Learns a new view of the group: the nodes to ask for certificates, and the facts for hosts that join.
     pub(super) fn set_credential_view(&mut self) {
         use holdfast_api::enrolment::{GroupSettings, KnownNode};
         let view = self.group.view();

@@ -1,4 +1,4 @@
-//! The view of the group that this node obeys: who is contact node, and names and addresses of the nodes.
+//! The view of the group that this node obeys: the contact node, and names and addresses of the nodes.
 //!
 //! In a group whose contact node is configured, the first view is the only one. In a group that runs itself, there is no
 //! view until the first [`crate::membership::GroupEvent::View`].
@@ -16,7 +16,7 @@ use crate::config::Config;
 /// Number of no node: the contact node before the first view.
 const NO_NODE: NodeId = NodeId(0);
 
-/// This node's place in the group.
+/// Place of the local node in the group.
 pub struct GroupRole {
     own: NodeId,
     view: View,
