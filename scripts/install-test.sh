@@ -295,8 +295,11 @@ run_blocks() {
 run_block() {
     local machine=${1% background} host commands hosts
     commands=$(<"$folder/blocks/$2")
-    hosts=("$machine")
-    [[ $machine != each ]] || hosts=("${nodes[@]}")
+    case $machine in
+        each) hosts=("${nodes[@]}") ;;
+        contact) hosts=("$(contact_node)") ;;
+        *) hosts=("$machine") ;;
+    esac
     for host in "${hosts[@]}"; do
         say "$host: $2"
         if [[ $1 == *' background' ]]; then
@@ -326,6 +329,11 @@ connected_nodes() { on "$1" "holdfast status" | grep --count ' connected ' || tr
 
 is_connected_to() { (($(connected_nodes "$1") == $2)); }
 
+# The contact node, as n1 sees it.
+contact_node() { on n1 "holdfast node list" | awk '/ contact node / { print $1 }'; }
+
+is_contact() { [[ $(contact_node) == "$1" ]]; }
+
 check_install_nodes() {
     local host state
     for host in "${nodes[@]}"; do
@@ -345,16 +353,26 @@ check_install_nodes() {
 
 check_status() {
     wait_for "the connection of n1 to the other nodes" is_connected_to n1 2
+    expect "n1 is the contact node" is_contact n1
+    expect "two backups" test "$(on n1 "holdfast node list" | grep --count ' backup ')" = 2
+    # A token serves one host.
+    expect "two used tokens" test "$(on n1 "holdfast group token --list" | grep --count ' used ')" = 2
     # A daemon that dies is started again.
-    local pid
+    local pid status=0
     pid=$(main_pid n2)
     on n2 "kill -KILL $pid"
     wait_for "a new daemon on n2" is_restarted n2 "$pid"
     wait_for "the connection of n2" is_connected_to n1 2
     # A second daemon is refused.
-    local status=0
     on n2 "holdfastd" >"$folder/output/second" 2>&1 || status=$?
     expect "status 75 of a second daemon" test "$status" = 75
+}
+
+check_service() {
+    local host
+    for host in "${nodes[@]}"; do
+        wait_for "the service on $host" on "$host" "holdfast service list | grep --quiet 10.0.0.80"
+    done
     check_handoffs
 }
 
@@ -477,13 +495,22 @@ check_rollback() {
     wait_for "the connection of n1 to the other nodes" is_connected_to n1 2
 }
 
+check_promote() {
+    wait_for "n3 as contact node" is_contact n3
+    run_block admin first-client
+    expect_answers_of n1 n2 n3
+}
+
 before_host_failed() {
-    say "killing n3"
+    say "killing n3, the contact node"
     kill -KILL "${init_of[n3]}"
     unset 'init_of[n3]'
     nodes=(n1 n2)
+    wait_for "another contact node" has_living_contact
     wait_for "n1 to miss n3" is_connected_to n1 1
 }
+
+has_living_contact() { [[ $(contact_node) == n[12] ]]; }
 
 check_host_failed() {
     run_block admin first-client
@@ -491,8 +518,12 @@ check_host_failed() {
 }
 
 check_revoke() {
-    wait_for "the certificates on n1" on n1 "journalctl --unit holdfastd | grep --quiet 'certificates and revocation lists are in force'"
+    wait_for "the revocation on n2" on n2 "journalctl --unit holdfastd | grep --quiet 'a new revocation list is in force'"
     expect "n1 and n2 are connected" is_connected_to n1 1
+}
+
+check_leave() {
+    wait_for "n1 alone" test "$(on n1 "holdfast node list" | grep --count --extended-regexp '^n[0-9]')" = 1
 }
 
 # What the page had the administrator start, who also ends it.

@@ -80,6 +80,7 @@ stage_holdfast() {
     install -D -m 644 "$root/packaging/systemd/tmpfiles.conf" "$tree/usr/lib/tmpfiles.d/holdfast.conf"
     install -D -m 644 -t "$tree/etc/holdfast" "$root"/packaging/etc/*.toml
     install -m 644 "$root/docs/holdfast.example.toml" "$tree/etc/holdfast/holdfast.toml.example"
+    install -d -m 755 "$tree/etc/holdfast/checks"
     install_documents "$tree" holdfast
     for name in install joining group services health proxy configuration handoff metrics migration limits pools rsplib lab \
         simulation; do

@@ -85,8 +85,9 @@ fn machine(now: Duration, role: u8) -> Membership {
         _ => (21, JoinRole::Backup),
     };
     let own = member(number);
-    let config = MembershipConfig::new(own.name, own.address, join_role, 1);
+    let mut config = MembershipConfig::new(own.name, own.address, join_role, 1);
     if role == 3 {
+        config.seeds = vec![node_name(1)];
         return Membership::join(now, config);
     }
     let state = MembershipState {

@@ -10,6 +10,9 @@
 //! Keys are ECDSA on P-256. A node's certificate carries its identity as the DNS name [`node_dns_name`] and is valid at
 //! both ends of a TLS connection. No file is ever overwritten except the revocation list, which is replaced as a whole.
 //!
+//! Several processes may use an authority, such as a daemon and `holdfast ca`: a lock on `serials.log` (flock(2)) keeps
+//! their steps apart.
+//!
 //! A node that makes its key itself sends a [`CertificateRequest`], and [`CertificateAuthority::sign`] answers it.
 
 mod certificate_request;
@@ -33,9 +36,13 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData,
     RevocationReason, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const AUTHORITY_DAYS: u32 = 3650;
+/// Length of the serial numbers that an authority gives.
+const SERIAL_BYTES_MAX: usize = 16;
 
 /// Default validity of a node's certificate, in days.
 pub const NODE_DAYS: u32 = 825;
@@ -58,12 +65,12 @@ pub enum CaError {
     #[error("{} exists already and is not overwritten; move it away or use another directory", .0.display())]
     Exists(PathBuf),
     /// A file cannot be read or written.
-    #[error("{}: {source}", .path.display())]
+    #[error("{}: {error}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The name is not allowed for a node or group.
     #[error("`{0}` is not a name; use 1 to 40 lower-case letters, digits and inner hyphens")]
@@ -76,11 +83,16 @@ pub enum CaError {
         "a certificate of `{0}` is in force; choose another name, or revoke it first with `holdfast ca revoke {0}`"
     )]
     InForce(String),
+    /// The certificate is revoked, so that it is not renewed.
+    #[error(
+        "a certificate of `{0}` is revoked and is not renewed; let the host join with a new token"
+    )]
+    Revoked(String),
     /// A certificate request is refused.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A line of the log is malformed.
-    #[error("{}:{line}: not a line of the log; restore the file", .path.display())]
+    /// A line of the log is malformed or cut.
+    #[error("{}:{line}: not a whole line of the log; restore the file, or remove the line if a crash has cut it", .path.display())]
     Log {
         /// The log.
         path: PathBuf,
@@ -89,7 +101,15 @@ pub enum CaError {
     },
     /// Creating or reading a certificate failed.
     #[error("certificate: {0}")]
-    Certificate(#[from] rcgen::Error),
+    Certificate(rcgen::Error),
+}
+
+/// The text names the error, which is no source of its own: a command that prints the sources too would print the text
+/// twice.
+impl From<rcgen::Error> for CaError {
+    fn from(error: rcgen::Error) -> CaError {
+        CaError::Certificate(error)
+    }
 }
 
 /// Files of a certificate just issued.
@@ -112,6 +132,15 @@ pub struct SignedCertificate {
     pub der: Vec<u8>,
     /// The serial number in hexadecimal.
     pub serial: String,
+}
+
+/// A certificate in the authority's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoggedCertificate {
+    /// The serial number.
+    pub serial: u128,
+    /// True if the certificate is revoked.
+    pub is_revoked: bool,
 }
 
 /// A certificate authority that can issue and revoke certificates.
@@ -139,7 +168,7 @@ impl CertificateAuthority {
             .push(DnType::CommonName, format!("Holdfast group {group}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.serial_number = Some(random_serial()?);
+        params.serial_number = Some(serial_number(random_serial()?));
         set_validity(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
         // Create the key first: the process that creates the key is the one that writes the rest.
@@ -179,18 +208,20 @@ impl CertificateAuthority {
     ) -> Result<IssuedFiles, CaError> {
         check_name(node)?;
         let key = KeyPair::generate()?;
-        let (certificate, serial) = self.certify(node, &key, addresses, days)?;
+        let serial = random_serial()?;
+        let certificate = self.certify(node, &key, addresses, days, serial)?;
         let issued = IssuedFiles {
             cert: self.dir.join(format!("{node}.pem")),
             key: self.dir.join(format!("{node}.key")),
-            serial,
+            serial: serial_text(serial),
         };
         if issued.cert.exists() {
             return Err(CaError::Exists(issued.cert));
         }
+        let mut log = self.lock_log()?;
         create_file(&issued.key, &key.serialize_pem())?;
         // Log before the certificate can be used, so that every used certificate can be revoked.
-        self.log_issued(&issued.serial, node, days)?;
+        log.add_issued(serial, node, days)?;
         create_file(&issued.cert, &certificate.pem())?;
         Ok(issued)
     }
@@ -199,19 +230,75 @@ impl CertificateAuthority {
     /// returns. Whether the name is free is the caller's question ([`CertificateAuthority::check_free`]).
     ///
     /// # Errors
-    /// The log cannot be written.
+    /// The log is damaged, or cannot be written.
     pub fn sign(
         &self,
         request: &CertificateRequest,
         days: u32,
     ) -> Result<SignedCertificate, CaError> {
-        let (certificate, serial) = self.certify(request.name(), &request.public_key, &[], days)?;
-        self.log_issued(&serial, request.name(), days)?;
+        self.sign_with_serial(request, days, random_serial()?)
+    }
+
+    /// Does the same as [`CertificateAuthority::sign`] with a serial number that [`random_serial`] returned.
+    ///
+    /// # Errors
+    /// As [`CertificateAuthority::sign`].
+    pub fn sign_with_serial(
+        &self,
+        request: &CertificateRequest,
+        days: u32,
+        serial: u128,
+    ) -> Result<SignedCertificate, CaError> {
+        self.sign_in(&mut self.lock_log()?, request, days, serial)
+    }
+
+    /// Signs a certificate that takes the place of the one with the serial number `present`.
+    ///
+    /// # Errors
+    /// [`CaError::Revoked`]: a revocation that other nodes do not know yet holds here. Otherwise as
+    /// [`CertificateAuthority::sign`].
+    pub fn renew(
+        &self,
+        request: &CertificateRequest,
+        days: u32,
+        present: u128,
+    ) -> Result<SignedCertificate, CaError> {
+        let mut log = self.lock_log()?;
+        match is_revoked(&log.entries, present) {
+            true => Err(CaError::Revoked(request.name().to_owned())),
+            false => self.sign_in(&mut log, request, days, random_serial()?),
+        }
+    }
+
+    fn sign_in(
+        &self,
+        log: &mut LockedLog,
+        request: &CertificateRequest,
+        days: u32,
+        serial: u128,
+    ) -> Result<SignedCertificate, CaError> {
+        let name = request.name();
+        let certificate = self.certify(name, &request.public_key, &[], days, serial)?;
+        log.add_issued(serial, name, days)?;
         Ok(SignedCertificate {
             pem: certificate.pem(),
             der: certificate.der().to_vec(),
-            serial,
+            serial: serial_text(serial),
         })
+    }
+
+    /// Returns the certificates of `node` that have not ended, revoked ones included, in the order of the log.
+    ///
+    /// # Errors
+    /// The log cannot be read, or is damaged.
+    pub fn certificates_of(&self, node: &str) -> Result<Vec<LoggedCertificate>, CaError> {
+        check_name(node)?;
+        let log = self.lock_log()?.entries;
+        let certificate = |entry: &LogEntry| LoggedCertificate {
+            serial: entry.number(),
+            is_revoked: is_revoked(&log, entry.number()),
+        };
+        Ok(issued_to(&log, node).map(certificate).collect())
     }
 
     /// Checks that no certificate of `node` is in force.
@@ -219,11 +306,10 @@ impl CertificateAuthority {
     /// # Errors
     /// [`CaError::InForce`], or the log cannot be read.
     pub fn check_free(&self, node: &str) -> Result<(), CaError> {
-        check_name(node)?;
-        let log = self.read_log()?;
-        match in_force(&log, node).next() {
-            Some(_) => Err(CaError::InForce(node.to_owned())),
-            None => Ok(()),
+        let certificates = self.certificates_of(node)?;
+        match certificates.iter().all(|known| known.is_revoked) {
+            true => Ok(()),
+            false => Err(CaError::InForce(node.to_owned())),
         }
     }
 
@@ -243,14 +329,14 @@ impl CertificateAuthority {
         read(&self.dir.join("ca.crl"))
     }
 
-    /// Makes a certificate with a new serial number.
     fn certify(
         &self,
         node: &str,
         key: &impl PublicKeyData,
         addresses: &[IpAddr],
         days: u32,
-    ) -> Result<(Certificate, String), CaError> {
+        serial: u128,
+    ) -> Result<Certificate, CaError> {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
@@ -265,11 +351,9 @@ impl CertificateAuthority {
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
         params.use_authority_key_identifier_extension = true;
-        let serial = random_serial()?;
-        let serial_text = hex(&serial.to_bytes());
-        params.serial_number = Some(serial);
+        params.serial_number = Some(serial_number(serial));
         set_validity(&mut params, days);
-        Ok((params.signed_by(key, &self.issuer)?, serial_text))
+        Ok(params.signed_by(key, &self.issuer)?)
     }
 
     /// Revokes every valid certificate of `node`: the revocation list is replaced, and the node's files are renamed
@@ -279,17 +363,19 @@ impl CertificateAuthority {
     /// No certificate of `node` is valid, or a file cannot be written.
     pub fn revoke(&self, node: &str) -> Result<Vec<String>, CaError> {
         check_name(node)?;
-        let log = self.read_log()?;
-        let serials: Vec<String> = in_force(&log, node)
+        // Held until the list is written, so that no certificate of the node is renewed in between.
+        let mut log = self.lock_log()?;
+        let serials: Vec<String> = issued_to(&log.entries, node)
+            .filter(|entry| !is_revoked(&log.entries, entry.number()))
             .map(|entry| entry.serial.clone())
             .collect();
         let Some(last) = serials.last() else {
             return Err(CaError::NotIssued(node.to_owned()));
         };
         for serial in &serials {
-            self.log_revoked(serial, node)?;
+            log.add_revoked(serial, node)?;
         }
-        self.write_crl(&self.read_log()?)?;
+        self.write_crl(&log.entries)?;
         for extension in ["pem", "key"] {
             let from = self.dir.join(format!("{node}.{extension}"));
             let to = self.dir.join(format!("{node}.revoked-{last}.{extension}"));
@@ -344,43 +430,75 @@ impl CertificateAuthority {
             .map_err(file_error(&path))
     }
 
-    fn log_issued(&self, serial: &str, node: &str, days: u32) -> Result<(), CaError> {
+    /// Waits for the lock on the log, and reads the log.
+    fn lock_log(&self) -> Result<LockedLog, CaError> {
+        let path = self.dir.join("serials.log");
+        let mut text = String::new();
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| {
+                retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
+                file.read_to_string(&mut text)?;
+                Ok(file)
+            })
+            .map_err(file_error(&path))?;
+        let parse = |(number, line): (usize, &str)| {
+            let whole_line = line.strip_suffix('\n');
+            whole_line
+                .and_then(LogEntry::parse)
+                .ok_or_else(|| CaError::Log {
+                    path: path.clone(),
+                    line: number + 1,
+                })
+        };
+        let entries = text.split_inclusive('\n').enumerate().map(parse);
+        Ok(LockedLog {
+            entries: entries.collect::<Result<_, _>>()?,
+            file,
+            path,
+        })
+    }
+}
+
+/// The log, whole, and locked until the value is dropped.
+struct LockedLog {
+    entries: Vec<LogEntry>,
+    file: File,
+    path: PathBuf,
+}
+
+impl LockedLog {
+    fn add_issued(&mut self, serial: u128, node: &str, days: u32) -> Result<(), CaError> {
         let now = since_epoch();
         let end = now + DAY * days;
-        self.append_log(&format!(
-            "issued {serial} {node} {} {}\n",
+        self.append(&format!(
+            "issued {} {node} {} {}",
+            serial_text(serial),
             now.as_secs(),
             end.as_secs()
         ))
     }
 
-    fn log_revoked(&self, serial: &str, node: &str) -> Result<(), CaError> {
+    fn add_revoked(&mut self, serial: &str, node: &str) -> Result<(), CaError> {
         let now = since_epoch().as_secs();
-        self.append_log(&format!("revoked {serial} {node} {now}\n"))
+        self.append(&format!("revoked {serial} {node} {now}"))
     }
 
-    fn append_log(&self, line: &str) -> Result<(), CaError> {
-        let path = self.dir.join("serials.log");
-        OpenOptions::new()
-            .append(true)
-            .open(&path)
-            .and_then(|mut file| {
-                file.write_all(line.as_bytes())?;
-                file.sync_all()
-            })
-            .map_err(file_error(&path))
-    }
-
-    fn read_log(&self) -> Result<Vec<LogEntry>, CaError> {
-        let path = self.dir.join("serials.log");
-        let text = read(&path)?;
-        let parse = |(number, line)| {
-            LogEntry::parse(line).ok_or_else(|| CaError::Log {
-                path: path.clone(),
-                line: number + 1,
-            })
-        };
-        text.lines().enumerate().map(parse).collect()
+    fn append(&mut self, line: &str) -> Result<(), CaError> {
+        let error = file_error(&self.path);
+        let length = self.file.metadata().map_err(&error)?.len();
+        let written = (self.file)
+            .write_all(format!("{line}\n").as_bytes())
+            .and_then(|()| self.file.sync_all());
+        if written.is_err() {
+            // A part of a line would make the log unusable. The error of the write counts.
+            let _ = self.file.set_len(length);
+        }
+        written.map_err(error)?;
+        self.entries.extend(LogEntry::parse(line));
+        Ok(())
     }
 }
 
@@ -395,13 +513,16 @@ struct LogEntry {
     end: Option<Duration>,
 }
 
-/// Returns the certificates of `node` that have not ended and are not revoked, in the order of the log.
-fn in_force<'log>(log: &'log [LogEntry], node: &str) -> impl Iterator<Item = &'log LogEntry> {
-    log.iter().filter(move |entry| {
-        let is_revoked =
-            || (log.iter()).any(|other| other.is_revocation && other.serial == entry.serial);
-        entry.node == node && !entry.is_revocation && !entry.has_ended() && !is_revoked()
-    })
+/// Returns the certificates of `node` that have not ended, in the order of the log.
+fn issued_to<'log>(log: &'log [LogEntry], node: &str) -> impl Iterator<Item = &'log LogEntry> {
+    log.iter()
+        .filter(move |entry| entry.node == node && !entry.is_revocation && !entry.has_ended())
+}
+
+/// Returns true if the log has a revocation of the certificate with this serial number.
+fn is_revoked(log: &[LogEntry], serial: u128) -> bool {
+    log.iter()
+        .any(|entry| entry.is_revocation && entry.number() == serial)
 }
 
 impl LogEntry {
@@ -415,7 +536,7 @@ impl LogEntry {
         let serial = fields.next()?.to_owned();
         let entry = LogEntry {
             is_revocation,
-            serial_bytes: unhex(&serial)?,
+            serial_bytes: unhex(&serial).filter(|bytes| bytes.len() <= SERIAL_BYTES_MAX)?,
             serial,
             node: fields.next()?.to_owned(),
             time: Duration::from_secs(fields.next()?.parse().ok()?),
@@ -428,6 +549,12 @@ impl LogEntry {
         fields.next().is_none().then_some(entry)
     }
 
+    /// Returns the serial number.
+    fn number(&self) -> u128 {
+        let bytes = self.serial_bytes.iter();
+        bytes.fold(0, |number, byte| number << 8 | u128::from(*byte))
+    }
+
     /// Returns true if the certificate has ended for every clock within the tolerance.
     fn has_ended(&self) -> bool {
         self.end
@@ -436,11 +563,22 @@ impl LogEntry {
 }
 
 /// Returns a random serial number, positive and of fixed length (RFC 5280, 4.1.2.2).
-fn random_serial() -> Result<SerialNumber, CaError> {
-    let mut bytes = [0; 16];
+///
+/// # Errors
+/// The system gives no random numbers.
+pub fn random_serial() -> Result<u128, CaError> {
+    let mut bytes = [0; SERIAL_BYTES_MAX];
     random_bytes(&mut bytes).map_err(file_error(Path::new(RANDOM_DEVICE)))?;
     bytes[0] = bytes[0] & 0x7f | 0x40;
-    Ok(SerialNumber::from_slice(&bytes))
+    Ok(u128::from_be_bytes(bytes))
+}
+
+fn serial_number(serial: u128) -> SerialNumber {
+    SerialNumber::from_slice(&serial.to_be_bytes())
+}
+
+fn serial_text(serial: u128) -> String {
+    format!("{serial:032x}")
 }
 
 const RANDOM_DEVICE: &str = "/dev/urandom";
@@ -495,14 +633,10 @@ fn read(path: &Path) -> Result<String, CaError> {
 
 fn file_error(path: &Path) -> impl Fn(io::Error) -> CaError {
     let path = path.to_owned();
-    move |source| CaError::File {
+    move |error| CaError::File {
         path: path.clone(),
-        source,
+        error,
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

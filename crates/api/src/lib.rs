@@ -55,16 +55,16 @@ mod asynchronous;
 pub mod blocking;
 pub mod ca;
 pub mod control;
-mod drain;
 pub mod enrolment;
 mod flow;
 pub mod pool;
 mod program_handoff;
+mod send_queue_drain;
 mod session;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{Service, TcpConnection, UdpService};
-pub use drain::Drain;
 pub use flow::{FlowText, FlowTextError, Protocol};
 pub use program_handoff::{Arrival, Destination, Kept, Moved};
+pub use send_queue_drain::Drain;
 pub use session::{Association, ConnectError, Session, Socket, UdpEvent};

@@ -4,7 +4,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use holdfast_api::ca::{CaError, CertificateAuthority, CertificateRequest, NODE_DAYS, NodeKey};
+use holdfast_api::ca::{
+    CaError, CertificateAuthority, CertificateRequest, NODE_DAYS, NodeKey, random_serial,
+};
 
 fn new_authority() -> (tempfile::TempDir, CertificateAuthority) {
     let dir = tempfile::tempdir().unwrap();
@@ -151,6 +153,69 @@ fn signed_name_is_taken_until_it_is_revoked() {
     // No key and no certificate of a node that made its key itself lies here.
     let files = fs::read_dir(dir.path().join("ca")).unwrap().count();
     assert_eq!(files, 4);
+}
+
+#[test]
+fn log_that_a_crash_has_cut_stops_the_authority() {
+    let (dir, authority) = new_authority();
+    let request = NodeKey::generate().unwrap().request("n2").unwrap();
+    let request = CertificateRequest::from_der(&request.der).unwrap();
+    let log = dir.path().join("ca/serials.log");
+    // Each line but the last is whole, and the last would be readable with a line end.
+    let cut = "issued 4001 n1 5\nissued 4002 n2 5";
+    fs::write(&log, cut).unwrap();
+    for result in [
+        authority.check_free("n3"),
+        authority.certificates_of("n3").map(drop),
+        authority.issue("n3", &[], 9).map(drop),
+        authority.sign(&request, 9).map(drop),
+        authority.renew(&request, 9, 0x4002).map(drop),
+        authority.revoke("n1").map(drop),
+    ] {
+        assert!(
+            matches!(result, Err(CaError::Log { line: 2, .. })),
+            "{result:?}"
+        );
+    }
+    assert_eq!(fs::read_to_string(&log).unwrap(), cut);
+    assert!(!dir.path().join("ca/n3.key").exists());
+}
+
+#[test]
+fn revoked_certificate_is_not_renewed() {
+    let (_dir, authority) = new_authority();
+    let request = NodeKey::generate().unwrap().request("n1").unwrap();
+    let request = CertificateRequest::from_der(&request.der).unwrap();
+    let present = random_serial().unwrap();
+    authority.sign_with_serial(&request, 9, present).unwrap();
+    authority.renew(&request, 9, present).unwrap();
+    authority.revoke("n1").unwrap();
+    let refused = authority.renew(&request, 9, present);
+    assert!(matches!(refused, Err(CaError::Revoked(_))), "{refused:?}");
+    let known = authority.certificates_of("n1").unwrap();
+    assert_eq!((known.len(), known[0].serial), (2, present));
+    assert!(known.iter().all(|certificate| certificate.is_revoked));
+}
+
+#[test]
+fn no_renewal_escapes_a_revocation() {
+    let (dir, authority) = new_authority();
+    let path = dir.path().join("ca");
+    for round in 0..20 {
+        let name = format!("n{round}");
+        let request = NodeKey::generate().unwrap().request(&name).unwrap();
+        let request = CertificateRequest::from_der(&request.der).unwrap();
+        let present = random_serial().unwrap();
+        authority.sign_with_serial(&request, 9, present).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let daemon = CertificateAuthority::open(&path).unwrap();
+                while daemon.renew(&request, 9, present).is_ok() {}
+            });
+            authority.revoke(&name).unwrap();
+        });
+        authority.check_free(&name).unwrap();
+    }
 }
 
 #[test]

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::control::{
     FlowListQuery, FlowOutcome, FlowSelection, FlowState, HandoffRequest, HandoffState,
-    HandoffStatus, PlacementRequest,
+    HandoffStatus, NodeList, ServiceChange, ServiceSettings, ServiceUpdate,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_testbed::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily, find_program};
+use holdfast_testbed::cluster::{
+    Cluster, ClusterService, ClusterSpec, IpFamily, SelfRunSpec, find_program,
+};
 use holdfast_testbed::connection_load::open_connections;
 use holdfast_testbed::pool_lab::find_system_program;
 use nix::sys::signal::{Signal, kill};
@@ -56,6 +58,7 @@ impl ProxiedGroup {
         }
         let lab_lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
+        spec.self_run = Some(SelfRunSpec { backups: 2 });
         spec.services
             .push(ClusterService::new("web", Protocol::Tcp, PORT));
         let mut group = Self {
@@ -143,15 +146,46 @@ impl ProxiedGroup {
     fn set_weights(&self, weights: &[(&str, u32)]) {
         let weights = weights
             .iter()
-            .map(|(node, weight)| ((*node).to_owned(), *weight));
-        let request = PlacementRequest {
-            weights: weights.collect(),
+            .map(|(node, weight)| ((*node).to_owned(), Some(*weight)));
+        let update = ServiceUpdate {
+            name: "web".to_owned(),
+            settings: ServiceSettings {
+                weights: weights.collect(),
+                ..ServiceSettings::default()
+            },
+            ..ServiceUpdate::default()
         };
-        let control = self.cluster.blocking_control_client("n1").unwrap();
-        control
-            .run(async |client| client.set_placement(&request).await)
+        self.cluster
+            .change_services("n2", ServiceChange::Set(update))
             .unwrap();
         thread::sleep(Duration::from_millis(200));
+    }
+
+    /// Lets a node leave the group, and ends its daemon.
+    fn leave(&self, node: &str) {
+        let control = self.cluster.blocking_control_client(node).unwrap();
+        control
+            .run(async |client| client.leave_group().await)
+            .unwrap();
+        self.cluster.set_daemon_restart(node, false);
+        self.cluster.signal_daemon(node, Signal::SIGTERM).unwrap();
+        eventually("the daemon ends", || {
+            self.cluster.daemon_pid(node).unwrap().is_none()
+        });
+        let nodes = self.membership().nodes;
+        assert!(nodes.iter().all(|member| member.name != node), "{nodes:?}");
+    }
+
+    /// Starts the daemon of a node that has left; returns when the node is in the group again.
+    fn join(&self, node: &str) {
+        self.cluster.set_daemon_restart(node, true);
+        self.cluster.wait_ready().unwrap();
+    }
+
+    /// Returns the group as a node that never leaves knows it.
+    fn membership(&self) -> NodeList {
+        let control = self.cluster.blocking_control_client("n2").unwrap();
+        control.run(async |client| client.nodes().await).unwrap()
     }
 
     fn connect(&self) -> TcpStream {
@@ -452,15 +486,18 @@ fn nginx_behind_proxies_serves_while_nodes_leave_and_join() {
     let wrk = RunningWrk::start(&group);
     load.wait_for_answers(&["n1", "n2", "n3"]);
 
-    for node in ["n3", "n2"] {
+    // The second one is the contact node.
+    for node in ["n3", "n1"] {
         group.set_weights(&[(node, 0)]);
         let totals = group.stop_node(node);
         assert!(totals["complete"].as_u64() > Some(0), "{totals}");
+        group.leave(node);
         let others: Vec<&str> = ["n1", "n2", "n3"]
             .into_iter()
             .filter(|other| *other != node)
             .collect();
         load.wait_for_answers(&others);
+        group.join(node);
         group.start_node(node);
         group.set_weights(&[(node, 1)]);
         load.wait_for_answers(&[node]);

@@ -188,8 +188,8 @@ static __always_inline __u16 unrecorded_destination(struct config *config, struc
 	if (config->role == ROLE_FORMER_HOLDER) {
 		__u16 contact = next_contact();
 		struct node *node = node_of(contact);
-		/* The contact node does not steer encapsulated packets. */
-		return node && !(node->flags & NODE_ENCAP) ? contact : 0;
+		/* The contact node does not steer encapsulated packets. A node that has left the group may know no other one. */
+		return node && contact != config->own_id && !(node->flags & NODE_ENCAP) ? contact : 0;
 	}
 	if (has_lease())
 		return placed_node(service, &p->flow, 0);

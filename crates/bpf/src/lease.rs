@@ -1,16 +1,21 @@
 //! The contact node's lease, which the programs test (`struct lease` of `c/shared.h`), in a pinned and mapped array: a
 //! lease ends in the kernel also when the daemon is dead.
 
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use libbpf_rs::MapHandle;
+use libbpf_rs::libbpf_sys::BPF_F_MMAPABLE;
+use libbpf_rs::{MapHandle, MapInfo};
 
 use crate::Error;
 use crate::mapped_array::MappedArray;
 
 /// Time of [`LeaseWriter::set_until_ns`] for a lease without end.
 pub const LEASE_WITHOUT_END: u64 = u64::MAX;
+
+const MAP_NAME: &str = "lease";
 
 /// `struct lease` of `c/shared.h`.
 #[repr(C)]
@@ -37,8 +42,33 @@ pub struct LeaseWriter {
 
 impl Lease {
     pub(crate) fn map(map: &MapHandle) -> Result<Self, Error> {
-        let raw = MappedArray::map(map, "lease")?;
+        let raw = MappedArray::map(map, MAP_NAME)?;
         Ok(Self { raw: Arc::new(raw) })
+    }
+
+    /// Opens the lease that an earlier daemon pinned below `pins`, while that daemon's programs go on; none if there is no
+    /// such lease, or one of a release with another layout.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn open_pinned(pins: &Path) -> Result<Option<Self>, Error> {
+        let path = pins.join(MAP_NAME);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let map_error = |error: libbpf_rs::Error| Error::Map {
+            name: MAP_NAME,
+            reason: error.to_string(),
+        };
+        let map = MapHandle::from_pinned_path(path).map_err(map_error)?;
+        let info = MapInfo::new(map.as_fd()).map_err(map_error)?.info;
+        let has_layout = info.value_size as usize == size_of::<RawLease>()
+            && info.max_entries > 0
+            && info.map_flags & BPF_F_MMAPABLE != 0;
+        match has_layout {
+            true => Self::map(&map).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn raw(&self) -> &RawLease {
@@ -74,6 +104,15 @@ impl Lease {
     #[must_use]
     pub fn table_epoch(&self) -> u64 {
         self.raw().table_epoch.load(Ordering::Acquire)
+    }
+
+    /// Returns true if the steering table serves for the view of `epoch`, in which the local node is contact node. The local
+    /// node was contact node of the view for which the table is complete. The next view cannot hide the term of another
+    /// contact node.
+    #[must_use]
+    pub fn has_table_for(&self, epoch: u64) -> bool {
+        let views_since = epoch.checked_sub(self.table_epoch());
+        views_since.is_some_and(|views| views <= 1)
     }
 
     /// Sets the node to which a former holder forwards packets without a record; 0 for none.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_bpf::shared_with_c::{Config, FlowKey, FlowState, FlowValue, RECORD_OWNED, Record};
-use holdfast_bpf::{Dataplane, Error};
+use holdfast_bpf::{Dataplane, Error, Lease};
 use libbpf_rs::libbpf_sys::bpf_map_create_opts;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use zerocopy::IntoBytes;
@@ -241,4 +241,35 @@ fn settings_are_written_back() {
     let config = host.pinned("config").lookup(0u32.as_bytes(), MapFlags::ANY);
     assert_eq!(config.expect("get").as_deref(), Some(before.as_bytes()));
     assert_eq!(plane.peers.entries(), [([1; 16], 1)]);
+}
+
+/// A daemon that starts renews the lease of the programs of an earlier one before its own programs are loaded.
+#[test]
+fn lease_of_an_earlier_daemon_is_renewed_for_the_view_of_its_table() {
+    let Some(host) = Host::new("pinned-lease") else {
+        return;
+    };
+    assert!(Lease::open_pinned(&host.pins).expect("no pins").is_none());
+    let earlier = host.start(CAPACITY);
+    earlier.lease.set_table_epoch(7);
+    let pinned = Lease::open_pinned(&host.pins).expect("opens");
+    let pinned = pinned.expect("a pinned lease");
+    let epochs: Vec<u64> = (5..11)
+        .filter(|epoch| pinned.has_table_for(*epoch))
+        .collect();
+    assert_eq!(epochs, [7, 8]);
+    pinned.writer().set_until_ns(99);
+    assert_eq!(earlier.lease.until_ns(), 99);
+    // Programs with another lease are of another release.
+    drop(earlier);
+    let path = host.pins.join("lease");
+    std::fs::remove_file(&path).expect("pinned");
+    let options = bpf_map_create_opts {
+        sz: size_of::<bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let mut other =
+        MapHandle::create(MapType::Array, Some("lease"), 4, 16, 1, &options).expect("a map");
+    other.pin(&path).expect("pins");
+    assert!(Lease::open_pinned(&host.pins).expect("opens").is_none());
 }

@@ -32,14 +32,14 @@ pub(crate) struct ListedSegment {
     pub attached: u64,
 }
 
-/// The list of segments of an IPC namespace.
+/// Reader of the segments of an IPC namespace.
 #[derive(Debug)]
-pub(crate) struct SystemVSegmentList {
+pub(crate) struct SystemVSegmentReader {
     /// Open `/proc/sysvipc/shm`, which shows the namespace in which it was opened.
     file: File,
 }
 
-impl SystemVSegmentList {
+impl SystemVSegmentReader {
     /// Opens the list of the IPC namespace of a process.
     pub fn open(pid: i32) -> Result<Self> {
         let path = "/proc/sysvipc/shm";

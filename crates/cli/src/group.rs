@@ -99,7 +99,9 @@ struct MacAddress([u8; 6]);
 #[command(
     after_help = "Examples:\n  holdfast group token\n  holdfast group token --minutes 10 --json\n  \
                         holdfast group token --list\n  holdfast group token --revoke 1f0c…\n\n\
-                        A token works at the node that made it. Whoever has it can join the group: send it over a safe way."
+                        The first line of the output is the command for the new host, the second one the token for which the \
+                        command asks. A token works at the node that made it. Whoever has it can join the group: send it over a \
+                        safe way."
 )]
 struct TokenArgs {
     #[command(flatten)]
@@ -281,8 +283,10 @@ fn token(args: &TokenArgs) -> Result<()> {
         true => print_json(&made)?,
         false => {
             output_line!("{}", join_command(&made));
+            output_line!("{}", made.token);
             eprintln!(
-                "Run this command as root on the new host within {} minutes. Token {} serves one host.",
+                "Run the command as root on the new host within {} minutes, and give it the token when it asks. Token {} serves \
+                 one host.",
                 args.minutes, made.id
             );
         }
@@ -290,14 +294,14 @@ fn token(args: &TokenArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command for the new host.
+/// Returns the command for the new host, without the token: every user of the host can read the arguments of a command.
 fn join_command(made: &NewToken) -> String {
     let address: Option<SocketAddr> = made.address.parse().ok();
     let address = match address {
         Some(address) if address.port() == DEFAULT_ENROLMENT_PORT => address.ip().to_string(),
         _ => made.address.clone(),
     };
-    format!("holdfast node join --token {} {address}", made.token)
+    format!("holdfast node join --token - {address}")
 }
 
 fn token_table(tokens: &[TokenEntry]) -> String {
@@ -439,8 +443,8 @@ mod tests {
             address: address.to_owned(),
         };
         let command = join_command(&made("10.0.0.11:7401"));
-        assert_eq!(command, "holdfast node join --token hf1-0 10.0.0.11");
+        assert_eq!(command, "holdfast node join --token - 10.0.0.11");
         let command = join_command(&made("[fd00::1]:80"));
-        assert_eq!(command, "holdfast node join --token hf1-0 [fd00::1]:80");
+        assert_eq!(command, "holdfast node join --token - [fd00::1]:80");
     }
 }

@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  holdfast node\n  holdfast node --config /etc/holdfast/holdfast.toml --check\n  \
-                  holdfast node join --token hf1-… 10.0.0.11\n  holdfast node list\n  holdfast node promote n2\n  \
+                  holdfast node join --token - 10.0.0.11\n  holdfast node list\n  holdfast node promote n2\n  \
                   holdfast node clean --dry-run"
 )]
 pub struct NodeArgs {

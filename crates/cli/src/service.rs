@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::Protocol;
 use holdfast_api::control::{
-    NewService, ServiceChange, ServiceChangeRequest, ServiceChanged, ServiceEntry, ServiceList,
-    ServicePlacement, ServiceSettings, ServiceSource, ServiceUpdate,
+    CheckSettings, FlowPlacementRule, NewService, ServerChecks, ServiceChange,
+    ServiceChangeRequest, ServiceChanged, ServiceEntry, ServiceList, ServiceSettings,
+    ServiceSource, ServiceUpdate,
 };
 
 use crate::daemon_client::DaemonArgs;
@@ -38,7 +39,8 @@ enum ServiceAction {
 #[command(after_help = "Examples:
   holdfast service add web --address 10.9.0.1 --port 80
   holdfast service add web --address 10.9.0.1 --address fd00:9::1 --port 80 --policy LUD --load-degradation 0.01
-  holdfast service add dns --address 10.9.0.2 --port 53 --protocol udp --weight n1=2 --weight n3=0")]
+  holdfast service add dns --address 10.9.0.2 --port 53 --protocol udp --weight n1=2 --weight n3=0
+  holdfast service add api --address 10.9.0.3 --port 443 --check connect --check-script check-api")]
 struct AddArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
@@ -67,7 +69,9 @@ struct AddArgs {
 #[command(after_help = "Examples:
   holdfast service set web --policy LU-DPF --load-dpf 0.001
   holdfast service set web --weight n2=0 --weight n3=default
-  holdfast service set web --add-address 10.9.0.7 --remove-address 10.9.0.1")]
+  holdfast service set web --add-address 10.9.0.7 --remove-address 10.9.0.1
+  holdfast service set web --check connect --check-interval 2000
+  holdfast service set web --check none")]
 struct SetArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
@@ -134,6 +138,36 @@ struct SettingsArgs {
     /// Default time that a handoff may wait for the send queue to empty, in milliseconds; 0: no wait
     #[arg(long, value_name = "MS")]
     drain: Option<u32>,
+    /// A check that each node makes of its own server: `connect` connects to it (TCP); `none` ends all checks. The checks
+    /// that --check and --check-script name replace the former ones
+    #[arg(long, value_enum, value_name = "CHECK")]
+    check: Option<CheckArg>,
+    /// A check script that each node runs; exit code 0 means that the server is well. A file name in each node's directory
+    /// of check scripts, by default /etc/holdfast/checks; file and directory must belong to root
+    #[arg(long, value_name = "NAME")]
+    check_script: Option<String>,
+    /// Time between two checks in milliseconds, 100 to 600000 [default of a new service: 1000]
+    #[arg(long, value_name = "MS")]
+    check_interval: Option<u32>,
+    /// Time limit of a check in milliseconds [default of a new service: 500]
+    #[arg(long, value_name = "MS")]
+    check_timeout: Option<u32>,
+    /// Consecutive failed checks after which a server gets no new clients, 1 to 100 [default of a new service: 2]
+    #[arg(long, value_name = "N")]
+    check_fall: Option<u32>,
+    /// Consecutive good checks after which a server gets new clients again, 1 to 100 [default of a new service: 2]
+    #[arg(long, value_name = "N")]
+    check_rise: Option<u32>,
+    /// Time after which a server that takes none of its waiting clients, or reads none of their requests, gets no new
+    /// clients, in milliseconds; 0: never [default of a new service: 500]
+    #[arg(long, value_name = "MS")]
+    stall: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CheckArg {
+    Connect,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -187,11 +221,29 @@ impl SettingsArgs {
             load_degradation: self.load_degradation,
             load_dpf: self.load_dpf,
             placement: self.placement.map(|placement| match placement {
-                PlacementArg::Hash => ServicePlacement::Hash,
-                PlacementArg::Port => ServicePlacement::Port,
+                PlacementArg::Hash => FlowPlacementRule::Hash,
+                PlacementArg::Port => FlowPlacementRule::Port,
             }),
             weights,
             drain_ms: self.drain,
+            checks: self.checks()?,
+        })
+    }
+
+    fn checks(&self) -> Result<CheckSettings> {
+        ensure!(
+            self.check != Some(CheckArg::None) || self.check_script.is_none(),
+            "--check none ends all checks; leave --check-script out, or name the checks that the service shall have"
+        );
+        let are_named = self.check.is_some() || self.check_script.is_some();
+        Ok(CheckSettings {
+            connect: are_named.then_some(self.check == Some(CheckArg::Connect)),
+            script: are_named.then(|| self.check_script.clone().unwrap_or_default()),
+            interval_ms: self.check_interval,
+            timeout_ms: self.check_timeout,
+            fall: self.check_fall,
+            rise: self.check_rise,
+            stall_ms: self.stall,
         })
     }
 }
@@ -278,6 +330,7 @@ fn list_text(list: &ServiceList) -> String {
         true => "no services\n".to_owned(),
         false => table_of(&list.services),
     };
+    text.extend(list.services.iter().filter_map(checks_text));
     text += &match list.source {
         ServiceSource::File => "from [[service]] in this node's file\n".to_owned(),
         ServiceSource::Group => format!("version {} of the group's settings\n", list.version),
@@ -314,9 +367,31 @@ fn table_of(services: &[ServiceEntry]) -> String {
 
 fn policy_text(service: &ServiceEntry) -> String {
     match service.placement {
-        ServicePlacement::Hash => service.policy.clone(),
-        ServicePlacement::Port => format!("{}, all at one node", service.policy),
+        FlowPlacementRule::Hash => service.policy.clone(),
+        FlowPlacementRule::Port => format!("{}, all at one node", service.policy),
     }
+}
+
+/// Returns a line about the checks of a service; none for a service without active checks.
+fn checks_text(service: &ServiceEntry) -> Option<String> {
+    let ServerChecks {
+        connect,
+        script,
+        interval_ms,
+        timeout_ms,
+        fall,
+        rise,
+        stall_ms: _,
+    } = &service.checks;
+    let connect = connect.then_some("connect");
+    let checks: Vec<&str> = connect.into_iter().chain(script.as_deref()).collect();
+    (!checks.is_empty()).then(|| {
+        format!(
+            "{} is checked every {interval_ms} ms by {} (limit {timeout_ms} ms, fall {fall}, rise {rise})\n",
+            service.name,
+            checks.join(" and ")
+        )
+    })
 }
 
 /// Returns the shares in percent.
@@ -340,13 +415,14 @@ mod tests {
             port: 80,
             addresses: vec!["10.9.0.1".parse().unwrap()],
             ending_addresses: vec!["fd00::9".parse().unwrap()],
-            placement: ServicePlacement::Hash,
+            placement: FlowPlacementRule::Hash,
             policy: "WRR".into(),
             load_degradation: 0.0,
             load_dpf: 0.0,
             weights: [("n1".to_owned(), 1), ("n2".to_owned(), 3)].into(),
             shares: [("n1".to_owned(), 1), ("n2".to_owned(), 3)].into(),
             drain_ms: None,
+            checks: ServerChecks::default(),
         }
     }
 
@@ -362,6 +438,52 @@ mod tests {
             "service  protocol  port  addresses                   policy  shares of new clients\n\
              web      tcp       80    10.9.0.1, fd00::9 (ending)  WRR     n1 25%, n2 75%\n\
              version 7 of the group's settings\n"
+        );
+    }
+
+    #[test]
+    fn list_shows_checks() {
+        let mut service = web();
+        service.checks = ServerChecks {
+            connect: true,
+            script: Some("/etc/holdfast/checks/web".into()),
+            ..ServerChecks::default()
+        };
+        assert_eq!(
+            checks_text(&service).unwrap(),
+            "web is checked every 1000 ms by connect and /etc/holdfast/checks/web (limit 500 ms, fall 2, rise 2)\n"
+        );
+        assert_eq!(checks_text(&web()), None);
+    }
+
+    #[test]
+    fn named_checks_replace_the_former_ones() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            settings: SettingsArgs,
+        }
+        let checks = |line: &str| {
+            let line = <Line as clap::Parser>::parse_from(line.split(' '));
+            line.settings.checks()
+        };
+        let named = |connect, script: &str| CheckSettings {
+            connect: Some(connect),
+            script: Some(script.to_owned()),
+            ..CheckSettings::default()
+        };
+        assert_eq!(checks("set").unwrap(), CheckSettings::default());
+        assert_eq!(checks("set --check connect").unwrap(), named(true, ""));
+        assert_eq!(checks("set --check none").unwrap(), named(false, ""));
+        let script = checks("set --check-script web").unwrap();
+        assert_eq!(script, named(false, "web"));
+        let both = checks("set --check connect --check-script web").unwrap();
+        assert_eq!(both, named(true, "web"));
+        assert!(checks("set --check none --check-script web").is_err());
+        let fall = checks("set --check-fall 3").unwrap();
+        assert_eq!(
+            (fall.fall, fall.connect, fall.script),
+            (Some(3), None, None)
         );
     }
 

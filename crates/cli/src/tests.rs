@@ -232,3 +232,17 @@ fn each_simulation_kind_reports_its_result() {
         assert!(format!("{error:#}").contains(names), "{words}: {error:#}");
     }
 }
+
+#[test]
+fn error_of_the_system_is_printed_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    for command in ["issue n1", "revoke n1"] {
+        let words = format!("holdfast ca --dir {} {command}", missing.display());
+        let line = CommandLine::try_parse_from(words.split(' ')).unwrap();
+        let error = run(line).err().expect("there is no authority");
+        let printed = format!("{error:#}");
+        let texts = printed.matches("No such file or directory").count();
+        assert_eq!(texts, 1, "{printed}");
+    }
+}

@@ -1,6 +1,7 @@
-//! Rate limit for log lines, so that unknown hosts cannot fill the log.
+//! Limits for number and length of log lines, so that unknown hosts cannot fill the log.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 const LINES_MAX: u32 = 20;
@@ -38,9 +39,28 @@ impl LogLimit {
     }
 }
 
+/// Returns the text of a value that another host chose, cut and marked with an ellipsis if longer than `bytes_max` bytes.
+pub fn shortened(value: &impl Display, bytes_max: usize) -> String {
+    let mut text = value.to_string();
+    if text.len() > bytes_max {
+        let end = (0..=bytes_max).rfind(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(shortened(&"short", 5), "short");
+        assert_eq!(shortened(&"longer", 5), "longe…");
+        assert_eq!(shortened(&"aéé", 2), "a…");
+        assert_eq!(shortened(&"é", 0), "…");
+    }
 
     #[test]
     fn lines_are_limited_per_window() {

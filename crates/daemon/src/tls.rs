@@ -27,6 +27,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, version::TLS13,
 };
+use x509_parser::certificate::X509Certificate;
 
 use crate::config::TlsConfig;
 use any_member_verifier::AnyMemberVerifier;
@@ -237,6 +238,40 @@ pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
 }
 
+/// The parts of a certificate that decide about its renewal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateContent {
+    /// The serial number, big endian.
+    pub serial: Vec<u8>,
+    /// The public key: for a key on P-256, the uncompressed point (SEC 1, section 2.3.3).
+    pub public_key: Vec<u8>,
+    /// Begin of the validity.
+    pub begin: SystemTime,
+    /// End of the validity.
+    pub end: SystemTime,
+}
+
+/// Reads a certificate. Returns nothing if the bytes are none.
+pub fn read_content(certificate: &CertificateDer<'_>) -> Option<CertificateContent> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let (begin, end) = validity_of(&parsed);
+    Some(CertificateContent {
+        serial: parsed.raw_serial().to_vec(),
+        public_key: parsed.public_key().subject_public_key.data.to_vec(),
+        begin,
+        end,
+    })
+}
+
+fn validity_of(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
+    let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    let validity = certificate.validity();
+    (
+        time(validity.not_before.timestamp()),
+        time(validity.not_after.timestamp()),
+    )
+}
+
 /// Returns all problems of the files of `config`. The certificate must belong to the node `owner`; without an owner, to
 /// any member.
 pub fn find_problems(config: &TlsConfig, owner: Option<&str>) -> Vec<TlsError> {
@@ -389,7 +424,6 @@ fn certificate_validities(
     path: &Path,
     certificates: &[CertificateDer<'_>],
 ) -> Result<Vec<(SystemTime, SystemTime)>, TlsError> {
-    let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     let validity = |certificate: &CertificateDer<'_>| {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|error| {
             TlsError::Malformed {
@@ -397,12 +431,7 @@ fn certificate_validities(
                 problem: error.to_string(),
             }
         })?;
-        let validity = parsed.validity();
-        let (begin, end) = (
-            validity.not_before.timestamp(),
-            validity.not_after.timestamp(),
-        );
-        Ok((time(begin), time(end)))
+        Ok(validity_of(&parsed))
     };
     certificates.iter().map(validity).collect()
 }

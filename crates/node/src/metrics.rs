@@ -420,6 +420,21 @@ impl Metrics {
         self.server_failures.get_or_create(&labels).inc();
     }
 
+    /// Ends the series of a node's server of a service.
+    pub fn forget_server(&self, pool: &str, service: &str, node: &str) {
+        self.servers_well.remove(&ServerLabels {
+            pool: pool.to_owned(),
+            service: service.to_owned(),
+            node: node.to_owned(),
+        });
+    }
+
+    /// Ends the series of the failures of this node's server of a pool.
+    pub fn forget_server_failures(&self, pool: &str, reason: &'static str) {
+        let pool = pool.to_owned();
+        self.server_failures.remove(&FailureLabels { pool, reason });
+    }
+
     /// Sets the time at which the certificates in use end.
     pub fn set_certificate_end(&self, end: SystemTime) {
         let since_epoch = end.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -70,7 +70,7 @@ fn compare_readers(server: &[(String, TcpStream)], expected_sufficient: usize) {
     for ((name, stream), snapshot) in server.iter().zip(&snapshots) {
         let snapshot = snapshot.as_ref().expect("a snapshot of a TCP socket");
         let snapshot = sockets
-            .to_tcp_snapshot(snapshot)
+            .to_static_snapshot(snapshot)
             .expect("its state has a name");
         sufficient += usize::from(snapshot.is_sufficient());
         let expected = by_getsockopt

@@ -124,15 +124,78 @@ fn apply_to_transit(
     }
 }
 
-/// Returns the record that a holder stores when a node claims `claimed` and the table has `current`: the claim if its epoch
-/// is higher, else none. Each change raises the epoch, so the highest epoch is the newest.
+/// Judgement of a holder about a claim, see [`judge_claim`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimVerdict {
+    /// The claim becomes the record.
+    Stored,
+    /// The table has a record that is as new, or newer.
+    Known,
+    /// Claim and record name different nodes of the view, and neither node says that it gives the flow to the other.
+    Disputed,
+}
+
+/// Returns the node that claims a flow by such a record: the owner, or the donor of a transit.
 #[must_use]
-pub fn newer_record(
+pub fn claimant(record: OwnershipRecord) -> NodeId {
+    match record.state {
+        RecordState::Owned { owner } => owner,
+        RecordState::Transit { donor, .. } => donor,
+    }
+}
+
+/// Returns true if a record names a node of which `is_named` is true.
+pub(crate) fn names(record: OwnershipRecord, is_named: impl Fn(NodeId) -> bool) -> bool {
+    match record.state {
+        RecordState::Owned { owner } => is_named(owner),
+        RecordState::Transit { donor, acceptor } => is_named(donor) || is_named(acceptor),
+    }
+}
+
+/// Judges a node's claim about a flow whose record in the table is `current`, the same node's or another node's.
+///
+/// Each change raises the epoch, so the newest of a node's claims has the highest. The epoch of another node's claim proves
+/// nothing, because a node may invent one: a flow follows its donor's claim to the acceptor, and no other claim of a node
+/// of the view.
+pub fn judge_claim(
     current: Option<OwnershipRecord>,
     claimed: OwnershipRecord,
-) -> Option<OwnershipRecord> {
-    let is_newer = current.is_none_or(|current| claimed.epoch > current.epoch);
-    is_newer.then_some(claimed)
+    is_in_view: impl Fn(NodeId) -> bool,
+) -> ClaimVerdict {
+    let Some(current) = current else {
+        return ClaimVerdict::Stored;
+    };
+    let (recorded_node, node) = (claimant(current), claimant(claimed));
+    let gives_to = |record: OwnershipRecord, to: NodeId| matches!(record.state, RecordState::Transit { acceptor, .. } if acceptor == to);
+    let is_newer = claimed.epoch > current.epoch;
+    let is_stored = if node == recorded_node {
+        is_newer
+    } else if is_newer && gives_to(current, node) {
+        true
+    } else if !is_newer && gives_to(claimed, recorded_node) {
+        false
+    } else if names(current, &is_in_view) {
+        return ClaimVerdict::Disputed;
+    } else {
+        is_newer || renumbered_record(Some(current), claimed, is_in_view).is_some()
+    };
+    match is_stored {
+        true => ClaimVerdict::Stored,
+        false => ClaimVerdict::Known,
+    }
+}
+
+/// Returns the record of a flow that several nodes claim: a transit from the holder to itself. Packets of the flow end at
+/// the holder, and no other node can change the record.
+#[must_use]
+pub fn disputed_record(holder: NodeId) -> OwnershipRecord {
+    OwnershipRecord::transit(holder, holder, 0)
+}
+
+/// Returns true for the record of a flow that several nodes claim: nobody has decided about the flow yet.
+#[must_use]
+pub fn is_disputed(record: OwnershipRecord) -> bool {
+    matches!(record.state, RecordState::Transit { donor, acceptor } if donor == acceptor)
 }
 
 /// Returns the record that a holder stores when an owner claims `claimed` and the table has `current`, whose owner is
@@ -158,6 +221,14 @@ pub fn renumbered_record(
 /// Epochs begin at the seconds of a clock, which reach this value in 2072. The numbers above it are left for floors and
 /// moves, so that no node can use epochs up.
 pub const REQUESTED_EPOCH_MAX: Epoch = 0xc000_0000;
+
+/// Highest epoch that a node may claim for a flow; a flow cannot be moved often enough to reach the end of the numbers
+/// above.
+pub const CLAIMED_EPOCH_MAX: Epoch = 0xe000_0000;
+
+/// Highest floor. A claim with a high epoch raises the floor of a later flow no further, so that the later flow can be
+/// moved, and claimed from another holder.
+const FLOOR_MAX: Epoch = 0xd000_0000;
 
 /// Number of floors; they occupy 256 KiB.
 const FLOOR_COUNT: usize = 1 << 16;
@@ -197,7 +268,7 @@ impl EpochFloors {
             return;
         }
         let floor = &mut self.floors[floor_index(flow)];
-        *floor = (*floor).max(epoch.saturating_add(1));
+        *floor = (*floor).max(epoch.saturating_add(1).min(FLOOR_MAX));
     }
 }
 

@@ -152,6 +152,13 @@ impl<P> HolderClient<P> {
         self.holder = holder;
     }
 
+    /// Gives an open request another number. An answer to the former one is ignored.
+    pub fn renumber(&mut self, former: u64, request: u64) {
+        if let Some(open) = self.requests.remove(&former) {
+            self.requests.insert(request, open);
+        }
+    }
+
     /// Makes the waits of all requests start from the beginning with the next repetition, as over a new channel to the
     /// holder. Returns the requests' numbers.
     pub fn restart_waits(&mut self) -> Vec<u64> {

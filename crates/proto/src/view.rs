@@ -4,6 +4,9 @@
 use holdfast_wire::NodeId;
 use std::collections::BTreeSet;
 
+/// Number of no node: the contact node of a node that is in no group.
+pub const NO_NODE: NodeId = NodeId(0);
+
 /// A view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
@@ -37,6 +40,18 @@ impl View {
     #[must_use]
     pub fn is_newer_than(&self, other: &View) -> bool {
         (self.epoch, self.revision) > (other.epoch, other.revision)
+    }
+
+    /// Returns what a removed node obeys until it has a newer view: the same epoch, and no nodes.
+    #[must_use]
+    pub fn without_nodes(&self) -> View {
+        View {
+            epoch: self.epoch,
+            revision: self.revision,
+            contact_node: NO_NODE,
+            backups: Vec::new(),
+            server_nodes: BTreeSet::new(),
+        }
     }
 
     /// Returns true if a node is in the group.

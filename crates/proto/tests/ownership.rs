@@ -1,7 +1,8 @@
 //! Tests of the compare-and-set with any sequence of changes from any node.
 
 use holdfast_proto::flow_ownership::{
-    EpochFloors, ProcessTransits, apply_change, renumbered_record,
+    CLAIMED_EPOCH_MAX, ClaimVerdict, EpochFloors, ProcessTransits, apply_change, disputed_record,
+    judge_claim, renumbered_record,
 };
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord,
@@ -350,4 +351,57 @@ fn node_with_a_new_number_gets_its_record_back() {
     let transit = OwnershipRecord::transit(former, other, 5);
     assert_eq!(renumbered(Some(transit), claim), None);
     assert_eq!(renumbered(None, claim), None);
+}
+
+#[test]
+fn claim_replaces_only_records_of_the_claimant_and_of_its_donor() {
+    use ClaimVerdict::{Disputed, Known, Stored};
+    let is_in_view = |node| [A, B, C].contains(&node);
+    let (owned, transit) = (OwnershipRecord::owned, OwnershipRecord::transit);
+    let lost = NodeId(9);
+    let cases = [
+        (None, owned(A, 1), Stored),
+        (Some(owned(A, 5)), owned(A, 6), Stored),
+        (Some(owned(A, 5)), owned(A, 5), Known),
+        (Some(owned(A, 5)), owned(B, 1_000), Disputed),
+        (Some(owned(A, 5)), transit(B, A, 7), Disputed),
+        (Some(transit(A, B, 5)), owned(B, 6), Stored),
+        (Some(transit(A, B, 5)), owned(C, 8), Disputed),
+        (Some(transit(A, B, 1_000)), owned(B, 5), Disputed),
+        (Some(owned(B, 6)), transit(A, B, 5), Known),
+        (Some(transit(B, C, 7)), transit(A, B, 5), Known),
+        (Some(transit(lost, A, 5)), owned(B, 8), Disputed),
+        (Some(owned(lost, 5)), owned(B, 5), Stored),
+        (Some(owned(lost, 5)), owned(B, 4), Known),
+    ];
+    for (current, claimed, verdict) in cases {
+        let judged = judge_claim(current, claimed, is_in_view);
+        assert_eq!(judged, verdict, "{current:?}, {claimed:?}");
+    }
+}
+
+#[test]
+fn disputed_flow_is_refused_to_all_nodes() {
+    let disputed = disputed_record(A);
+    for asker in [A, B, C] {
+        for kind in [
+            ChangeKind::Establish,
+            ChangeKind::Commit,
+            ChangeKind::Rollback,
+            ChangeKind::Remove,
+        ] {
+            for epoch in [1, 2, Epoch::MAX] {
+                let result = apply_change(Some(disputed), &change(kind, epoch), asker);
+                assert!(result.is_err(), "{kind:?} {epoch} by {asker}");
+            }
+        }
+    }
+}
+
+#[test]
+fn high_claim_leaves_epochs_for_later_flows() {
+    let mut floors = EpochFloors::new(3);
+    floors.raise(&flow(1), CLAIMED_EPOCH_MAX);
+    let start = floors.start_epoch(&flow(1), 1);
+    assert!(start < CLAIMED_EPOCH_MAX - (1 << 20), "{start:x}");
 }

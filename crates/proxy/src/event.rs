@@ -120,7 +120,7 @@ impl fmt::Display for ProxyEvent {
     }
 }
 
-/// Numbers since the start of a proxy. Every accepted connection that has ended is in exactly one of the next five.
+/// Numbers since the start of a proxy. Every accepted connection that has ended is in exactly one of the next six.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// Connections of clients.
@@ -131,6 +131,8 @@ pub struct Totals {
     pub client_resets: u64,
     /// Connections that the local server reset.
     pub server_resets: u64,
+    /// Connections that were reset because a side took none of the bytes that waited for it for 60 s.
+    pub stalled: u64,
     /// Clients that were reset because the local server was not available, or because of a system error.
     pub refused: u64,
     /// Connections that were reset because they were open at the end of the drain.
@@ -145,12 +147,13 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} connections accepted, {} complete, {} reset by clients, {} reset by the server, {} refused, {} cut; {} \
-             bytes to the server, {} bytes to clients",
+            "{} connections accepted, {} complete, {} reset by clients, {} reset by the server, {} stalled, {} refused, \
+             {} cut; {} bytes to the server, {} bytes to clients",
             self.accepted,
             self.complete,
             self.client_resets,
             self.server_resets,
+            self.stalled,
             self.refused,
             self.cut,
             self.to_server_bytes,
@@ -166,6 +169,7 @@ pub(crate) struct TotalCounters {
     pub(crate) complete: AtomicU64,
     pub(crate) client_resets: AtomicU64,
     pub(crate) server_resets: AtomicU64,
+    pub(crate) stalled: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) cut: AtomicU64,
     pub(crate) to_server_bytes: AtomicU64,
@@ -180,6 +184,7 @@ impl TotalCounters {
             complete: read(&self.complete),
             client_resets: read(&self.client_resets),
             server_resets: read(&self.server_resets),
+            stalled: read(&self.stalled),
             refused: read(&self.refused),
             cut: read(&self.cut),
             to_server_bytes: read(&self.to_server_bytes),

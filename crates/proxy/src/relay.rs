@@ -13,14 +13,18 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::event::{ProxyEvent, ReportLimit, TotalCounters};
-use crate::join::{ByteCounts, JoinFailure, JoinedStreams, Side, join};
+use crate::join::{ByteCounts, JoinFailure, JoinedStreams, Side, TimeLimits, join};
 use crate::pipe_pool::PipePool;
 use crate::proxy_protocol::header;
 
 /// Time limit for the local server's answer to a connection request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum silence of a client after the server has ended its stream; the kernel's tcp_fin_timeout by default.
-const SILENCE_AFTER_SERVER_END: Duration = Duration::from_secs(60);
+/// Time limits of each connection: the default of the kernel's tcp_fin_timeout, and the default of nginx for a peer that
+/// takes nothing (`send_timeout`, `proxy_send_timeout`).
+const TIME_LIMITS: TimeLimits = TimeLimits {
+    silence_after_server_end: Duration::from_secs(60),
+    stall: Duration::from_secs(60),
+};
 
 /// Takes the proxy's events.
 pub(crate) type EventSink = Box<dyn Fn(ProxyEvent) + Send + Sync>;
@@ -80,6 +84,7 @@ impl Relay {
             Ok(()) => &counters.complete,
             Err(RelayFailure::Join(JoinFailure::Broken(Side::Client))) => &counters.client_resets,
             Err(RelayFailure::Join(JoinFailure::Broken(Side::Server))) => &counters.server_resets,
+            Err(RelayFailure::Join(JoinFailure::Stalled)) => &counters.stalled,
             Err(RelayFailure::Join(JoinFailure::NoPipe(error))) => {
                 self.report_system_error("make a pipe for a connection", &error);
                 &counters.refused
@@ -117,7 +122,7 @@ impl Relay {
             bytes: ByteCounts::default(),
             counters: &self.counters,
         };
-        join(streams, &self.pipes, &bytes.bytes, SILENCE_AFTER_SERVER_END)
+        join(streams, &self.pipes, &bytes.bytes, TIME_LIMITS)
             .await
             .map_err(RelayFailure::Join)?;
         close_when_dropped(client);

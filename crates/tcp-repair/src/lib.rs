@@ -66,7 +66,7 @@ pub use reset_socket::reset_socket;
 pub use restore::{
     PreparedSocket, RestoredSocket, SocketPreparer, WindowProbe, activate, prepare, restore,
 };
-pub use snapshot::TcpSnapshot;
+pub use snapshot::TcpStaticSnapshot;
 pub use static_state::{TcpStaticReader, TcpStaticState, read_static};
 pub use unaccepted::{HandshakeResult, UnacceptedConnection, unaccepted_connection};
 pub use unconnected::{ListenParameters, UnconnectedTcpSocket};

@@ -2,7 +2,7 @@
 //! fresh socket's.
 
 use super::error::{RepairError, StepContext, UnmovableReason};
-use super::snapshot::TcpSnapshot;
+use super::snapshot::TcpStaticSnapshot;
 use crate::non_integer_options::NonIntegerOptions;
 use holdfast_sys::sockopt::numbers::{
     IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
@@ -275,7 +275,7 @@ impl SocketOptions {
 
     /// Returns these options with the values of `snapshot` that change by themselves, for another socket with equal
     /// options.
-    pub(super) fn with_tuned_sizes(mut self, snapshot: &TcpSnapshot<'_>) -> Self {
+    pub(super) fn with_tuned_sizes(mut self, snapshot: &TcpStaticSnapshot<'_>) -> Self {
         self.send_buffer = snapshot.send_buffer.cast_signed();
         self.receive_buffer = snapshot.receive_buffer.cast_signed();
         for (id, value) in &mut self.ints {

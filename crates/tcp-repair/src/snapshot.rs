@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 /// Snapshot of a connection's socket, all fields at one instant: the contents of [`TcpStaticState`], under the same names,
 /// and the fill levels of the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TcpSnapshot<'a> {
+pub struct TcpStaticSnapshot<'a> {
     /// Own address; IPv4 even on an IPv6 socket if the flow is IPv4.
     pub local: SocketAddr,
     /// The peer's address, in the same form.
@@ -48,7 +48,7 @@ pub struct TcpSnapshot<'a> {
     pub option_fingerprint: &'a [u8],
 }
 
-impl TcpSnapshot<'_> {
+impl TcpStaticSnapshot<'_> {
     /// Returns true if the socket itself need not be queried. Other states are rare, and each has its own meaning for
     /// queues and refusals.
     #[must_use]
@@ -71,7 +71,7 @@ impl TcpStaticReader {
     pub fn read_snapshot(
         &mut self,
         fd: BorrowedFd<'_>,
-        snapshot: &TcpSnapshot<'_>,
+        snapshot: &TcpStaticSnapshot<'_>,
     ) -> Result<TcpStaticState, RepairError> {
         if !snapshot.is_sufficient() {
             return self.read(fd);

@@ -1,24 +1,24 @@
-//! Small frames between the nodes of a group in UDP datagrams, authenticated by the group's key.
+//! Small frames between the nodes of a group in UDP datagrams, authenticated by a key for each sender and receiver.
 //!
 //! A datagram consists of (integers big endian):
 //!
 //! | bytes | content |
 //! | --- | --- |
 //! | 2 | `Hd` |
-//! | 1 | version, 1 |
-//! | 4 | number of the group's key |
+//! | 1 | version, 2 |
 //! | 8 | start number of the sender's daemon |
-//! | 8 | counter: number of the datagram since that start |
+//! | 8 | start number of the receiver's daemon |
+//! | 8 | counter: number of the datagram since the sender's start |
 //! | 1 | length of the sender's name |
 //! | 1 to 40 | the sender's name |
 //! | any | a [`DatagramFrame`] in postcard |
 //! | 32 | authentication code: HMAC-SHA-256 (RFC 2104) |
 //!
-//! The code covers the receiver's name too, which does not travel: a datagram for one node is worthless at another one.
-//! The content is not secret. A frame that carries secrets, or whose sender must be certain beyond the group's common
-//! key, needs a channel with certificates.
+//! The receiver chooses the key, at random, and gives it to the sender over the channel with certificates
+//! ([`crate::frame::GenericFrame::DatagramKey`]). A node can therefore speak for itself alone, and a datagram that was
+//! recorded before a restart of either daemon is worthless. The code covers the receiver's name too, which does not travel.
+//! The content is not secret; a frame that carries secrets needs the channel.
 
-use crate::group_data::GroupKey;
 use crate::membership_frames::{
     Heartbeat, JoinNumber, MembershipFrame, NODE_NAME_BYTES_MAX, NodeName,
 };
@@ -26,6 +26,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Maximum length of a datagram, in bytes: fits into one packet of any path.
 pub const DATAGRAM_BYTES_MAX: usize = 1_200;
@@ -33,14 +34,41 @@ pub const DATAGRAM_BYTES_MAX: usize = 1_200;
 pub const SENDERS_MAX: usize = 8_192;
 
 const MAGIC: [u8; 2] = *b"Hd";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Length of the fields before the sender's name.
-const HEAD_BYTES: usize = 24;
+const HEAD_BYTES: usize = 28;
 const CODE_BYTES: usize = 32;
 /// Separates these codes from other uses of a key.
-const LABEL: &[u8] = b"holdfast datagram 1";
+const LABEL: &[u8] = b"holdfast datagram 2";
 /// Number of counters behind the highest one that may still arrive (RFC 4303, section 3.4.3).
 const WINDOW: u64 = 64;
+
+/// Length of a [`DatagramKey`], in bytes.
+pub const DATAGRAM_KEY_BYTES: usize = 32;
+
+/// The key of the datagrams from one node to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DatagramKey(pub [u8; DATAGRAM_KEY_BYTES]);
+
+/// No content: the secret must not appear in logs.
+impl fmt::Debug for DatagramKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DatagramKey")
+    }
+}
+
+/// The keys that a node and another one have agreed on, for the present lives of both daemons. The keys of another start
+/// number must be others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairKeys {
+    /// Start number of the other node's daemon.
+    pub boot: u64,
+    /// Key of the datagrams from the other node, which this node has chosen.
+    pub inbound: DatagramKey,
+    /// Key of the datagrams to the other node; none until the other node has told it.
+    pub outbound: Option<DatagramKey>,
+}
 
 /// The frames that travel in datagrams. The order of the variants is part of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,28 +136,36 @@ pub enum DatagramError {
         "the bytes are not a datagram between nodes; check that the sender is a holdfastd of the same release"
     )]
     Malformed,
-    /// The receiver does not have the key of this number.
-    #[error("the datagram has key {0} of the group, which this node does not have (yet)")]
-    UnknownKey(u32),
-    /// The code is not that of the key: the sender is not in the group, or the datagram is for another node.
+    /// The receiver has agreed on no key with the sender.
     #[error(
-        "the datagram's authentication code is wrong; its sender is not in the group, or it was for another node"
+        "the datagram's sender has no key of this node; the key follows when the two nodes are connected"
+    )]
+    UnknownSender,
+    /// The datagram belongs to another life of the sender's or the receiver's daemon.
+    #[error("the datagram is from before a restart of its sender or of this node")]
+    Stale,
+    /// The code is not that of the key.
+    #[error(
+        "the datagram's authentication code is wrong; another host than the named one has sent it, or it was for another \
+         node"
     )]
     Forged,
-    /// The datagram was received before, is too late, or is of an earlier start of its sender.
+    /// The datagram was received before, or is too late.
     #[error("the datagram repeats an earlier one, or comes too late")]
     Replayed,
 }
 
 impl DatagramError {
     /// All reasons, in the words of metrics.
-    pub const LABELS: [&'static str; 4] = ["malformed", "unknown_key", "forged", "replayed"];
+    pub const LABELS: [&'static str; 5] =
+        ["malformed", "unknown_sender", "stale", "forged", "replayed"];
 
     /// Returns the reason in one word, for metrics.
     pub fn label(self) -> &'static str {
         match self {
             DatagramError::Malformed => "malformed",
-            DatagramError::UnknownKey(_) => "unknown_key",
+            DatagramError::UnknownSender => "unknown_sender",
+            DatagramError::Stale => "stale",
             DatagramError::Forged => "forged",
             DatagramError::Replayed => "replayed",
         }
@@ -145,7 +181,7 @@ pub struct DatagramSender {
 }
 
 impl DatagramSender {
-    /// Returns the sender of the node `name` whose daemon has the start number `boot`, greater than any earlier one.
+    /// Returns the sender of the node `name` whose daemon has the start number `boot`.
     pub fn new(name: NodeName, boot: u64) -> DatagramSender {
         DatagramSender {
             name,
@@ -154,15 +190,21 @@ impl DatagramSender {
         }
     }
 
-    /// Returns the datagram for the node `receiver`.
-    pub fn seal(&mut self, key: &GroupKey, receiver: &NodeName, frame: &DatagramFrame) -> Vec<u8> {
+    /// Returns the datagram for the node `receiver`, whose daemon has the start number `receiver_boot` and has told `key`.
+    pub fn seal(
+        &mut self,
+        receiver: &NodeName,
+        receiver_boot: u64,
+        key: &DatagramKey,
+        frame: &DatagramFrame,
+    ) -> Vec<u8> {
         self.counter += 1;
         let name = self.name.as_str().as_bytes();
         let mut bytes = Vec::with_capacity(HEAD_BYTES + name.len() + 64 + CODE_BYTES);
         bytes.extend_from_slice(&MAGIC);
         bytes.push(VERSION);
-        bytes.extend_from_slice(&key.number.to_be_bytes());
         bytes.extend_from_slice(&self.boot.to_be_bytes());
+        bytes.extend_from_slice(&receiver_boot.to_be_bytes());
         bytes.extend_from_slice(&self.counter.to_be_bytes());
         bytes.push(name.len() as u8);
         bytes.extend_from_slice(name);
@@ -179,8 +221,6 @@ impl DatagramSender {
 pub struct OpenedDatagram {
     /// The sender.
     pub sender: NodeName,
-    /// Number of the key.
-    pub key_number: u32,
     /// The content.
     pub frame: DatagramFrame,
 }
@@ -189,6 +229,7 @@ pub struct OpenedDatagram {
 #[derive(Debug)]
 pub struct DatagramReceiver {
     name: NodeName,
+    boot: u64,
     windows: BTreeMap<NodeName, ReplayWindow>,
     /// Number of datagrams that passed all checks.
     received: u64,
@@ -207,8 +248,8 @@ struct ReplayWindow {
 
 /// The fields of a datagram whose code was not checked.
 struct UncheckedDatagram<'a> {
-    key_number: u32,
     boot: u64,
+    receiver_boot: u64,
     counter: u64,
     sender: NodeName,
     frame: DatagramFrame,
@@ -217,35 +258,37 @@ struct UncheckedDatagram<'a> {
 }
 
 impl DatagramReceiver {
-    /// Returns the receiver of the node `name`.
-    pub fn new(name: NodeName) -> DatagramReceiver {
+    /// Returns the receiver of the node `name` whose daemon has the start number `boot`.
+    pub fn new(name: NodeName, boot: u64) -> DatagramReceiver {
         DatagramReceiver {
             name,
+            boot,
             windows: BTreeMap::new(),
             received: 0,
         }
     }
 
-    /// Checks a datagram, and that this node has not received it before. `keys` are the keys in force.
+    /// Checks a datagram, and that this node has not received it before. `keys_of` returns the keys that this node has
+    /// agreed on with another one.
     ///
     /// # Errors
     /// The datagram is refused.
     pub fn open(
         &mut self,
-        keys: &[GroupKey],
+        keys_of: impl FnOnce(&NodeName) -> Option<PairKeys>,
         bytes: &[u8],
     ) -> Result<OpenedDatagram, DatagramError> {
         let datagram = UncheckedDatagram::parse(bytes).ok_or(DatagramError::Malformed)?;
-        let number = datagram.key_number;
-        let key = keys.iter().find(|key| key.number == number);
-        let key = key.ok_or(DatagramError::UnknownKey(number))?;
-        let code = authentication_code(key, &self.name, datagram.covered);
+        let keys = keys_of(&datagram.sender).ok_or(DatagramError::UnknownSender)?;
+        if (datagram.boot, datagram.receiver_boot) != (keys.boot, self.boot) {
+            return Err(DatagramError::Stale);
+        }
+        let code = authentication_code(&keys.inbound, &self.name, datagram.covered);
         code.verify_slice(datagram.code)
             .map_err(|_| DatagramError::Forged)?;
         self.admit(&datagram)?;
         Ok(OpenedDatagram {
             sender: datagram.sender,
-            key_number: number,
             frame: datagram.frame,
         })
     }
@@ -256,7 +299,6 @@ impl DatagramReceiver {
         let known = self.windows.get(&datagram.sender).copied();
         let mut window = match known {
             Some(window) if window.boot == boot => window,
-            Some(window) if window.boot > boot => return Err(DatagramError::Replayed),
             _ => ReplayWindow {
                 boot,
                 highest: 0,
@@ -313,8 +355,8 @@ impl UncheckedDatagram<'_> {
         let (covered, code) = bytes.split_at_checked(bytes.len().checked_sub(CODE_BYTES)?)?;
         let (magic, rest) = covered.split_first_chunk::<2>()?;
         let ([version], rest) = rest.split_first_chunk::<1>()?;
-        let (key_number, rest) = rest.split_first_chunk::<4>()?;
         let (boot, rest) = rest.split_first_chunk::<8>()?;
+        let (receiver_boot, rest) = rest.split_first_chunk::<8>()?;
         let (counter, rest) = rest.split_first_chunk::<8>()?;
         let ([name_length], rest) = rest.split_first_chunk::<1>()?;
         let (name, content) = rest.split_at_checked(usize::from(*name_length))?;
@@ -324,8 +366,8 @@ impl UncheckedDatagram<'_> {
         let sender = std::str::from_utf8(name).ok()?.parse().ok()?;
         let (frame, excess) = postcard::take_from_bytes(content).ok()?;
         excess.is_empty().then_some(UncheckedDatagram {
-            key_number: u32::from_be_bytes(*key_number),
             boot: u64::from_be_bytes(*boot),
+            receiver_boot: u64::from_be_bytes(*receiver_boot),
             counter: u64::from_be_bytes(*counter),
             sender,
             frame,
@@ -335,10 +377,10 @@ impl UncheckedDatagram<'_> {
     }
 }
 
-fn authentication_code(key: &GroupKey, receiver: &NodeName, covered: &[u8]) -> Hmac<Sha256> {
+fn authentication_code(key: &DatagramKey, receiver: &NodeName, covered: &[u8]) -> Hmac<Sha256> {
     // HMAC pads a short key with zeros.
     let mut block = [0; 64];
-    block[..key.bytes.len()].copy_from_slice(&key.bytes);
+    block[..DATAGRAM_KEY_BYTES].copy_from_slice(&key.0);
     let mut code = Hmac::<Sha256>::new(&block.into());
     let receiver = receiver.as_str().as_bytes();
     code.update(LABEL);
@@ -354,10 +396,23 @@ mod tests {
     use crate::membership_frames::ServerListVersion;
     use proptest::prelude::*;
 
-    const KEY: GroupKey = GroupKey {
-        number: 3,
-        bytes: [7; 32],
+    const KEYS: PairKeys = PairKeys {
+        boot: 1,
+        inbound: DatagramKey([7; 32]),
+        outbound: None,
     };
+    /// Start number of the receiver.
+    const OWN_BOOT: u64 = 9;
+
+    fn receiver() -> DatagramReceiver {
+        DatagramReceiver::new(name("b"), OWN_BOOT)
+    }
+
+    /// Returns a datagram of `sender` for the receiver, under the inbound key of these keys.
+    fn seal(sender: &str, keys: &PairKeys, frame: &DatagramFrame) -> Vec<u8> {
+        let mut sender = DatagramSender::new(name(sender), keys.boot);
+        sender.seal(&name("b"), OWN_BOOT, &keys.inbound, frame)
+    }
 
     fn name(text: &str) -> NodeName {
         text.parse().unwrap()
@@ -387,35 +442,43 @@ mod tests {
     proptest! {
         #[test]
         fn sealed_datagram_opens_once_at_its_receiver(
-            frame in any_frame(), number: u32, secret: [u8; 32], boot: u64, sender in "[a-z]{1,40}"
+            frame in any_frame(), secret: [u8; 32], boot: u64, sender in "[a-z]{1,40}"
         ) {
-            let key = GroupKey { number, bytes: secret };
-            let bytes = DatagramSender::new(name(&sender), boot).seal(&key, &name("b"), &frame);
-            let mut receiver = DatagramReceiver::new(name("b"));
-            let opened = receiver.open(&[KEY, key], &bytes);
-            if number != KEY.number {
-                let expected = OpenedDatagram { sender: name(&sender), key_number: number, frame };
-                prop_assert_eq!(opened, Ok(expected));
-                prop_assert_eq!(receiver.open(&[key], &bytes), Err(DatagramError::Replayed));
-            }
-            let mut other = DatagramReceiver::new(name("c"));
-            prop_assert_eq!(other.open(&[key], &bytes), Err(DatagramError::Forged));
-            prop_assert_eq!(other.open(&[], &bytes), Err(DatagramError::UnknownKey(number)));
+            let keys = PairKeys { boot, inbound: DatagramKey(secret), outbound: None };
+            let bytes = seal(&sender, &keys, &frame);
+            let keys_of = |named: &NodeName| (named.as_str() == sender).then_some(keys);
+            let mut receiver = receiver();
+            let expected = OpenedDatagram { sender: name(&sender), frame };
+            prop_assert_eq!(receiver.open(keys_of, &bytes), Ok(expected));
+            prop_assert_eq!(receiver.open(keys_of, &bytes), Err(DatagramError::Replayed));
+            prop_assert_eq!(receiver.open(|_| None, &bytes), Err(DatagramError::UnknownSender));
+            let mut other = DatagramReceiver::new(name("c"), OWN_BOOT);
+            prop_assert_eq!(other.open(keys_of, &bytes), Err(DatagramError::Forged));
+        }
+
+        #[test]
+        fn datagram_under_the_key_of_another_sender_is_refused(
+            frame in any_frame(), secrets: [[u8; 32]; 2]
+        ) {
+            prop_assume!(secrets[0] != secrets[1]);
+            let keys = |secret| PairKeys { inbound: DatagramKey(secret), ..KEYS };
+            let [own, other] = secrets.map(keys);
+            let bytes = seal("a", &own, &frame);
+            let opened = receiver().open(|_| Some(other), &bytes);
+            prop_assert_eq!(opened, Err(DatagramError::Forged));
         }
 
         #[test]
         fn modified_datagram_is_refused(frame in any_frame(), at: prop::sample::Index, bit in 0..8_u8) {
-            let mut bytes = DatagramSender::new(name("a"), 1).seal(&KEY, &name("b"), &frame);
+            let mut bytes = seal("a", &KEYS, &frame);
             let at = at.index(bytes.len());
             bytes[at] ^= 1_u8 << bit;
-            let mut receiver = DatagramReceiver::new(name("b"));
-            prop_assert!(receiver.open(&[KEY], &bytes).is_err());
+            prop_assert!(receiver().open(|_| Some(KEYS), &bytes).is_err());
         }
 
         #[test]
         fn any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {
-            let mut receiver = DatagramReceiver::new(name("b"));
-            prop_assert!(receiver.open(&[KEY], &bytes).is_err());
+            prop_assert!(receiver().open(|_| Some(KEYS), &bytes).is_err());
         }
 
         #[test]
@@ -434,24 +497,39 @@ mod tests {
     }
 
     #[test]
-    fn datagram_of_an_earlier_start_is_refused() {
-        let mut receiver = DatagramReceiver::new(name("b"));
-        let seal =
-            |boot| DatagramSender::new(name("a"), boot).seal(&KEY, &name("b"), &heartbeat(boot));
-        let (first, second) = (seal(1), seal(2));
-        receiver.open(&[KEY], &second).unwrap();
-        assert_eq!(receiver.open(&[KEY], &first), Err(DatagramError::Replayed));
+    fn datagram_of_another_life_of_either_daemon_is_stale() {
+        let bytes = seal("a", &KEYS, &heartbeat(1));
+        // The receiver has restarted, and must not believe a record of its former life even under the same key.
+        let mut restarted = DatagramReceiver::new(name("b"), OWN_BOOT + 1);
+        let stale = Err(DatagramError::Stale);
+        assert_eq!(restarted.open(|_| Some(KEYS), &bytes), stale);
+        let mut receiver = receiver();
+        receiver.open(|_| Some(KEYS), &bytes).unwrap();
+        // The sender has restarted, and counts from one again.
+        let keys = PairKeys {
+            boot: 2,
+            inbound: DatagramKey([8; 32]),
+            outbound: None,
+        };
+        assert_eq!(receiver.open(|_| Some(keys), &bytes), stale);
+        let bytes = seal("a", &keys, &heartbeat(1));
+        receiver.open(|_| Some(keys), &bytes).unwrap();
     }
 
     #[test]
     fn memory_for_senders_is_bounded() {
-        let mut receiver = DatagramReceiver::new(name("b"));
+        let mut receiver = receiver();
         for sender in 0..SENDERS_MAX + 10 {
-            let mut sender = DatagramSender::new(name(&format!("n{sender}")), 1);
-            let bytes = sender.seal(&KEY, &name("b"), &heartbeat(1));
-            receiver.open(&[KEY], &bytes).unwrap();
+            let bytes = seal(&format!("n{sender}"), &KEYS, &heartbeat(1));
+            receiver.open(|_| Some(KEYS), &bytes).unwrap();
         }
         assert_eq!(receiver.windows.len(), SENDERS_MAX);
+    }
+
+    #[test]
+    fn key_does_not_show_in_logs() {
+        let shown = format!("{KEYS:?}");
+        assert!(!shown.contains("7"), "{shown}");
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::fmt;
 
 /// Maximum number of tokens that a node remembers, used and ended ones included.
 pub const TOKENS_MAX: usize = 256;
+/// Maximum number of certificates for one token, all for the same node and key.
+pub const TOKEN_CERTIFICATES_MAX: usize = 5;
 
 /// Identifies a token: its public key (Ed25519).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -36,6 +38,11 @@ impl fmt::Debug for TokenId {
 #[serde(transparent)]
 pub struct KeyDigest(pub [u8; 32]);
 
+/// Serial number of a certificate (RFC 5280, section 4.1.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CertificateSerial(pub u128);
+
 /// The use of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TokenUse {
@@ -47,16 +54,20 @@ pub enum TokenUse {
         name: NodeName,
         /// The node's key.
         key: KeyDigest,
-        /// Number of certificates signed for the token.
-        signatures: u32,
+        /// Time of the first use, in seconds since 1970.
+        first_used_at_s: u64,
+        /// Serial numbers of the certificates signed for the token. The last one may not have been signed, if the daemon
+        /// ended in between.
+        #[serde(deserialize_with = "bounded_list_of::<_, _, TOKEN_CERTIFICATES_MAX>")]
+        certificates: Vec<CertificateSerial>,
     },
     /// The operator has revoked the token.
     Revoked,
 }
 
-/// A token.
+/// A join token as its issuer keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TokenRecord {
+pub struct JoinTokenRecord {
     /// The token.
     pub id: TokenId,
     /// Time from which the token is refused, in seconds since 1970.
@@ -70,7 +81,7 @@ pub struct TokenRecord {
 pub struct EnrolmentState {
     /// The tokens, in the order in which they were made.
     #[serde(deserialize_with = "bounded_list_of::<_, _, TOKENS_MAX>")]
-    pub tokens: Vec<TokenRecord>,
+    pub tokens: Vec<JoinTokenRecord>,
 }
 
 /// The bytes on the disk are not a state that this release wrote.
@@ -79,7 +90,7 @@ pub struct EnrolmentState {
 pub struct EnrolmentStateError(String);
 
 /// First byte of a saved state.
-const STATE_VERSION: u8 = 1;
+const STATE_VERSION: u8 = 2;
 
 impl EnrolmentState {
     /// Returns the bytes to write to the disk.
@@ -102,7 +113,7 @@ impl EnrolmentState {
         };
         let (state, rest) = postcard::take_from_bytes::<EnrolmentState>(body)
             .map_err(|cause| error(&cause.to_string()))?;
-        let is_repeated = |(position, token): (usize, &TokenRecord)| {
+        let is_repeated = |(position, token): (usize, &JoinTokenRecord)| {
             state.tokens[..position]
                 .iter()
                 .any(|other| other.id == token.id)

@@ -3,10 +3,11 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
+use crate::authenticated_datagram::DatagramKey;
 use crate::credential_frames::GenericCredentialFrame;
 use crate::failure::Failure;
 use crate::flow_report_frames::FlowReportFrame;
-use crate::greeting::{GreetingRefusal, NodeFacts};
+use crate::greeting::{GreetingRefusal, NodeFacts, greeting_text};
 use crate::group_data::{SERVICE_ADDRESSES_MAX, ServiceName, ServiceProtocol};
 use crate::health_frames::HealthFrame;
 use crate::membership_frames::GenericMembershipFrame;
@@ -98,6 +99,7 @@ pub enum GenericFrame<B> {
         /// Start number of the sender's daemon, as in [`BatchId::boot`].
         boot: u64,
         /// The name of the group, which must be the same.
+        #[serde(deserialize_with = "greeting_text")]
         group: String,
         /// Further facts about the sender.
         facts: NodeFacts,
@@ -221,6 +223,14 @@ pub enum GenericFrame<B> {
         /// The load as a fraction of `u32::MAX`.
         load: u32,
     },
+    /// Any node to any other, right after the greeting, in a group that runs itself: the key with which the receiver
+    /// authenticates its datagrams to the sender.
+    DatagramKey {
+        /// Start number of the sender's daemon, as in [`BatchId::boot`].
+        boot: u64,
+        /// The key.
+        key: DatagramKey,
+    },
 }
 
 impl<B> GenericFrame<B> {
@@ -247,6 +257,7 @@ impl<B> GenericFrame<B> {
             GenericFrame::FlowReport(frame) => frame.name(),
             GenericFrame::ConfiguredServices { .. } => "ConfiguredServices",
             GenericFrame::NodeLoad { .. } => "NodeLoad",
+            GenericFrame::DatagramKey { .. } => "DatagramKey",
         }
     }
 
@@ -317,6 +328,7 @@ impl<B> GenericFrame<B> {
                 GenericFrame::ConfiguredServices { services }
             }
             GenericFrame::NodeLoad { load } => GenericFrame::NodeLoad { load },
+            GenericFrame::DatagramKey { boot, key } => GenericFrame::DatagramKey { boot, key },
         }
     }
 }

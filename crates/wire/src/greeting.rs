@@ -1,12 +1,17 @@
 //! What two nodes tell each other when they connect, so that disagreement between them is noticed at once.
 
 use crate::NodeId;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Maximum length of a text in a greeting, in bytes: such texts are logged before the nodes know each other.
+pub const GREETING_TEXT_BYTES_MAX: usize = 64;
 
 /// Facts about a node that its peers compare with their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// Release of the node's daemon.
+    #[serde(deserialize_with = "greeting_text")]
     pub release: String,
     /// The node's clock, in milliseconds since 1970; 0 if unknown.
     pub clock_ms: u64,
@@ -43,8 +48,10 @@ pub enum GreetingRefusal {
     )]
     Group {
         /// Group of the node that was dialled.
+        #[serde(deserialize_with = "greeting_text")]
         listener: String,
         /// Group of the node that dialled.
+        #[serde(deserialize_with = "greeting_text")]
         dialler: String,
     },
     /// The certificate belongs to another node than the greeting claims, or to no node of the group.
@@ -55,6 +62,7 @@ pub enum GreetingRefusal {
         /// Number in the greeting.
         claimed: NodeId,
         /// Owner of the certificate, in words.
+        #[serde(deserialize_with = "greeting_text")]
         certificate: String,
     },
     /// Two hosts have the certificate of one node.
@@ -63,6 +71,7 @@ pub enum GreetingRefusal {
     )]
     SameCertificate {
         /// Name of the node.
+        #[serde(deserialize_with = "greeting_text")]
         name: String,
     },
     /// The files name different contact nodes.
@@ -85,4 +94,15 @@ pub enum GreetingRefusal {
         "the file of one node has group.contact and that of the other has none; make both files alike"
     )]
     ConfiguredAndSelfRun,
+}
+
+/// Reads a text of at most [`GREETING_TEXT_BYTES_MAX`] bytes.
+pub(crate) fn greeting_text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match text.len() <= GREETING_TEXT_BYTES_MAX {
+        true => Ok(text),
+        false => Err(D::Error::invalid_length(text.len(), &"a short text")),
+    }
 }

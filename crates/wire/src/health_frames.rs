@@ -78,6 +78,8 @@ pub enum ServerProblem {
         /// Error number of the operating system.
         os_error: i32,
     },
+    /// Another user than root could have written the check script that the group's settings name.
+    ScriptUntrusted,
 }
 
 impl ServerProblem {
@@ -93,6 +95,7 @@ impl ServerProblem {
             ServerProblem::ScriptKilled { .. } => "script_killed",
             ServerProblem::ScriptTimedOut => "script_timed_out",
             ServerProblem::ScriptNotStarted { .. } => "script_not_started",
+            ServerProblem::ScriptUntrusted => "script_untrusted",
         }
     }
 }
@@ -133,6 +136,9 @@ impl fmt::Display for ServerProblem {
                 let error = std::io::Error::from_raw_os_error(*os_error);
                 write!(f, "the check script does not start: {error}")
             }
+            ServerProblem::ScriptUntrusted => f.write_str(
+                "the check script is not run: the file and its directory must belong to root, and no other user may write them",
+            ),
         }
     }
 }

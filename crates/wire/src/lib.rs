@@ -8,7 +8,7 @@
 //! - [`failure`]: failed steps, with the party to blame and the words for people;
 //! - [`frame`]: the messages between daemons, and their envelope; [`move_frames`]: the messages about moving a process;
 //!   [`membership_frames`]: the messages by which a group runs itself, of which [`authenticated_datagram`] carries the
-//!   smallest; [`group_data`]: the group's services and keys; [`saved_membership`]: the membership on a node's disk;
+//!   smallest; [`group_data`]: the group's services; [`saved_membership`]: the membership on a node's disk;
 //!   [`flow_report_frames`]: the flows of each node, for a new holder; [`credential_frames`]: the messages about
 //!   certificates; [`health_frames`]: the health of servers;
 //! - [`greeting`]: facts about a node, and reasons for which nodes do not talk to each other;

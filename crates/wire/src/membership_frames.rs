@@ -21,6 +21,9 @@ pub const SERVER_NODES_MAX: usize = 4_096;
 pub const NODE_NAME_BYTES_MAX: usize = 40;
 /// Maximum length of the group data, in bytes.
 pub const GROUP_DATA_BYTES_MAX: usize = 1 << 20;
+/// Maximum epoch of a view, and maximum version of the group data. No group counts so far, and the number after it can
+/// still be written.
+pub const EPOCH_MAX: u64 = 1 << 63;
 
 /// The name of a node, as in the node's certificate: 1 to [`NODE_NAME_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -79,7 +82,7 @@ pub struct JoinNumber(pub u64);
 /// A node of the group.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Member {
-    /// The number that the contact node gave to the node; never given again.
+    /// The number that the contact node gave to the node; never given to another node.
     pub id: NodeId,
     /// The node's name.
     pub name: NodeName,
@@ -118,7 +121,7 @@ pub struct VotedView<B = Bytes> {
     pub voters: Vec<Member>,
     /// The smallest number that no node has and that is not reserved for server nodes; 65,536 if all are given.
     pub next_id: u32,
-    /// Services, keys and revoked certificates.
+    /// The services.
     pub group_data: GroupData<B>,
 }
 
@@ -138,19 +141,12 @@ impl VotedView {
         self.voters.len() / 2 + 1
     }
 
-    /// Returns true if a group can have this view: there are voters, their numbers and names are unique, and the numbers
-    /// were given.
+    /// Returns true if a group can have this view: there are voters, their numbers and names are unique, the numbers
+    /// were given, and epoch and version of the group data are at most [`EPOCH_MAX`].
     pub fn is_valid(&self) -> bool {
-        let is_unique = |(position, voter): (usize, &Member)| {
-            let others = &self.voters[..position];
-            let is_given = voter.id.0 != 0 && u32::from(voter.id.0) < self.next_id;
-            is_given
-                && (others.iter()).all(|other| other.id != voter.id && other.name != voter.name)
-        };
-        let count = self.voters.len();
-        (1..=VOTERS_MAX).contains(&count)
-            && self.voters.iter().enumerate().all(is_unique)
-            && self.next_id <= u32::from(u16::MAX) + 1
+        are_valid_voters(&self.voters, self.next_id)
+            && self.epoch <= EPOCH_MAX
+            && self.group_data.version <= EPOCH_MAX
             && self.group_data.bytes.len() <= GROUP_DATA_BYTES_MAX
     }
 
@@ -163,6 +159,18 @@ impl VotedView {
             group_data_version: self.group_data.version,
         }
     }
+}
+
+/// Returns true if there are voters, their numbers and names are unique, and the numbers were given.
+fn are_valid_voters(voters: &[Member], next_id: u32) -> bool {
+    let is_unique = |(position, voter): (usize, &Member)| {
+        let others = &voters[..position];
+        let is_given = voter.id.0 != 0 && u32::from(voter.id.0) < next_id;
+        is_given && (others.iter()).all(|other| other.id != voter.id && other.name != voter.name)
+    };
+    (1..=VOTERS_MAX).contains(&voters.len())
+        && voters.iter().enumerate().all(is_unique)
+        && next_id <= u32::from(u16::MAX) + 1
 }
 
 impl<B> VotedView<B> {
@@ -194,6 +202,13 @@ pub struct ViewSummary {
 }
 
 impl ViewSummary {
+    /// Returns true if a group can have this view, as [`VotedView::is_valid`] does.
+    pub fn is_valid(&self) -> bool {
+        are_valid_voters(&self.voters, self.next_id)
+            && self.epoch <= EPOCH_MAX
+            && self.group_data_version <= EPOCH_MAX
+    }
+
     /// Returns the view with these group data.
     pub fn with_group_data(self, group_data: GroupData) -> VotedView {
         VotedView {
@@ -320,16 +335,21 @@ pub enum JoinRefusal {
     /// Too many joins are under way.
     #[error("too many nodes join at once; the node tries again by itself")]
     Busy,
+    /// The node was given many numbers of late.
+    #[error(
+        "this node has joined too often of late; the node tries again by itself, and its log shows why it leaves the group"
+    )]
+    TooOften,
 }
 
-/// Version of the list of server nodes. Only versions with the same `boot` can be compared.
+/// Version of the list of server nodes. Lists of one version are the same; only versions of one term have an order.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct ServerListVersion {
-    /// Start number of the contact node's daemon.
-    pub boot: u64,
-    /// Number of changes of the list since that start.
+    /// Random number of the time in which one daemon keeps the list as contact node.
+    pub term: u64,
+    /// Number of changes of the list in that time.
     pub changes: u64,
 }
 
@@ -407,7 +427,7 @@ pub enum GenericMembershipFrame<B> {
         /// Round of the highest ballot that the voter promised to heed.
         promised_round: u32,
     },
-    /// Any member to a member with an older view: this view is committed.
+    /// Any member to a member with an older view: this view is committed. Nodes believe voters of the view that they know.
     Commit {
         /// The committed view.
         view: VotedView<B>,
@@ -433,12 +453,12 @@ pub enum GenericMembershipFrame<B> {
         /// Join of the sender.
         join: JoinNumber,
     },
-    /// Any node to a member: send `Commit` if the member has a newer view.
+    /// Any node to a member: send `Commit` if the member has a newer view; a node that is no member gets `NotContact`.
     ViewRequest {
         /// Epoch of the sender's view, 0 for none.
         epoch: u64,
     },
-    /// Any node to the service address: who is the contact node? Only the contact node answers.
+    /// Any node to the service address, or to a node that an operator named: who is the contact node?
     WhoIsContact,
     /// Contact node to a node that asked, registered, or must learn of a new view.
     Contact {
@@ -446,8 +466,11 @@ pub enum GenericMembershipFrame<B> {
         view: ViewSummary,
         /// True if the receiver is in the contact node's list of server nodes.
         is_registered: bool,
+        /// Version of the contact node's list of server nodes.
+        server_list: ServerListVersion,
     },
-    /// The answer of a node that is not the contact node to a request for the contact node.
+    /// The answer of a member without a lease to a request for the contact node, and of any member to a `ViewRequest` of a
+    /// node that is no member: the view without the group data, which contain secrets.
     NotContact {
         /// The sender's view.
         view: ViewSummary,
@@ -496,14 +519,17 @@ pub enum GenericMembershipFrame<B> {
     ServerNodes {
         /// Version of the list after the changes.
         version: ServerListVersion,
-        /// Number of changes of the list that these changes build on; none if they are the whole list.
-        base: Option<u64>,
+        /// Version of the list that these changes build on; none if they are the whole list.
+        base: Option<ServerListVersion>,
         /// The changes.
         #[serde(deserialize_with = "bounded_list_of::<_, _, SERVER_NODES_MAX>")]
         changes: Vec<ServerNodeChange>,
     },
-    /// Any member to the contact node: send the whole list of server nodes.
-    ServerNodesRequest,
+    /// Any member to the contact node: send what has changed in the list of server nodes, or the whole list.
+    ServerNodesRequest {
+        /// Version of the sender's copy of the list.
+        known: ServerListVersion,
+    },
     /// Any member to the contact node: change the group's settings. May be repeated.
     GroupChangeRequest {
         /// The change.
@@ -545,7 +571,7 @@ impl<B> GenericMembershipFrame<B> {
             GenericMembershipFrame::Register { .. } => "Register",
             GenericMembershipFrame::Leave { .. } => "Leave",
             GenericMembershipFrame::ServerNodes { .. } => "ServerNodes",
-            GenericMembershipFrame::ServerNodesRequest => "ServerNodesRequest",
+            GenericMembershipFrame::ServerNodesRequest { .. } => "ServerNodesRequest",
             GenericMembershipFrame::GroupChangeRequest { .. } => "GroupChangeRequest",
             GenericMembershipFrame::GroupChangeResponse { .. } => "GroupChangeResponse",
         }
@@ -600,9 +626,11 @@ impl<B> GenericMembershipFrame<B> {
             F::Contact {
                 view,
                 is_registered,
+                server_list,
             } => F::Contact {
                 view,
                 is_registered,
+                server_list,
             },
             F::NotContact { view } => F::NotContact { view },
             F::Join {
@@ -631,7 +659,7 @@ impl<B> GenericMembershipFrame<B> {
                 base,
                 changes,
             },
-            F::ServerNodesRequest => F::ServerNodesRequest,
+            F::ServerNodesRequest { known } => F::ServerNodesRequest { known },
             F::GroupChangeRequest { id, change, uid } => F::GroupChangeRequest { id, change, uid },
             F::GroupChangeResponse { id, result } => F::GroupChangeResponse { id, result },
         }

@@ -11,11 +11,14 @@ use bytes::Bytes;
 use credentials::credential_frame;
 use failures::failure;
 use health_frames::health_frame;
+use holdfast_wire::authenticated_datagram::DatagramKey;
 use holdfast_wire::flow_report_frames::FlowReportFrame;
 use holdfast_wire::frame::{
     AcceptorPhaseTimes, BatchId, ConfiguredService, FlowToPrepare, FrozenFlowState,
 };
-use holdfast_wire::greeting::{ConfiguredSettings, GreetingRefusal, GroupMode, NodeFacts};
+use holdfast_wire::greeting::{
+    ConfiguredSettings, GREETING_TEXT_BYTES_MAX, GreetingRefusal, GroupMode, NodeFacts,
+};
 use holdfast_wire::group_data::ServiceProtocol;
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, FrameDecoder, FrameError, LENGTH_MAX, NodeId,
@@ -159,6 +162,9 @@ fn configured_service() -> impl Strategy<Value = ConfiguredService> {
         })
 }
 
+/// Texts of a greeting; a character has up to 4 bytes.
+const GREETING_TEXT: &str = ".{0,16}";
+
 fn facts() -> impl Strategy<Value = NodeFacts> {
     let settings = (node(), any::<u64>(), any::<u64>());
     let configured = settings.prop_map(|(contact, reach, services)| {
@@ -169,7 +175,7 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
         })
     });
     let mode = prop_oneof![configured, Just(GroupMode::SelfRun)];
-    let facts = (".*", any::<u64>(), proptest::option::of(mode));
+    let facts = (GREETING_TEXT, any::<u64>(), proptest::option::of(mode));
     facts.prop_map(|(release, clock_ms, mode)| NodeFacts {
         release,
         clock_ms,
@@ -180,12 +186,13 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
 fn greeting_refusal() -> impl Strategy<Value = GreetingRefusal> {
     use GreetingRefusal as R;
     prop_oneof![
-        (".*", ".*").prop_map(|(listener, dialler)| R::Group { listener, dialler }),
-        (node(), ".*").prop_map(|(claimed, certificate)| R::Number {
+        (GREETING_TEXT, GREETING_TEXT)
+            .prop_map(|(listener, dialler)| R::Group { listener, dialler }),
+        (node(), GREETING_TEXT).prop_map(|(claimed, certificate)| R::Number {
             claimed,
             certificate
         }),
-        ".*".prop_map(|name| R::SameCertificate { name }),
+        GREETING_TEXT.prop_map(|name| R::SameCertificate { name }),
         (node(), node()).prop_map(|(listener, dialler)| R::Contact { listener, dialler }),
         Just(R::Reach),
         Just(R::ConfiguredAndSelfRun),
@@ -203,10 +210,14 @@ fn frame() -> impl Strategy<Value = Frame> {
         membership_frame(),
         health_frame(),
         any::<u32>().prop_map(|load| Frame::NodeLoad { load }),
+        (any::<u64>(), any::<[u8; 32]>()).prop_map(|(boot, key)| Frame::DatagramKey {
+            boot,
+            key: DatagramKey(key),
+        }),
         flow_report_frame(),
         vec(configured_service(), 0..5).prop_map(|services| Frame::ConfiguredServices { services }),
         credential_frame(),
-        (node(), any::<u64>(), ".*", facts()).prop_map(|(node, boot, group, facts)| {
+        (node(), any::<u64>(), GREETING_TEXT, facts()).prop_map(|(node, boot, group, facts)| {
             Frame::Hello {
                 node,
                 boot,
@@ -459,6 +470,39 @@ fn list_with_too_many_entries_is_malformed() {
     encode(&Frame::PrepareResponse { batch, results }, &mut bytes).expect("64 KiB");
     let (_, end) = decode_all(&bytes, &[bytes.len()]);
     assert!(matches!(end, Err(FrameError::Malformed { .. })), "{end:?}");
+}
+
+#[test]
+fn long_texts_of_a_greeting_are_malformed() {
+    let hello = |group: usize, release: usize| Frame::Hello {
+        node: NodeId(1),
+        boot: 2,
+        group: "x".repeat(group),
+        facts: NodeFacts {
+            release: "x".repeat(release),
+            ..NodeFacts::default()
+        },
+    };
+    let refused = |certificate: usize| Frame::Refused {
+        reason: GreetingRefusal::Number {
+            claimed: NodeId(1),
+            certificate: "x".repeat(certificate),
+        },
+    };
+    let max = GREETING_TEXT_BYTES_MAX;
+    let cases = [
+        (hello(max, max), true),
+        (hello(max + 1, 0), false),
+        (hello(0, max + 1), false),
+        (refused(max), true),
+        (refused(max + 1), false),
+    ];
+    for (frame, is_accepted) in cases {
+        let mut bytes = Vec::new();
+        encode(&frame, &mut bytes).expect("small");
+        let (frames, end) = decode_all(&bytes, &[bytes.len()]);
+        assert_eq!((frames.len() == 1, end.is_ok()), (is_accepted, is_accepted));
+    }
 }
 
 #[test]

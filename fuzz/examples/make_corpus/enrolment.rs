@@ -9,7 +9,9 @@ use holdfast_api::enrolment::{
 };
 use holdfast_wire::Frame;
 use holdfast_wire::credential_frames::{self, CredentialFrame, RenewalRefusal, RevocationNumber};
-use holdfast_wire::enrolment_state::{EnrolmentState, KeyDigest, TokenId, TokenRecord, TokenUse};
+use holdfast_wire::enrolment_state::{
+    CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TokenId, TokenUse,
+};
 
 /// Returns one frame about certificates of each kind.
 pub fn frames() -> Vec<Frame> {
@@ -72,7 +74,7 @@ pub fn write_enrolment() -> std::io::Result<()> {
         },
     ];
     let token = JoinToken::with_secret(AuthorityId([7; 16]), [8; 16]);
-    let record = |number: u8, usage| TokenRecord {
+    let record = |number: u8, usage| JoinTokenRecord {
         id: TokenId([number; 32]),
         expires_at_s: 1_800_000_000,
         usage,
@@ -80,7 +82,8 @@ pub fn write_enrolment() -> std::io::Result<()> {
     let used = TokenUse::Used {
         name: "n2".parse().expect("a name"),
         key: KeyDigest([9; 32]),
-        signatures: 1,
+        first_used_at_s: 1_799_999_000,
+        certificates: vec![CertificateSerial(5)],
     };
     let state = EnrolmentState {
         tokens: vec![

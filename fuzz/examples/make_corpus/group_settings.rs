@@ -1,13 +1,11 @@
 //! The group's settings, and requests to change them.
 
-use bytes::Bytes;
 use holdfast_fuzz::membership::node_name;
 use holdfast_wire::Frame;
 use holdfast_wire::frame::ConfiguredService;
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupSecret,
-    GroupService, GroupSettings, RevocationList, ServiceName, ServicePatch, ServicePolicy,
-    ServiceProtocol,
+    FlowPlacement, GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupService,
+    GroupSettings, ServiceChecks, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol,
 };
 use holdfast_wire::membership_frames::MembershipFrame;
 use holdfast_wire::rserpool::PolicyKind;
@@ -31,6 +29,11 @@ fn changes() -> Vec<GroupChange> {
         }),
         weights: vec![(node_name(1), Some(2)), (node_name(3), None)],
         drain_ms: Some(Some(100)),
+        checks: Some(ServiceChecks {
+            connect: false,
+            script: Some("check-web".parse().expect("a name")),
+            ..ServiceChecks::default()
+        }),
     };
     vec![
         GroupChange::AddService(Box::new(web)),
@@ -39,11 +42,6 @@ fn changes() -> Vec<GroupChange> {
             patch: Box::new(patch),
         },
         GroupChange::SetWeights(vec![(node_name(2), Some(0))]),
-        GroupChange::RotateKey(GroupSecret([5; 32])),
-        GroupChange::SetRevocationList(RevocationList {
-            number: 1,
-            bytes: Bytes::from_static(b"revoked"),
-        }),
         GroupChange::RemoveService(name()),
     ]
 }
@@ -89,7 +87,7 @@ pub fn write_settings() -> std::io::Result<()> {
     };
     let mut settings = GroupSettings::default();
     write_input(&[], stream, 0)?;
-    for (number, change) in (1..).zip(&changes()[..5]) {
+    for (number, change) in (1..).zip(&changes()[..4]) {
         let id = GroupChangeId(100 + number);
         settings = settings.apply(id, change, &nodes).expect("allowed");
         write_input(&settings.encode().expect("encoded"), stream, number)?;

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod enrolment;
-mod health_frames;
 mod group_settings;
+mod health_frames;
 mod membership_files;
 mod membership_frames;
 mod pool_messages;

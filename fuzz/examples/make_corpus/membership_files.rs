@@ -1,6 +1,6 @@
 //! Datagrams between nodes, and saved memberships.
 
-use holdfast_fuzz::datagram::KEY;
+use holdfast_fuzz::datagram::{KEY, RECEIVER_BOOT, SENDER_BOOT};
 use holdfast_fuzz::membership::{member, view};
 use holdfast_wire::authenticated_datagram::{DatagramFrame, DatagramSender};
 use holdfast_wire::membership_frames::{Heartbeat, JoinNumber, MembershipState, ServerListVersion};
@@ -15,7 +15,7 @@ pub fn write_files() -> std::io::Result<()> {
         sequence: 9,
         has_lease: true,
         server_list: ServerListVersion {
-            boot: 1,
+            term: 1,
             changes: 3,
         },
     });
@@ -25,9 +25,9 @@ pub fn write_files() -> std::io::Result<()> {
         sequence: 9,
         join: JoinNumber(2),
     };
-    let mut sender = DatagramSender::new(own.name.clone(), 1);
+    let mut sender = DatagramSender::new(own.name.clone(), SENDER_BOOT);
     for (name, frame) in [("heartbeat", heartbeat), ("grant", grant)] {
-        let datagram = sender.seal(&KEY, &receiver, &frame);
+        let datagram = sender.seal(&receiver, RECEIVER_BOOT, &KEY, &frame);
         crate::write_input("datagram", name, &datagram)?;
     }
     let voter = MembershipState {

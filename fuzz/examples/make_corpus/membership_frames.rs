@@ -33,7 +33,7 @@ fn next_view() -> VotedView {
 
 fn version() -> ServerListVersion {
     ServerListVersion {
-        boot: 1,
+        term: 1,
         changes: 1,
     }
 }
@@ -92,7 +92,10 @@ fn list_frames() -> Vec<MembershipFrame> {
             address,
             join,
         },
-        F::ServerNodesRequest,
+        F::ServerNodesRequest {
+            known: ServerListVersion::default(),
+        },
+        F::ServerNodesRequest { known: version() },
         F::ServerNodes {
             version: version(),
             base: None,
@@ -100,6 +103,14 @@ fn list_frames() -> Vec<MembershipFrame> {
                 ServerNodeChange::Added(member(31)),
                 ServerNodeChange::Removed(NodeId(20)),
             ],
+        },
+        F::ServerNodes {
+            version: ServerListVersion {
+                term: 1,
+                changes: 2,
+            },
+            base: Some(version()),
+            changes: vec![ServerNodeChange::Added(member(32))],
         },
     ]
 }
@@ -118,6 +129,7 @@ fn view_frames() -> Vec<MembershipFrame> {
         F::Contact {
             view: next.summary(),
             is_registered: true,
+            server_list: version(),
         },
         F::NotContact {
             view: next.summary(),

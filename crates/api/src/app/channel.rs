@@ -14,14 +14,14 @@ use rustix::net::{
 
 use super::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
 
-/// A packet with its descriptors.
+/// A received message with its descriptors.
 #[derive(Debug)]
-pub struct Packet {
+pub struct ChannelMessage {
     /// One encoded message: [`decode`](super::decode) it.
     pub bytes: Vec<u8>,
     /// Closed when dropped.
     pub descriptors: Vec<OwnedFd>,
-    /// True if the kernel closed further descriptors of the packet, because this process has reached its limit of open
+    /// True if the kernel closed further descriptors of the message, because this process has reached its limit of open
     /// files (`RLIMIT_NOFILE`).
     pub descriptors_lost: bool,
 }
@@ -122,11 +122,11 @@ impl Channel {
     /// # Errors
     /// `InvalidData` for a packet longer than [`MESSAGE_BYTES_MAX`] or with more than [`DESCRIPTORS_MAX`] descriptors
     /// (the received descriptors are closed); otherwise as recvmsg(2).
-    pub fn receive(&self) -> io::Result<Option<Packet>> {
+    pub fn receive(&self) -> io::Result<Option<ChannelMessage>> {
         RECEIVE_BUFFER.with_borrow_mut(|bytes| self.receive_into(bytes))
     }
 
-    fn receive_into(&self, bytes: &mut [u8]) -> io::Result<Option<Packet>> {
+    fn receive_into(&self, bytes: &mut [u8]) -> io::Result<Option<ChannelMessage>> {
         let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let message = rustix::io::retry_on_intr(|| {
@@ -164,7 +164,7 @@ impl Channel {
             return Ok(None);
         }
         let bytes = bytes[..message.bytes].to_vec();
-        Ok(Some(Packet {
+        Ok(Some(ChannelMessage {
             bytes,
             descriptors,
             descriptors_lost: is_truncated,

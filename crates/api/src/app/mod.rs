@@ -50,7 +50,7 @@ mod listener;
 mod message;
 mod pieces;
 
-pub use channel::{Channel, Packet};
+pub use channel::{Channel, ChannelMessage};
 pub use codec::{DecodeError, EncodeError, decode, encode, split};
 pub use listener::Listener;
 pub use message::{

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Default life of a join token, in seconds.
 pub const TOKEN_LIFETIME_S: u64 = 3_600;
@@ -15,7 +16,7 @@ pub struct TokenRequest {
 }
 
 /// Answer of `POST /v1/tokens`. The daemon keeps no copy of the token.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NewToken {
     /// The token, for one host. Whoever has it can join the group.
     pub token: String,
@@ -25,6 +26,13 @@ pub struct NewToken {
     pub expires_at_s: u64,
     /// Address at which the host asks for its certificate: ADDRESS:PORT.
     pub address: String,
+}
+
+/// The number alone: the token must not appear in logs.
+impl fmt::Debug for NewToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NewToken({})", self.id)
+    }
 }
 
 /// Answer of `GET /v1/tokens`: the join tokens of this node, in the order in which they were made.
@@ -85,4 +93,20 @@ pub struct RevocationEntry {
     pub number: u64,
     /// Number of revoked certificates in the list.
     pub revoked: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_does_not_show_in_logs() {
+        let token = NewToken {
+            token: "secret".to_owned(),
+            id: "4711".to_owned(),
+            expires_at_s: 1,
+            address: "10.0.0.1:7401".to_owned(),
+        };
+        assert_eq!(format!("{token:?}"), "NewToken(4711)");
+    }
 }

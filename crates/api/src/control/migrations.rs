@@ -47,7 +47,7 @@ pub struct ProcessCheck {
 /// The query of `GET /v1/processes/{pid}/check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CheckQuery {
+pub struct ProcessCheckQuery {
     /// Name of a node that is also asked to take the process.
     pub to: Option<String>,
 }

@@ -32,9 +32,9 @@ pub use joining::{
     TokenList, TokenRequest, TokenState,
 };
 pub use migrations::{
-    BlockerEntry, CheckQuery, MigrationAccepted, MigrationList, MigrationOutcome,
-    MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
-    PostCopyMemory, ProcessCheck, ResidentProcess, RoundEntry, SocketStrategy, UnitEntry,
+    BlockerEntry, MigrationAccepted, MigrationList, MigrationOutcome, MigrationPhasesUs,
+    MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs, PostCopyMemory,
+    ProcessCheck, ProcessCheckQuery, ResidentProcess, RoundEntry, SocketStrategy, UnitEntry,
 };
 pub use nodes::{
     DropCount, DropList, MembershipChange, MembershipReport, NodeEntry, NodeList, PlacementRequest,
@@ -51,8 +51,9 @@ pub use pools::{
 };
 pub use routes::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES, Route};
 pub use services::{
-    NewService, ServiceChange, ServiceChangeRequest, ServiceChanged, ServiceEntry, ServiceList,
-    ServicePlacement, ServiceSettings, ServiceSource, ServiceUpdate,
+    CheckSettings, FlowPlacementRule, NewService, ServerChecks, ServiceChange,
+    ServiceChangeRequest, ServiceChanged, ServiceEntry, ServiceList, ServiceSettings,
+    ServiceSource, ServiceUpdate,
 };
 pub use status::{
     ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServerHealth, ServiceNode, ServiceStatus,

@@ -78,8 +78,6 @@ pub struct MembershipReport {
     pub server_nodes: Vec<String>,
     /// Milliseconds that the node's lease lasts; none without a lease.
     pub lease_ms: Option<u64>,
-    /// Number of the key that authenticates datagrams; none before the group has one.
-    pub key: Option<u32>,
 }
 
 /// Answer of `GET /v1/drops`: packets that the data plane of this node dropped, by reason.

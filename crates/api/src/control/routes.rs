@@ -3,13 +3,13 @@
 use schemars::{Schema, SchemaGenerator};
 
 use super::{
-    CheckQuery, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
-    MigrationRequest, MigrationStatus, NewToken, NodeList, OwnElementList, PeerList,
-    PlacementRequest, PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery,
-    ProcessCheck, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery, RevocationRequest,
-    RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest,
-    TokenEntry, TokenList, TokenRequest, UnitEntry, UnreachableReport,
+    DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
+    HandoffStatus, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest,
+    MigrationStatus, NewToken, NodeList, OwnElementList, PeerList, PlacementRequest,
+    PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
+    ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
+    RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
+    TakeoverRequest, TokenEntry, TokenList, TokenRequest, UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -101,7 +101,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/processes/{pid}/check",
         summary: "Check whether a process of this node can move, and list what prevents it.",
-        query: Some(schema::<CheckQuery>),
+        query: Some(schema::<ProcessCheckQuery>),
         answer: Some(schema::<ProcessCheck>),
         ..GET
     },

@@ -45,7 +45,7 @@ pub struct ServiceEntry {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ending_addresses: Vec<IpAddr>,
     /// The choice of the slot of a new flow.
-    pub placement: ServicePlacement,
+    pub placement: FlowPlacementRule,
     /// The pool policy by its short name.
     pub policy: String,
     /// Increase of a node's load by one of 256 shares of new flows, 0 to 1.
@@ -58,12 +58,49 @@ pub struct ServiceEntry {
     pub shares: BTreeMap<String, u32>,
     /// Default time that a handoff may wait for the send queue to empty, in milliseconds; none: no wait.
     pub drain_ms: Option<u64>,
+    /// Checks that each node makes of its own server.
+    #[serde(default)]
+    pub checks: ServerChecks,
+}
+
+/// Checks that each node makes of its own server of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServerChecks {
+    /// True if a node connects to its server regularly.
+    pub connect: bool,
+    /// Path of the script that this node runs regularly.
+    pub script: Option<String>,
+    /// Time between two checks, in milliseconds.
+    pub interval_ms: u64,
+    /// Time limit of a check, in milliseconds.
+    pub timeout_ms: u64,
+    /// Number of consecutive failed checks after which a server gets no new clients.
+    pub fall: u32,
+    /// Number of consecutive good checks after which a server gets new clients again.
+    pub rise: u32,
+    /// Time after which a server that takes no waiting client gets no new clients, in milliseconds; 0: never.
+    pub stall_ms: u64,
+}
+
+impl Default for ServerChecks {
+    /// Returns the checks of a service whose operator wants none.
+    fn default() -> Self {
+        ServerChecks {
+            connect: false,
+            script: None,
+            interval_ms: 1_000,
+            timeout_ms: 500,
+            fall: 2,
+            rise: 2,
+            stall_ms: 500,
+        }
+    }
 }
 
 /// The part of a client's address that chooses the slot of a new flow in the placement table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum ServicePlacement {
+pub enum FlowPlacementRule {
     /// A hash of the client's address and port.
     #[default]
     Hash,
@@ -143,13 +180,44 @@ pub struct ServiceSettings {
     pub load_dpf: Option<f64>,
     /// The choice of the slot of a new flow.
     #[serde(default)]
-    pub placement: Option<ServicePlacement>,
+    pub placement: Option<FlowPlacementRule>,
     /// Weight by node name; none removes a node's own weight, which makes it 1.
     #[serde(default)]
     pub weights: BTreeMap<String, Option<u32>>,
     /// Default time that a handoff may wait for the send queue to empty, in milliseconds; 0: no wait.
     #[serde(default)]
     pub drain_ms: Option<u32>,
+    /// Checks that each node makes of its own server.
+    #[serde(default)]
+    pub checks: CheckSettings,
+}
+
+/// Checks of a service. Absent values are the defaults of a new service, or stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckSettings {
+    /// True if each node connects to its server regularly; for TCP only.
+    #[serde(default)]
+    pub connect: Option<bool>,
+    /// File name of a script in each node's directory of check scripts; empty: no script.
+    #[serde(default)]
+    pub script: Option<String>,
+    /// Time between two checks in milliseconds, 100 to 600000; 1000 by default.
+    #[serde(default)]
+    pub interval_ms: Option<u32>,
+    /// Time limit of a check in milliseconds, 1 to 600000; 500 by default.
+    #[serde(default)]
+    pub timeout_ms: Option<u32>,
+    /// Number of consecutive failed checks after which a server gets no new clients, 1 to 100; 2 by default.
+    #[serde(default)]
+    pub fall: Option<u32>,
+    /// Number of consecutive good checks after which a server gets new clients again, 1 to 100; 2 by default.
+    #[serde(default)]
+    pub rise: Option<u32>,
+    /// Time in milliseconds after which a server that takes no waiting client gets no new clients, at most 600000;
+    /// 0: never; 500 by default.
+    #[serde(default)]
+    pub stall_ms: Option<u32>,
 }
 
 /// Answer of `POST /v1/services`: the change is decided.

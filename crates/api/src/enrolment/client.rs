@@ -9,13 +9,16 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{
     CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error as TlsError,
     PeerMisbehaved, RootCertStore, SignatureScheme, StreamOwned,
 };
+use x509_parser::prelude::{CertificateRevocationList, FromDer};
 
 use super::{
     ALPN_PROTOCOL, ANSWER_BYTES_MAX, AuthorityId, EXPORTER_LABEL, EnrolmentAnswer,
@@ -28,12 +31,12 @@ use crate::ca::node_dns_name;
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolmentError {
     /// The node cannot be reached.
-    #[error("cannot connect to {address}: {source}; check the address, that holdfastd runs there with [joining], and that firewalls let TCP port {} pass", .address.port())]
+    #[error("cannot connect to {address}: {error}; check the address, that holdfastd runs there with [joining], and that firewalls let TCP port {} pass", .address.port())]
     Connect {
         /// Address of the node.
         address: SocketAddr,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The node does not belong to the group of the token.
     #[error(
@@ -46,22 +49,32 @@ pub enum EnrolmentError {
     )]
     Clock,
     /// TLS failed.
-    #[error("TLS with {address}: {source}; check that the port is that of [joining]")]
+    #[error("TLS with {address}: {error}; check that the port is that of [joining]")]
     Tls {
         /// Address of the node.
         address: SocketAddr,
         /// The reason.
-        source: io::Error,
+        error: io::Error,
     },
     /// The exchange broke off.
     #[error(
-        "the exchange with {address} broke off: {source}; run the command again, which uses the same key"
+        "the exchange with {address} broke off: {error}; run the command again, which uses the same key"
     )]
     Broken {
         /// Address of the node.
         address: SocketAddr,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
+    },
+    /// The node is revoked, or has no revocation list that is new enough to tell.
+    #[error(
+        "the node at {address} is not trusted: {problem}; check the address, and make a new token at the node there"
+    )]
+    RevocationList {
+        /// Address of the node.
+        address: SocketAddr,
+        /// The problem.
+        problem: String,
     },
     /// The answer is not one.
     #[error(transparent)]
@@ -85,7 +98,8 @@ pub struct Enrolled {
     pub local_address: IpAddr,
 }
 
-/// Asks the node at `address` to sign `request` (PKCS #10 in DER), within `limit`.
+/// Asks the node at `address` to sign `request` (PKCS #10 in DER), within `limit`. An answer counts only if the node's
+/// certificate is not revoked by the list that the token asks for.
 ///
 /// # Errors
 /// See [`EnrolmentError`].
@@ -95,15 +109,15 @@ pub fn enrol(
     request: &[u8],
     limit: Duration,
 ) -> Result<Enrolled, EnrolmentError> {
-    let connect_error = |source| EnrolmentError::Connect { address, source };
-    let broken = |source| EnrolmentError::Broken { address, source };
+    let connect_error = |error| EnrolmentError::Connect { address, error };
+    let broken = |error| EnrolmentError::Broken { address, error };
     let socket = TcpStream::connect_timeout(&address, limit).map_err(connect_error)?;
     let local_address = socket.local_addr().map_err(connect_error)?.ip();
     let mut stream = TimedStream::new(socket, limit);
     let verifier = Arc::new(TokenVerifier::new(token.authority));
     let mut tls = connection(verifier.clone()).map_err(|error| EnrolmentError::Tls {
         address,
-        source: io::Error::other(error),
+        error: io::Error::other(error),
     })?;
     while tls.is_handshaking() {
         tls.complete_io(&mut stream)
@@ -122,13 +136,75 @@ pub fn enrol(
     let message = encode(&message, REQUEST_MESSAGE_BYTES_MAX)?;
     write_message(&mut stream, &message).map_err(broken)?;
     let answer = read_message(&mut stream, ANSWER_BYTES_MAX).map_err(broken)?;
-    match decode(&answer, ANSWER_BYTES_MAX)? {
-        EnrolmentAnswer::Refused { reason } => Err(EnrolmentError::Refused(reason)),
-        answer => Ok(Enrolled {
-            answer,
-            authority: verifier.found_authority().unwrap_or_default(),
-            local_address,
-        }),
+    let authority = verifier.found_authority().unwrap_or_default();
+    let answer: EnrolmentAnswer = decode(&answer, ANSWER_BYTES_MAX)?;
+    let list = match &answer {
+        EnrolmentAnswer::Refused { reason } => {
+            return Err(EnrolmentError::Refused(reason.clone()));
+        }
+        EnrolmentAnswer::Signed { group, .. } | EnrolmentAnswer::SignOffline { group } => {
+            group.revocations.as_deref()
+        }
+    };
+    let chain = stream.conn.peer_certificates().unwrap_or_default();
+    check_not_revoked(token, &authority, chain, list)
+        .map_err(|problem| EnrolmentError::RevocationList { address, problem })?;
+    Ok(Enrolled {
+        answer,
+        authority,
+        local_address,
+    })
+}
+
+/// Checks that the node with the certificates `chain` is not revoked by its `list` (DER), which the authority (DER) must
+/// have signed and which must not be older than the token says.
+fn check_not_revoked(
+    token: &JoinToken,
+    authority: &[u8],
+    chain: &[CertificateDer<'_>],
+    list: Option<&[u8]>,
+) -> Result<(), String> {
+    let wanted = token.list_number();
+    let Some(list) = list else {
+        return match wanted {
+            0 => Ok(()),
+            _ => Err(format!(
+                "it has no revocation list, and must have list {wanted}"
+            )),
+        };
+    };
+    let number = list_number(list).ok_or("its revocation list has no number")?;
+    if number < wanted {
+        return Err(format!(
+            "its revocation list {number} is older than list {wanted}"
+        ));
+    }
+    let refused = |error: TlsError| match error {
+        TlsError::InvalidCertificate(CertificateError::Revoked) => {
+            "its certificate is revoked".to_owned()
+        }
+        error => format!("its revocation list does not fit: {error}"),
+    };
+    let first = chain.first().ok_or("it has no certificate")?;
+    let name = node_server_name(first).map_err(refused)?;
+    let list = CertificateRevocationListDer::from(list.to_vec());
+    verify_chain(
+        first,
+        &CertificateDer::from(authority),
+        &name,
+        UnixTime::now(),
+        vec![list],
+    )
+    .map_err(refused)
+}
+
+/// Returns the number of a revocation list in DER (RFC 5280, section 5.2.3).
+fn list_number(list: &[u8]) -> Option<u64> {
+    let (_, list) = CertificateRevocationList::from_der(list).ok()?;
+    match list.crl_number()?.to_u64_digits()[..] {
+        [] => Some(0),
+        [number] => Some(number),
+        _ => None,
     }
 }
 
@@ -154,6 +230,7 @@ pub fn certificate_matches(
         &CertificateDer::from(authority),
         &name,
         UnixTime::now(),
+        Vec::new(),
     )
     .map_err(refused)?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
@@ -191,10 +268,7 @@ fn handshake_error(address: SocketAddr, error: io::Error) -> EnrolmentError {
             EnrolmentError::OtherAuthority(address)
         }
         Some(cause) if is_clock_error(cause) => EnrolmentError::Clock,
-        _ => EnrolmentError::Tls {
-            address,
-            source: error,
-        },
+        _ => EnrolmentError::Tls { address, error },
     }
 }
 
@@ -208,17 +282,32 @@ fn is_clock_error(error: &TlsError) -> bool {
     )
 }
 
-/// Verifies that `first` is a certificate of `authority` for a node.
+/// Returns the name of the node in a certificate.
+fn node_server_name(certificate: &CertificateDer<'_>) -> Result<ServerName<'static>, TlsError> {
+    let unknown = || TlsError::InvalidCertificate(CertificateError::UnknownIssuer);
+    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| unknown())?;
+    let name = (parsed.valid_dns_names())
+        .find(|name| name.ends_with(&node_dns_name("")))
+        .ok_or(TlsError::InvalidCertificate(
+            CertificateError::NotValidForName,
+        ))?;
+    ServerName::try_from(name.to_owned()).map_err(|_| unknown())
+}
+
+/// Verifies that `first` is a certificate of `authority` for a node. If there are revocation lists, one must cover the
+/// certificate, and none may revoke it.
 fn verify_chain(
     first: &CertificateDer<'_>,
     authority: &CertificateDer<'_>,
     name: &ServerName<'_>,
     now: UnixTime,
+    lists: Vec<CertificateRevocationListDer<'static>>,
 ) -> Result<(), TlsError> {
     let mut roots = RootCertStore::empty();
     roots.add(authority.clone().into_owned())?;
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .with_crls(lists)
         .build()
         .map_err(|error| TlsError::General(error.to_string()))?;
     verifier
@@ -263,14 +352,7 @@ impl ServerCertVerifier for TokenVerifier {
             .iter()
             .find(|certificate| authority_id(certificate) == Some(self.authority))
             .ok_or_else(unknown)?;
-        let parsed = webpki::EndEntityCert::try_from(first).map_err(|_| unknown())?;
-        let name = (parsed.valid_dns_names())
-            .find(|name| name.ends_with(&node_dns_name("")))
-            .ok_or(TlsError::InvalidCertificate(
-                CertificateError::NotValidForName,
-            ))?;
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| unknown())?;
-        verify_chain(first, authority, &name, now)?;
+        verify_chain(first, authority, &node_server_name(first)?, now, Vec::new())?;
         if let Ok(mut found) = self.found.lock() {
             *found = Some(authority.to_vec());
         }
@@ -308,6 +390,75 @@ impl ServerCertVerifier for TokenVerifier {
 mod tests {
     use super::*;
     use crate::ca::{CertificateAuthority, CertificateRequest, NodeKey};
+
+    #[test]
+    fn error_of_the_system_is_in_the_text_alone() {
+        let address = SocketAddr::from(([10, 0, 0, 1], 7401));
+        let error = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        for failure in [
+            EnrolmentError::Connect {
+                address,
+                error: error(),
+            },
+            EnrolmentError::Tls {
+                address,
+                error: error(),
+            },
+            EnrolmentError::Broken {
+                address,
+                error: error(),
+            },
+        ] {
+            assert!(failure.to_string().contains("connection refused"));
+            // A command that prints the sources too would print the text twice.
+            assert!(std::error::Error::source(&failure).is_none());
+        }
+    }
+
+    #[test]
+    fn node_must_have_the_list_of_the_token_and_not_be_revoked_by_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::init(dir.path(), "web").unwrap();
+        let from_pem = |file: &str| {
+            let pem = std::fs::read(dir.path().join(file)).unwrap();
+            CertificateDer::from_pem_slice(&pem).unwrap()
+        };
+        let list = || {
+            let pem = authority.revocations_pem().unwrap();
+            CertificateRevocationListDer::from_pem_slice(pem.as_bytes()).unwrap()
+        };
+        authority.issue("n1", &[], 9).unwrap();
+        authority.issue("n2", &[], 9).unwrap();
+        let (n1, n2) = (from_pem("n1.pem"), from_pem("n2.pem"));
+        let (first_list, ca) = (list(), from_pem("ca.pem"));
+        authority.revoke("n2").unwrap();
+        let second_list = list();
+        let other = CertificateAuthority::init(&dir.path().join("other"), "web").unwrap();
+        other.issue("n2", &[], 9).unwrap();
+        other.revoke("n2").unwrap();
+        let pem = other.revocations_pem().unwrap();
+        let foreign_list = CertificateRevocationListDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let token = |number| {
+            JoinToken::with_secret(authority_id(&ca).unwrap(), [1; 16]).require_list(number)
+        };
+        let check = |number, node: &CertificateDer<'static>, list: Option<&[u8]>| {
+            check_not_revoked(&token(number), &ca, std::slice::from_ref(node), list)
+        };
+        check(0, &n1, None).unwrap();
+        check(0, &n1, Some(&first_list)).unwrap();
+        check(2, &n1, Some(&second_list)).unwrap();
+        for (number, node, list, problem) in [
+            (2, &n2, None, "must have list 2"),
+            (2, &n2, Some(&first_list[..]), "older than list 2"),
+            (2, &n2, Some(&second_list[..]), "is revoked"),
+            (2, &n2, Some(&foreign_list[..]), "does not fit"),
+            (0, &n2, Some(&second_list[..]), "is revoked"),
+            (1, &n1, Some(&b"no list"[..]), "has no number"),
+        ] {
+            let refused = check(number, node, list).unwrap_err();
+            assert!(refused.contains(problem), "{refused}");
+        }
+    }
 
     #[test]
     fn certificate_must_fit_authority_name_and_key() {

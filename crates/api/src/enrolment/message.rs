@@ -59,10 +59,12 @@ pub enum EnrolmentRefusal {
     /// The token's time is over.
     #[error("the token has expired; make a new one with `holdfast group token`")]
     ExpiredToken,
-    /// Another node has used the token.
-    #[error("another node has used the token; make a new one with `holdfast group token`")]
+    /// Another node has used the token, or the same one too long ago or too often.
+    #[error(
+        "another node has used the token, or this one too long ago or too often; make a new one with `holdfast group token`"
+    )]
     UsedToken,
-    /// The operator has revoked the token.
+    /// The operator has revoked the token, or a certificate that was signed for the token.
     #[error("the token was revoked; make a new one with `holdfast group token`")]
     RevokedToken,
     /// A node of the group has the name.
@@ -70,9 +72,6 @@ pub enum EnrolmentRefusal {
         "a node of the group has this name; choose another one with --name, or revoke that node's certificate first"
     )]
     NameTaken,
-    /// Too many wrong tokens.
-    #[error("too many wrong tokens came from this host or from others; try again in a minute")]
-    TooManyWrongTokens,
     /// The node cannot keep its records or sign.
     #[error("the node cannot sign the certificate: {0}; its log says more")]
     Failed(String),
@@ -82,6 +81,9 @@ pub enum EnrolmentRefusal {
     /// The message is of another release.
     #[error("the node runs release {0}; install the same release on both hosts")]
     OtherRelease(String),
+    /// The node has left its group, or has not joined it yet.
+    #[error("the node is not in its group; join by another node of the group")]
+    NotInGroup,
 }
 
 /// Settings of the group that a new node needs in its configuration.

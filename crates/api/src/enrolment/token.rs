@@ -1,7 +1,8 @@
-//! The text form of a join token: `hf1-` and 56 characters.
+//! The text form of a join token: `hf1-` and 64 characters.
 //!
-//! The characters are digits of base 32 (Crockford's alphabet in lower case, without `i`, `l`, `o` and `u`) for 35 bytes: 16
-//! of the authority's number, 16 of the secret, 3 of a checksum that finds typing errors.
+//! The characters are digits of base 32 (Crockford's alphabet in lower case, without `i`, `l`, `o` and `u`) for 40 bytes: 16
+//! of the authority's number, 16 of the secret, 5 of the number of the authority's newest revocation list, 3 of a checksum
+//! that finds typing errors.
 
 use std::fmt;
 use std::io;
@@ -15,8 +16,10 @@ const PREFIX: &str = "hf1-";
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const BITS_PER_DIGIT: u32 = 5;
 const PART_BYTES: usize = 16;
+const LIST_NUMBER_BYTES: usize = 5;
 const CHECKSUM_BYTES: usize = 3;
-const TOKEN_BYTES: usize = 2 * PART_BYTES + CHECKSUM_BYTES;
+const CONTENT_BYTES: usize = 2 * PART_BYTES + LIST_NUMBER_BYTES;
+const TOKEN_BYTES: usize = CONTENT_BYTES + CHECKSUM_BYTES;
 const DIGITS: usize = TOKEN_BYTES * 8 / BITS_PER_DIGIT as usize;
 
 /// Identifies an authority: the first 16 bytes of the SHA-256 digest of its public key.
@@ -41,6 +44,8 @@ pub struct JoinToken {
     /// The authority that the group's nodes have certificates of.
     pub authority: AuthorityId,
     pub(super) secret: [u8; PART_BYTES],
+    /// Number of the authority's revocation list that the node must have at least; 0 if the group has no list.
+    list_number: u64,
 }
 
 /// A text that is not a join token.
@@ -67,12 +72,30 @@ impl JoinToken {
     pub fn generate(authority: AuthorityId) -> io::Result<JoinToken> {
         let mut secret = [0; PART_BYTES];
         random_bytes(&mut secret)?;
-        Ok(JoinToken { authority, secret })
+        Ok(JoinToken::with_secret(authority, secret))
     }
 
     /// Returns the token with this secret.
     pub fn with_secret(authority: AuthorityId, secret: [u8; PART_BYTES]) -> JoinToken {
-        JoinToken { authority, secret }
+        JoinToken {
+            authority,
+            secret,
+            list_number: 0,
+        }
+    }
+
+    /// Makes the host that has the token refuse nodes without the authority's revocation list of this number (RFC 5280,
+    /// section 5.2.3) or a newer one. The text has at most 2^40 - 1 for a number.
+    pub fn require_list(self, number: u64) -> JoinToken {
+        JoinToken {
+            list_number: number.min((1 << (8 * LIST_NUMBER_BYTES)) - 1),
+            ..self
+        }
+    }
+
+    /// Returns the lowest number of a revocation list that the node must have; 0 if it needs none.
+    pub fn list_number(&self) -> u64 {
+        self.list_number
     }
 }
 
@@ -85,6 +108,8 @@ impl fmt::Debug for JoinToken {
 impl fmt::Display for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = [self.authority.0, self.secret].concat();
+        let list_number = self.list_number.to_be_bytes();
+        bytes.extend_from_slice(&list_number[list_number.len() - LIST_NUMBER_BYTES..]);
         bytes.extend_from_slice(&checksum(&bytes));
         f.write_str(PREFIX)?;
         let mut digits = String::with_capacity(DIGITS);
@@ -122,7 +147,7 @@ impl FromStr for JoinToken {
                 bytes.push((buffer >> bits) as u8);
             }
         }
-        let (content, found) = bytes.split_at(2 * PART_BYTES);
+        let (content, found) = bytes.split_at(CONTENT_BYTES);
         if checksum(content) != found {
             return Err(TokenError::Checksum);
         }
@@ -134,6 +159,9 @@ impl FromStr for JoinToken {
         Ok(JoinToken {
             authority: AuthorityId(part(0)),
             secret: part(PART_BYTES),
+            list_number: content[2 * PART_BYTES..]
+                .iter()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte)),
         })
     }
 }
@@ -156,10 +184,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_is_read_as_the_same_token(authority: [u8; 16], secret: [u8; 16]) {
-            let token = JoinToken::with_secret(AuthorityId(authority), secret);
+        fn text_is_read_as_the_same_token(authority: [u8; 16], secret: [u8; 16], number: u64) {
+            let token = JoinToken::with_secret(AuthorityId(authority), secret).require_list(number);
             let text = token.to_string();
-            prop_assert_eq!(text.len(), 60);
+            prop_assert_eq!(text.len(), 68);
             prop_assert_eq!(text.parse(), Ok(token));
         }
 
@@ -184,7 +212,7 @@ mod tests {
             assert_eq!(changed.parse::<JoinToken>(), Err(TokenError::Checksum));
         }
         assert_eq!(text[1..].parse::<JoinToken>(), Err(TokenError::Form));
-        assert_eq!(text[..59].parse::<JoinToken>(), Err(TokenError::Form));
+        assert_eq!(text[..67].parse::<JoinToken>(), Err(TokenError::Form));
         let other = text.replace('1', "l").replace("hfl", "hf1");
         assert_eq!(other.parse::<JoinToken>(), Err(TokenError::Character('l')));
         assert_eq!(format!(" {text}\n").parse(), Ok(token));

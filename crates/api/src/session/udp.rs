@@ -349,7 +349,7 @@ impl UdpServiceState {
             .entries
             .insert(flow, AssociationEntry::new(association.clone()));
         let datagrams = unread.into_iter().chain(early_datagrams);
-        let datagrams = datagrams.map(|data| UdpEvent::Datagram {
+        let datagram_events = datagrams.map(|data| UdpEvent::Datagram {
             association: association.clone(),
             data,
         });
@@ -358,7 +358,7 @@ impl UdpServiceState {
             state,
         };
         self.ready_events
-            .push(std::iter::once(first).chain(datagrams));
+            .push(std::iter::once(first).chain(datagram_events));
     }
 
     pub(super) fn on_moved(&self, flow: FlowText) {

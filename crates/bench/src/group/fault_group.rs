@@ -90,13 +90,21 @@ pub struct FaultGroup {
 }
 
 impl FaultGroup {
-    /// Brings the group up.
+    /// Brings a group of five nodes up.
     ///
     /// # Errors
     /// The lab or a program fails.
     pub fn up(name: &str) -> Result<FaultGroup> {
+        FaultGroup::with_nodes(name, NODES)
+    }
+
+    /// Brings a group of this many nodes up, with as many backups as any other.
+    ///
+    /// # Errors
+    /// The lab or a program fails.
+    pub fn with_nodes(name: &str, nodes: u16) -> Result<FaultGroup> {
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
-        spec.nodes = NODES;
+        spec.nodes = nodes;
         spec.clients = 2;
         spec.restart_delay = RESTART_DELAY;
         spec.self_run = Some(SelfRunSpec { backups: BACKUPS });

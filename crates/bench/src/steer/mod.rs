@@ -159,13 +159,13 @@ fn verify(
 ) -> Result<u64> {
     group.set_delivery_form(form)?;
     let before = group.counter(counter_name(form));
-    let steered = meter.verify(place, ForwardingPath::Steer, flows)?;
+    let steered = meter.verify(place, ForwardingPath::SteeringProgram, flows)?;
     let forwarded = group.counter(counter_name(form)) - before;
     ensure!(
         forwarded >= steered,
         "{steered} packets arrived, but the steering program forwarded only {forwarded}"
     );
-    Ok(steered + meter.verify(place, ForwardingPath::Kernel, flows)?)
+    Ok(steered + meter.verify(place, ForwardingPath::KernelRouting, flows)?)
 }
 
 fn measure(
@@ -180,15 +180,21 @@ fn measure(
     let duration = Duration::from_millis(args.milliseconds);
     // Each way goes first in every other round.
     let ways = if round.is_multiple_of(2) {
-        [ForwardingPath::Kernel, ForwardingPath::Steer]
+        [
+            ForwardingPath::KernelRouting,
+            ForwardingPath::SteeringProgram,
+        ]
     } else {
-        [ForwardingPath::Steer, ForwardingPath::Kernel]
+        [
+            ForwardingPath::SteeringProgram,
+            ForwardingPath::KernelRouting,
+        ]
     };
     for way in ways {
         let rate = meter.measure(place, way, cell.flows, duration)?;
         let (name, rates) = match way {
-            ForwardingPath::Kernel => ("kernel", &mut cell.kernel),
-            ForwardingPath::Steer => (cell.form.name(), &mut cell.steer),
+            ForwardingPath::KernelRouting => ("kernel", &mut cell.kernel),
+            ForwardingPath::SteeringProgram => (cell.form.name(), &mut cell.steer),
         };
         eprintln!(
             "  {:>6} flows, {name:>6}: {:.2} Mpps, {:.0} ns",

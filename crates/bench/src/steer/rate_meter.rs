@@ -25,9 +25,9 @@ const BURST_PACKETS: u32 = 1 << 18;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardingPath {
     /// The interface of the kernel's IP forwarding.
-    Kernel,
+    KernelRouting,
     /// The interface of the steering program.
-    Steer,
+    SteeringProgram,
 }
 
 /// Result of one measurement.
@@ -87,7 +87,7 @@ impl RateMeter {
     fn set_plan(&mut self, way: ForwardingPath, flows: u32, sample_mask: u32) -> Result<()> {
         self.round += 1;
         // Both pairs of the generator are alike; the kernel's route leads to owner 0 alone.
-        let pair = u8::from(way == ForwardingPath::Steer);
+        let pair = u8::from(way == ForwardingPath::SteeringProgram);
         let plan = TrafficPlan {
             flows,
             ifindex: self.paths[way as usize].1,
@@ -263,7 +263,7 @@ impl CounterSample {
 
 /// Returns the number of owners that share the flows.
 pub fn owner_count(way: ForwardingPath, flows: u32) -> u16 {
-    if way == ForwardingPath::Steer && flows > 1 {
+    if way == ForwardingPath::SteeringProgram && flows > 1 {
         2
     } else {
         1

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of the module")]
 
 pub mod compromised_node;
+pub mod test_views;
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::Output;

@@ -4,9 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,12 +14,9 @@ use holdfast_lab::ServiceReach;
 use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
 use holdfast_testbed::connection_load::{VerifiedByteCounters, open_connections};
 use holdfast_testbed::latency_probe::{RoundTrip, ping_pong};
-use serde_json::json;
 
-use common::{LoadedGroup, PATIENCE, PORT, eventually, lock_lab};
-
-/// A lease that no test outlives.
-const LONG_LEASE: Duration = Duration::from_secs(3600);
+use common::test_views::{LONG_LEASE, View};
+use common::{LoadedGroup, PORT, eventually, lock_lab};
 
 /// Longest wait for one attempt to connect; below the first retransmission of a SYN.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -126,57 +121,6 @@ impl Probe {
         assert_eq!(self.shared.wrong_bytes(), 0, "the probe lost bytes");
         trips.iter().map(|(_, trip)| *trip).max().unwrap()
     }
-}
-
-/// A view for all nodes.
-struct View<'a> {
-    epoch: u64,
-    contact: &'a str,
-    without: &'a [&'a str],
-}
-
-impl View<'_> {
-    /// Gives the view to all nodes in it; the contact node also gets a lease. Another contact node's lease ends before.
-    fn give(&self, cluster: &Cluster, lease: Duration) {
-        let nodes = cluster.nodes();
-        let members = nodes
-            .iter()
-            .filter(|node| !self.without.contains(&node.as_str()));
-        // The contact node decides about the view, and so has the view first.
-        let (contact, others): (Vec<_>, Vec<_>) = members.partition(|node| **node == self.contact);
-        std::thread::scope(|scope| {
-            for node in contact.into_iter().chain(others) {
-                scope.spawn(move || self.give_to(cluster, node, lease));
-            }
-        });
-    }
-
-    fn give_to(&self, cluster: &Cluster, node: &str, lease: Duration) {
-        let is_contact = node == self.contact;
-        let body = json!({
-            "epoch": self.epoch,
-            "contact": self.contact,
-            "without": self.without,
-            "lease_ms": is_contact.then_some(lease.as_millis() as u64),
-        });
-        let answer = post(cluster, node, "/test/view", &body.to_string());
-        assert!(answer.starts_with("HTTP/1.1 200"), "{node}: {answer}");
-    }
-}
-
-/// Posts to a node's control API, and returns the whole answer.
-fn post(cluster: &Cluster, node: &str, path: &str, body: &str) -> String {
-    let socket = cluster.run_path(node, "control.sock").unwrap();
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let length = body.len();
-    let request = format!(
-        "POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
 }
 
 /// Connects from the client, with a short wait. Returns true if that succeeded.
@@ -302,7 +246,8 @@ fn handoff_ends_in_one_place_when_contact_node_changes() {
         let contact = contacts.next().unwrap();
         let holder = if contact == "n2" { "n1" } else { "n2" };
         let flows = viewed.flows_at(holder, "n2");
-        let flows = flows[..flows.len().min(4)].to_vec();
+        // Some are left for the later faults, however few clients n2 was given.
+        let flows = flows[..flows.len().div_ceil(6).min(4)].to_vec();
         assert!(!flows.is_empty(), "n2 has no flows left");
         viewed.set_fault(node, fault);
         let accepted = viewed

@@ -124,9 +124,9 @@ impl Hosts {
         let text = String::from_utf8(made.stdout).unwrap();
         let words: Vec<&str> = text.split_whitespace().collect();
         let (n1, _) = self.lab.address("n1").unwrap();
-        assert_eq!(words[..4], ["holdfast", "node", "join", "--token"]);
+        assert_eq!(words[..5], ["holdfast", "node", "join", "--token", "-"]);
         assert_eq!(words[5], n1.to_string());
-        words[4].to_owned()
+        words[6].to_owned()
     }
 
     fn join(&self, host: &str, token: &str, more: &[&str]) -> Output {
@@ -384,7 +384,7 @@ fn revoke(hosts: &Hosts) {
     });
     let elapsed = revoked_at.elapsed();
     assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
-    // Heartbeats need no certificate, but the group's key, which the revoked node does not get.
+    // Heartbeats need no connection, but keys, which end with the certificate.
     eventually("the group goes on without the revoked node", || {
         ["n1", "n2"]
             .iter()

@@ -4,15 +4,17 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Child;
 use std::time::Duration;
 
 use holdfast_api::Protocol;
 use holdfast_api::control::{
-    BlockingControlClient, FlowListQuery, FlowState, NewService, ServiceChange, ServiceList,
-    ServiceSettings, ServiceSource, ServiceUpdate,
+    BlockingControlClient, CheckSettings, FlowListQuery, FlowState, NewService, ServiceChange,
+    ServiceList, ServiceSettings, ServiceSource, ServiceUpdate,
 };
 use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunSpec, find_program};
 
@@ -118,6 +120,45 @@ impl ServiceGroup {
     }
 }
 
+impl ServiceGroup {
+    /// Installs a check script at each node that fails while the node has a file `ill` beside the script.
+    fn install_check_script(&self, name: &str) {
+        for node in self.cluster.nodes() {
+            let directory = self.cluster.checks_dir(&node);
+            fs::create_dir(&directory).unwrap();
+            fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
+            let script = directory.join(name);
+            let ill = directory.join("ill");
+            fs::write(&script, format!("#!/bin/sh\ntest ! -e {}\n", ill.display())).unwrap();
+            fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    fn set_checks(&self, node: &str, checks: CheckSettings) {
+        let update = ServiceUpdate {
+            name: "echo".to_owned(),
+            settings: ServiceSettings {
+                checks,
+                ..ServiceSettings::default()
+            },
+            ..ServiceUpdate::default()
+        };
+        self.change(node, ServiceChange::Set(update)).unwrap();
+    }
+
+    /// Returns what keeps each node from getting new clients, at the contact node n1.
+    fn problems_of_nodes(&self) -> BTreeMap<String, String> {
+        let status = self.client("n1").run(|client| client.status()).unwrap();
+        let nodes = status
+            .services
+            .into_iter()
+            .flat_map(|service| service.nodes);
+        nodes
+            .filter_map(|node| Some((node.node, node.problem?)))
+            .collect()
+    }
+}
+
 impl Drop for ServiceGroup {
     fn drop(&mut self) {
         for server in &mut self.servers {
@@ -192,7 +233,141 @@ fn services_change_while_clients_use_them() {
         let is_empty = |node: &str| group.services(node).services.is_empty();
         ["n1", "n2", "n3"].into_iter().all(is_empty)
     });
+    let metrics = group.client("n1").run(|client| client.metrics()).unwrap();
+    assert!(!metrics.contains("holdfast_server_well{"), "{metrics}");
+    assert!(
+        metrics.contains("holdfast_peer_connected{peer=\"n2\"} 1"),
+        "{metrics}"
+    );
     assert!(group.services("n1").version > version);
+}
+
+#[test]
+fn checks_begin_and_end_with_the_settings() {
+    let Some(_lab_lock) = lock_lab() else {
+        return;
+    };
+    let group = ServiceGroup::up("group-checks");
+    let (v4, _) = group.cluster.lab().service_address();
+    group.add_echo("n1", &[v4.into()], ServiceSettings::default());
+    let ill = group.cluster.checks_dir("n2").join("ill");
+    group.install_check_script("check-echo");
+    fs::write(&ill, "").unwrap();
+    eventually("all servers are well without checks", || {
+        group.problems_of_nodes().is_empty()
+    });
+    let checks = CheckSettings {
+        connect: Some(true),
+        script: Some("check-echo".to_owned()),
+        interval_ms: Some(100),
+        ..CheckSettings::default()
+    };
+    group.set_checks("n3", checks);
+    eventually("the script fails at n2 alone", || {
+        let problems = group.problems_of_nodes();
+        let mut problems = problems.iter();
+        problems.next().is_some_and(|(node, problem)| {
+            node == "n2" && problem.contains("ends with exit code 1")
+        }) && problems.next().is_none()
+    });
+    let (_of_others, owners) = group.connect_many(v4.into());
+    assert_eq!(
+        owners.keys().collect::<Vec<_>>(),
+        ["n1", "n3"],
+        "{owners:?}"
+    );
+    let echo = &group.services("n2").services[0];
+    let script = echo.checks.script.as_deref().unwrap_or_default();
+    assert!(echo.checks.connect && script.ends_with("n2-checks/check-echo"));
+
+    // A file that another user than root can write is not run.
+    let script = group.cluster.checks_dir("n3").join("check-echo");
+    fs::set_permissions(&script, Permissions::from_mode(0o777)).unwrap();
+    eventually("the script of n3 is not run", || {
+        let problems = group.problems_of_nodes();
+        (problems.get("n3")).is_some_and(|problem| problem.contains("must belong to root"))
+    });
+
+    let none = CheckSettings {
+        connect: Some(false),
+        script: Some(String::new()),
+        ..CheckSettings::default()
+    };
+    group.set_checks("n1", none);
+    eventually("all servers are well without checks again", || {
+        group.problems_of_nodes().is_empty()
+    });
+}
+
+#[test]
+fn address_that_a_host_refuses_is_taken_when_the_host_allows_it() {
+    let Some(_lab_lock) = lock_lab() else {
+        return;
+    };
+    let group = ServiceGroup::up("group-addresses");
+    let (_, v6) = group.cluster.lab().service_address();
+    let set_disabled = |is_disabled: u8| {
+        let mut shell = group.cluster.lab().command("n3").unwrap();
+        let write = format!("echo {is_disabled} > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
+        let status = shell.arg("/bin/sh").arg("-c").arg(write).status();
+        assert!(status.unwrap().success());
+    };
+    let refusals = || {
+        let status = group.client("n3").run(|client| client.status()).unwrap();
+        let mut problems = status.problems.into_iter();
+        problems.any(|problem| problem.contains(&format!("refuses service address {v6}")))
+    };
+    set_disabled(1);
+    group.add_echo("n1", &[v6.into()], ServiceSettings::default());
+    eventually("n3 says that its host refuses", refusals);
+    set_disabled(0);
+    eventually("n3 has the address", || !refusals());
+    let mut command = group.cluster.lab().command("n3").unwrap();
+    command.args(["ip", "-6", "address", "show", "dev", "lo"]);
+    let shown = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert!(shown.contains(&v6.to_string()), "{shown}");
+}
+
+#[test]
+fn contact_node_that_left_neither_places_clients_nor_judges_services() {
+    let Some(_lab_lock) = lock_lab() else {
+        return;
+    };
+    let group = ServiceGroup::up("group-leaver");
+    let (v4, _) = group.cluster.lab().service_address();
+    group.add_echo("n1", &[v4.into()], ServiceSettings::default());
+    let status = |node: &str| group.client(node).run(|client| client.status()).unwrap();
+    eventually("the contact node has judged all servers", || {
+        let service = status("n1").services.remove(0);
+        service.nodes.iter().all(|node| node.problem.is_none())
+    });
+    let metrics = |node: &str| group.client(node).run(|client| client.metrics()).unwrap();
+    assert!(metrics("n1").contains("holdfast_server_well{"));
+    let n1 = group.client("n1");
+    n1.run(|client| client.leave_group()).unwrap();
+    eventually("n1 knows that it has left", || {
+        let problems = status("n1").problems;
+        problems
+            .iter()
+            .any(|problem| problem.contains("has left the group"))
+    });
+    let left = status("n1");
+    assert_eq!(left.contact_node, "none");
+    assert!(left.services.iter().all(|service| service.nodes.is_empty()));
+    let mut problems = left.problems.iter();
+    assert!(
+        !problems.any(|problem| problem.contains("no node serves")),
+        "{:?}",
+        left.problems
+    );
+    assert!(!metrics("n1").contains("holdfast_server_well{"));
+    eventually("the others serve", || {
+        let stream = group.connect(v4.into());
+        stream.is_ok_and(|mut stream| {
+            echo(&mut stream);
+            true
+        })
+    });
 }
 
 #[test]

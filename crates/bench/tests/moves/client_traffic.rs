@@ -55,8 +55,14 @@ pub fn start_group_with_program(
     program: &str,
     name: &str,
     family: IpFamily,
-    (before, suffix): (&str, &str),
+    shell_text: (&str, &str),
 ) -> Result<(MigrationGroup, tempfile::TempDir)> {
+    let cluster = Cluster::up(server_group_spec(name))?;
+    start_server(cluster, program, family, shell_text)
+}
+
+/// Returns the parameters of a group whose clients connect to a server at n2.
+pub fn server_group_spec(name: &str) -> ClusterSpec {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
     spec.migration = true;
     spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
@@ -69,7 +75,16 @@ pub fn start_group_with_program(
             service
         })
         .into();
-    let cluster = Cluster::up(spec)?;
+    spec
+}
+
+/// Starts a program of this folder as the server at n2, as [`start_group_with_program`] does.
+pub fn start_server(
+    cluster: Cluster,
+    program: &str,
+    family: IpFamily,
+    (before, suffix): (&str, &str),
+) -> Result<(MigrationGroup, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     let world = MigrationGroup { cluster };
     let address = world.cluster.service_address(family).to_string();

@@ -9,6 +9,7 @@ mod client_traffic;
 mod common;
 mod compromised_donor;
 mod connections_during_move;
+mod contact_loss;
 mod copies;
 mod counting_program;
 mod daemon_capabilities;
@@ -319,6 +320,16 @@ fn clients_survive_daemon_crash() {
 #[test]
 fn clients_survive_daemon_crash_during_freeze() {
     run_exclusively(|| server_faults::kill_during_freeze("served-any"));
+}
+
+#[test]
+fn clients_survive_loss_of_contact_host() {
+    run_exclusively(|| contact_loss::lose_contact_at_each_step("contact"));
+}
+
+#[test]
+fn clients_survive_loss_of_contact_host_at_its_decision() {
+    run_exclusively(|| contact_loss::lose_contact_at_its_decisions("decision"));
 }
 
 #[test]

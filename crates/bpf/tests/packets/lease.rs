@@ -136,3 +136,18 @@ fn former_holder_forwards_to_owners_and_to_the_contact_node() {
         set_role(&pool, "n1", ROLE_HOLDER, 0);
     }
 }
+
+#[test]
+fn former_holder_outside_the_group_leaves_new_flows_unanswered() {
+    let pool = one_segment();
+    for v6 in [false, true] {
+        // The node knows no contact node but itself.
+        set_role(&pool, "n1", ROLE_FORMER_HOLDER, 1);
+        set_lease(&pool, 0);
+        let peer = peer_of_contact(&pool, v6);
+        peer.send_segment(5000, SYN, 0, &[]);
+        assert!(peer.next_segment(5000, SILENCE_MS).is_none());
+        set_role(&pool, "n1", ROLE_HOLDER, 0);
+        set_lease(&pool, LEASE_WITHOUT_END);
+    }
+}

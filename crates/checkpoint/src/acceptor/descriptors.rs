@@ -50,20 +50,20 @@ impl TreeRestoration {
         };
         match (handed.files.into_owned(), &mut self.fd_store) {
             (OpenFilesUpdate::Image(image), None) => {
-                let stock = self.fd_store.insert(FdStore::prepare_with_rights(
+                let store = self.fd_store.insert(FdStore::prepare_with_rights(
                     image,
                     received,
                     self.objects.rights().clone(),
                 )?);
                 if is_final {
-                    stock.apply_final(FilesImageChanges::default(), ProvidedFiles::default())?;
+                    store.apply_final(FilesImageChanges::default(), ProvidedFiles::default())?;
                 }
             }
-            (OpenFilesUpdate::Changes(changes), Some(stock)) if is_final => {
-                stock.apply_final(changes, received)?
+            (OpenFilesUpdate::Changes(changes), Some(store)) if is_final => {
+                store.apply_final(changes, received)?
             }
-            (OpenFilesUpdate::Changes(changes), Some(stock)) => {
-                stock.apply_snapshot(changes, received)?
+            (OpenFilesUpdate::Changes(changes), Some(store)) => {
+                store.apply_snapshot(changes, received)?
             }
             _ => return Err(Error::Image("descriptors out of order")),
         }
@@ -78,7 +78,7 @@ impl TreeRestoration {
     /// Passes missing descriptors to the stub processes. If the restorer's store is not `stale`, only processes made
     /// since the last call miss any.
     fn fill_descriptors(&self, is_final: bool, stale: bool) -> Result<()> {
-        let Some(stock) = &self.fd_store else {
+        let Some(store) = &self.fd_store else {
             return Ok(());
         };
         let stub_processes: HashMap<i32, &StubProcess> = self
@@ -87,7 +87,7 @@ impl TreeRestoration {
             .collect();
         let mut filled = Vec::new();
         let mut known = 0;
-        for (number, table) in &stock.image().tables {
+        for (number, table) in &store.image().tables {
             let sharers: Vec<&StubProcess> = table
                 .pids
                 .iter()
@@ -108,15 +108,15 @@ impl TreeRestoration {
             }
             filled.push(slots);
             for stub_process in &sharers {
-                self.check_terminal(stock, stub_process.pid)?;
+                self.check_terminal(store, stub_process.pid)?;
             }
             // A process made since the last call has its parent's descriptors.
-            let places = stock.table_slots(*number);
+            let places = store.table_slots(*number);
             if stale || !first.has_descriptors(&places) {
                 first.fill_descriptors(places)?;
             }
             if is_final {
-                restore_own_properties(stock, *number, &sharers)?;
+                restore_own_properties(store, *number, &sharers)?;
             }
         }
         if is_final && known != stub_processes.len() {
@@ -129,8 +129,8 @@ impl TreeRestoration {
 
     /// Checks that only a session's leader has the controlling terminal. The kernel gives the terminal to the leader
     /// and to processes forked later, so others cannot get it back.
-    fn check_terminal(&self, stock: &FdStore, leader: i32) -> Result<()> {
-        let terminal = stock.image().controlling_terminal(leader);
+    fn check_terminal(&self, store: &FdStore, leader: i32) -> Result<()> {
+        let terminal = store.image().controlling_terminal(leader);
         let in_session = |process: &&ProcessLayout| {
             process.session == leader && process.pid != leader && process.exit_status.is_none()
         };
@@ -150,12 +150,12 @@ impl TreeRestoration {
 }
 
 /// Restores properties of descriptors that only the processes themselves can set.
-fn restore_own_properties(stock: &FdStore, table: u32, sharers: &[&StubProcess]) -> Result<()> {
+fn restore_own_properties(store: &FdStore, table: u32, sharers: &[&StubProcess]) -> Result<()> {
     for (at, stub_process) in sharers.iter().enumerate() {
         if at == 0 {
-            stub_process.register_epoll_entries(&stock.in_process_watches(table))?;
+            stub_process.register_epoll_entries(&store.in_process_watches(table))?;
         }
-        if let Some((terminal, group)) = stock.image().controlling_terminal(stub_process.pid) {
+        if let Some((terminal, group)) = store.image().controlling_terminal(stub_process.pid) {
             // The terminal is opened again, as the process may have closed all of its descriptors for it.
             stub_process.set_controlling_terminal(open_slave(terminal)?.as_fd(), group)?;
         }

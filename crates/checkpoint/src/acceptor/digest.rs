@@ -21,7 +21,7 @@ impl TreeRestoration {
         for (process, (stub_process, state)) in self.tree.processes.iter().zip(states) {
             if let (Some(stub_process), Some(state)) = (stub_process, state) {
                 let locks = self.fd_store.as_ref();
-                let locks = locks.map(|stock| planned_locks(stock.image(), process.pid));
+                let locks = locks.map(|store| planned_locks(store.image(), process.pid));
                 add_process(
                     &mut restored,
                     process,

@@ -86,18 +86,18 @@ impl TreeRestoration {
     /// Returns the tree's locks, each once.
     fn tree_locks(&self) -> Result<Vec<TreeLock>> {
         let mut places: Vec<TreeLock> = Vec::new();
-        let Some(stock) = &self.fd_store else {
+        let Some(store) = &self.fd_store else {
             return Ok(places);
         };
-        for (number, table) in &stock.image().tables {
+        for (number, table) in &store.image().tables {
             let Some(stub_process) = self
                 .living_processes()
                 .find(|stub_process| table.pids.contains(&stub_process.pid))
             else {
                 continue;
             };
-            for (fd, lock) in stock.image().locks(*number) {
-                let (file, readable) = restorer_file(stock, table, fd)?;
+            for (fd, lock) in store.image().locks(*number) {
+                let (file, readable) = restorer_file(store, table, fd)?;
                 let identity = LockedFileIdentity::of(file);
                 let identity = identity.context(|| format!("the file of descriptor {fd}"))?;
                 let wanted = ContendedLock {
@@ -136,7 +136,7 @@ impl TreeRestoration {
     ) -> Result<Vec<TreeLock>> {
         let mut excluded = Vec::new();
         let mut records: BTreeMap<i32, Vec<(&TreeLock, LockChange)>> = BTreeMap::new();
-        let Some(stock) = &self.fd_store else {
+        let Some(store) = &self.fd_store else {
             return Ok(excluded);
         };
         for place in places {
@@ -150,9 +150,9 @@ impl TreeRestoration {
                 records.entry(*process).or_default().push((place, change));
                 continue;
             }
-            let table = stock.image().tables.get(&place.table);
+            let table = store.image().tables.get(&place.table);
             let table = table.ok_or(Error::Image("a lock of an unknown descriptor table"))?;
-            let (file, _) = restorer_file(stock, table, *fd)?;
+            let (file, _) = restorer_file(store, table, *fd)?;
             let made = change.apply(file, lock.holder);
             if !made.context(|| describe_lock(*process))? {
                 excluded.push(place.clone());
@@ -173,7 +173,7 @@ impl TreeRestoration {
 
 /// Returns the restorer's file for a descriptor, and true if the file is open for reading.
 fn restorer_file<'a>(
-    stock: &'a FdStore,
+    store: &'a FdStore,
     table: &DescriptorTable,
     fd: u32,
 ) -> Result<(std::os::fd::BorrowedFd<'a>, bool)> {
@@ -181,10 +181,10 @@ fn restorer_file<'a>(
         .slots
         .get(&fd)
         .ok_or(Error::Image("a lock on an unknown file"))?;
-    let file = stock
+    let file = store
         .file(slot.file)
         .ok_or(Error::Image("a lock on an unknown file"))?;
-    let flags = (stock.image().files.get(&slot.file)).map_or(0, |file| file.flags);
+    let flags = (store.image().files.get(&slot.file)).map_or(0, |file| file.flags);
     let readable = flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32;
     Ok((file, readable))
 }

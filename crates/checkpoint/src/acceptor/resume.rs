@@ -53,8 +53,8 @@ impl TreeRestoration {
             .frozen
             .take()
             .ok_or(Error::Image("resume requested before the state"))?;
-        if let Some(stock) = &mut self.fd_store {
-            stock.publish()?;
+        if let Some(store) = &mut self.fd_store {
+            store.publish()?;
         }
         let lost_locks = self.take_contended_locks()?;
         self.objects.detach_segments();

@@ -12,7 +12,7 @@ use crate::inspect::{
     Blocker, MappingClass, Obstacle, classify, current_name, former_name, map_files_path,
 };
 use crate::procfs::{self, MapLine};
-use crate::system_v_memory::{ListedSegment, SystemVSegmentList, attachments};
+use crate::system_v_memory::{ListedSegment, SystemVSegmentReader, attachments};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +34,7 @@ pub(super) struct MappedObjectCatalogue {
     /// An open handle of each shared memory object.
     handles: Vec<File>,
     /// Opened at its first use.
-    segment_table: Option<SystemVSegmentList>,
+    segment_table: Option<SystemVSegmentReader>,
 }
 
 impl MappedObjectCatalogue {
@@ -126,11 +126,11 @@ impl MappedObjectCatalogue {
 
     fn read_segments(&mut self, pid: i32) -> Result<Vec<ListedSegment>> {
         if self.segment_table.is_none() {
-            self.segment_table = Some(SystemVSegmentList::open(pid)?);
+            self.segment_table = Some(SystemVSegmentReader::open(pid)?);
         }
         self.segment_table
             .as_ref()
-            .map_or(Ok(Vec::new()), SystemVSegmentList::read)
+            .map_or(Ok(Vec::new()), SystemVSegmentReader::read)
     }
 
     /// Updates the System V segments of the tree of `root`. For a stopped tree, `stopped` gives the tree's number of

@@ -4,7 +4,7 @@
 use super::{InspectionReport, Obstacle};
 use crate::error::Result;
 use crate::procfs::{self, MapLine};
-use crate::system_v_memory::{self, ListedSegment, SystemVSegmentList, attachments};
+use crate::system_v_memory::{self, ListedSegment, SystemVSegmentReader, attachments};
 
 /// Last use of an object: process, kind of object, identifier.
 type LastUse = (i32, &'static str, i32);
@@ -19,7 +19,7 @@ pub(super) fn check(report: &mut InspectionReport) {
     {
         block(report, pid, what, id);
     }
-    let segments = SystemVSegmentList::open(root).and_then(|table| table.read());
+    let segments = SystemVSegmentReader::open(root).and_then(|table| table.read());
     let segments = segments.unwrap_or_default();
     if !segments.is_empty() {
         // An IPC namespace that a restorer made belongs to the tree alone.

@@ -1,5 +1,7 @@
 //! `holdfast node join`: this host gets a key, a certificate and a configuration.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,22 +21,28 @@ use crate::output::{output_line, print_json};
 /// Time limit of the exchange with the node.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
 
+/// Maximum number of bytes that are read of a line with a token.
+const TOKEN_LINE_BYTES_MAX: u64 = 1_024;
+
 /// Make this host a node of a group, with a token that `holdfast group token` printed
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  holdfast node join --token hf1-… 10.0.0.11\n  \
-                        holdfast node join --token hf1-… --name n2 --interface eth1 --role server 10.0.0.11:7401\n  \
+#[command(after_help = "Examples:\n  holdfast node join --token - 10.0.0.11\n  \
+                        holdfast node join --token-file token --name n2 --interface eth1 --role server 10.0.0.11:7401\n  \
                         holdfast node join --certificate n2.pem\n\n\
+                        With `--token -` the command reads the token from standard input, and asks for it on a terminal. While a \
+                        command runs, every user of the host can read its arguments: do not write the token itself there.\n\n\
                         The key of this node is made here and never leaves the host. If the command is interrupted, run it \
-                        again with the same token: it uses the same key."
-)]
+                        again with the same token: it uses the same key.")]
 pub struct JoinArgs {
     /// Address of a node that accepts new hosts, and its port if that is another one than usual
     #[arg(value_name = "ADDRESS", required_unless_present = "certificate")]
     address: Option<String>,
-    /// The token
-    #[arg(long, value_name = "TOKEN", required_unless_present = "certificate")]
+    /// The token, or - to read the token from standard input
+    #[arg(long, value_name = "TOKEN", required_unless_present_any = ["certificate", "token_file"])]
     token: Option<String>,
+    /// File whose first line is the token
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
     /// Name of this node [default: the first label of the host's name]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -55,7 +63,7 @@ pub struct JoinArgs {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/holdfast")]
     state_dir: PathBuf,
     /// Complete a join whose request was signed with `holdfast ca sign`: the signed certificate
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["address", "token", "interface"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["address", "token", "token_file", "interface"])]
     certificate: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -108,7 +116,7 @@ pub fn run(args: &JoinArgs) -> Result<()> {
 }
 
 fn join(args: &JoinArgs, files: &NodeFiles) -> Result<JoinReport> {
-    let token: JoinToken = args.token.as_deref().unwrap_or_default().parse()?;
+    let token = read_token(args)?;
     let address = parse_address(args.address.as_deref().unwrap_or_default())?;
     ensure!(
         !args.config.exists(),
@@ -146,6 +154,37 @@ fn join(args: &JoinArgs, files: &NodeFiles) -> Result<JoinReport> {
         request: certificate.is_none().then(|| files.request()),
         node_id: node_file.configured_id(),
     })
+}
+
+/// Returns the token, from standard input, a file or the command line.
+fn read_token(args: &JoinArgs) -> Result<JoinToken> {
+    let line = match (&args.token_file, args.token.as_deref()) {
+        (Some(path), _) => {
+            let file = File::open(path).with_context(|| path.display().to_string())?;
+            read_line(BufReader::new(file)).with_context(|| path.display().to_string())?
+        }
+        (None, Some("-")) => {
+            let input = std::io::stdin();
+            if input.is_terminal() {
+                eprint!("Token: ");
+            }
+            read_line(input.lock()).context("standard input")?
+        }
+        (None, token) => {
+            eprintln!(
+                "warning: every user of this host can read a token on the command line; `--token -` reads it from standard input"
+            );
+            token.unwrap_or_default().to_owned()
+        }
+    };
+    Ok(line.parse()?)
+}
+
+/// Reads one line, which may have no end.
+fn read_line(input: impl BufRead) -> std::io::Result<String> {
+    let mut line = String::new();
+    input.take(TOKEN_LINE_BYTES_MAX).read_line(&mut line)?;
+    Ok(line)
 }
 
 /// Writes the revocation list, if the group has one.
@@ -248,6 +287,57 @@ fn parse_address(text: &str) -> Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct TestCommandLine {
+        #[command(flatten)]
+        args: JoinArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<JoinArgs> {
+        use clap::Parser;
+        let line = [&["join"], words].concat();
+        Ok(TestCommandLine::try_parse_from(line)?.args)
+    }
+
+    #[test]
+    fn token_is_read_from_a_file_or_an_argument() {
+        let authority = holdfast_api::enrolment::AuthorityId([1; 16]);
+        let token = JoinToken::with_secret(authority, [2; 16]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let file = path.to_str().unwrap();
+        for text in [format!("{token}\n# of n1\n"), token.to_string()] {
+            std::fs::write(&path, text).unwrap();
+            let args = parse(&["--token-file", file, "10.0.0.1"]).unwrap();
+            assert_eq!(read_token(&args).unwrap(), token);
+        }
+        let args = parse(&["--token", &token.to_string(), "10.0.0.1"]).unwrap();
+        assert_eq!(read_token(&args).unwrap(), token);
+        // An endless file ends.
+        let args = parse(&["--token-file", "/dev/zero", "10.0.0.1"]).unwrap();
+        assert!(read_token(&args).is_err());
+        let args = parse(&["--token-file", "/nonexistent", "10.0.0.1"]).unwrap();
+        let error = read_token(&args).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent"), "{error}");
+        let dash = parse(&["--token", "-", "10.0.0.1"]).unwrap();
+        assert_eq!(dash.token.as_deref(), Some("-"));
+        for words in [
+            &["10.0.0.1"][..],
+            &["--token", "-"],
+            &["--token", "-", "--token-file", file, "10.0.0.1"],
+            &["--token-file", file, "--certificate", "n2.pem"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn token_is_the_first_line_of_the_input() {
+        for (input, expected) in [("hf1-0\nhf1-1\n", "hf1-0\n"), ("hf1-0", "hf1-0"), ("", "")] {
+            assert_eq!(read_line(input.as_bytes()).unwrap(), expected);
+        }
+    }
 
     #[test]
     fn address_has_the_default_port() {

@@ -6,4 +6,6 @@ mod sections;
 
 pub use error::ConfigError;
 pub use file::ConfigFile;
-pub use sections::{LogConfig, LogFormat, LogSection, MetricsSection, TlsConfig, TlsSection};
+pub use sections::{
+    LogConfig, LogConfigSection, LogFormat, MetricsConfigSection, TlsConfig, TlsConfigSection,
+};

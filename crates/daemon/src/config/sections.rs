@@ -21,14 +21,14 @@ pub struct TlsConfig {
 /// `[tls]` as written: paths may be relative to the configuration file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsSection {
+pub struct TlsConfigSection {
     ca: PathBuf,
     cert: PathBuf,
     key: PathBuf,
     crl: Option<PathBuf>,
 }
 
-impl TlsSection {
+impl TlsConfigSection {
     /// Returns the files, with relative paths resolved against the directory of the configuration file `path`.
     pub fn resolve_paths(self, path: &Path) -> TlsConfig {
         let resolve = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
@@ -73,13 +73,13 @@ pub enum LogFormat {
 /// `[log]` as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LogSection {
+pub struct LogConfigSection {
     #[serde(default)]
     format: LogFormat,
     filter: Option<String>,
 }
 
-impl LogSection {
+impl LogConfigSection {
     /// Returns the section with its defaults.
     pub fn into_config(self) -> LogConfig {
         LogConfig {
@@ -92,7 +92,7 @@ impl LogSection {
 /// `[metrics]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MetricsSection {
+pub struct MetricsConfigSection {
     /// Address for metrics over TCP, besides the control socket, if any.
     pub listen: Option<SocketAddr>,
 }

@@ -126,6 +126,21 @@ impl RevocationLists {
         self.lists.values()
     }
 
+    /// Returns the number of the list of an authority; none if that has no list.
+    pub fn number_of(&self, authority: &AuthorityId) -> Option<u64> {
+        self.lists.get(authority).map(|list| list.number)
+    }
+
+    /// Returns true if a list revokes the certificate with this serial number (big endian).
+    pub fn revokes(&self, serial: &[u8]) -> bool {
+        self.lists().any(|list| {
+            CertificateRevocationList::from_der(&list.der).is_ok_and(|(_, list)| {
+                let mut revoked = list.iter_revoked_certificates();
+                revoked.any(|certificate| certificate.raw_serial() == serial)
+            })
+        })
+    }
+
     /// Returns the trusted authorities.
     pub fn authorities(&self) -> impl Iterator<Item = AuthorityId> {
         self.authorities.keys().copied()
@@ -246,6 +261,24 @@ mod tests {
             );
         }
         assert_eq!(lists.lists().next().unwrap().der, second);
+    }
+
+    #[test]
+    fn list_names_the_revoked_certificates() {
+        let group = TestAuthority::new();
+        let serial = |name: &str| {
+            let issued = group.authority.issue(name, &[], 9).unwrap();
+            let certificate = &read_certificates(&issued.cert).unwrap()[0];
+            let content = crate::tls::read_content(certificate).unwrap();
+            content.serial
+        };
+        let (kept, revoked) = (serial("a"), serial("b"));
+        group.authority.revoke("b").unwrap();
+        let lists = RevocationLists::from_files(&group.config(true)).unwrap();
+        assert!(lists.revokes(&revoked) && !lists.revokes(&kept));
+        let authority = lists.authorities().next().unwrap();
+        assert_eq!(lists.number_of(&authority), Some(2));
+        assert_eq!(lists.number_of(&AuthorityId([0; 16])), None);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl SelectionSet {
     #[inline]
     pub(crate) fn prefetch_selection(&self, blocks: &QueueBlocks, items: u32) {
         match self {
-            SelectionSet::Ordered(order) if items == 1 || order.is_long() => {
+            SelectionSet::Ordered(order) if items == 1 || order.is_first_queue_long() => {
                 order.prefetch_front(blocks)
             }
             SelectionSet::Ordered(order) => order.prefetch(blocks),
@@ -51,7 +51,7 @@ impl SelectionSet {
     #[inline]
     pub(crate) fn prefetch_further_keys(&self, blocks: &QueueBlocks, items: u32) {
         if let SelectionSet::Ordered(order) = self
-            && !order.is_long()
+            && !order.is_first_queue_long()
         {
             order.prefetch_next(blocks, items as usize);
         }

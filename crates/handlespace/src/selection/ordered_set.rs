@@ -57,8 +57,9 @@ impl OrderedSet {
 
     /// Returns true if the lowest key's queue probably has many elements.
     #[inline]
-    pub(crate) fn is_long(&self) -> bool {
-        self.front.is_some_and(|(_, queue)| queue.is_long())
+    pub(crate) fn is_first_queue_long(&self) -> bool {
+        self.front
+            .is_some_and(|(_, queue)| queue.has_several_blocks())
     }
 
     /// Prefetches the ends of the lowest key's queue.

@@ -70,19 +70,19 @@ pub(crate) struct BlockQueue {
 }
 
 impl BlockQueue {
-    /// Returns true if the queue has more than one line.
+    /// Returns true if the queue has more than one block.
     #[inline]
-    pub(super) fn is_long(self) -> bool {
+    pub(super) fn has_several_blocks(self) -> bool {
         self.head != self.tail
     }
 }
 
-/// The lines of all queues.
+/// The blocks of all queues.
 #[derive(Debug, Clone)]
 pub(crate) struct QueueBlocks {
     blocks: Vec<QueueBlock>,
     free: Vec<u32>,
-    /// Line to prefetch at the next selection, see [`prefetch_upcoming`](QueueBlocks::prefetch_upcoming).
+    /// Block to prefetch at the next selection, see [`prefetch_upcoming`](QueueBlocks::prefetch_upcoming).
     prefetch_block: u32,
 }
 
@@ -213,7 +213,7 @@ impl QueueBlocks {
     pub(crate) fn switch_to(&mut self, queue: BlockQueue) {
         // Prefetching for a short queue is not worthwhile: with many such pools, the next selection is from another
         // one.
-        if queue.is_long() {
+        if queue.has_several_blocks() {
             prefetch_index(&self.blocks, queue.head as usize);
             self.prefetch_block = queue.head;
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
+use holdfast_api::app::{Channel, ChannelMessage, FromDaemon, ToDaemon, decode, encode};
 use holdfast_daemon::polled_socket::PolledSocket;
 use holdfast_wire::failure::OperatorFault;
 use tokio::sync::Notify;
@@ -120,7 +120,7 @@ impl AppSession {
         Ok(())
     }
 
-    async fn receive(&self) -> io::Result<Option<Packet>> {
+    async fn receive(&self) -> io::Result<Option<ChannelMessage>> {
         self.channel.read(Channel::receive).await
     }
 
@@ -199,8 +199,8 @@ pub(super) async fn run(table: &SessionTable, id: SessionId, pid: u32, session: 
 }
 
 /// Decodes a packet and checks the properties that the engine relies on.
-fn decode_packet(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
-    let Packet {
+fn decode_packet(packet: ChannelMessage, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
+    let ChannelMessage {
         bytes,
         descriptors,
         descriptors_lost,

@@ -20,13 +20,13 @@ use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::sections::{
-    ChannelSection, GroupSection, JoiningSection, NodeFile, NodeSection, PeerSection,
-    PlacementSetting, ProtocolSetting, ReachKey, RoleKey, ServiceSection,
+    ChannelConfigSection, GroupConfigSection, JoiningConfigSection, NodeConfigSection, NodeFile,
+    PeerConfigSection, PlacementSetting, ProtocolSetting, ReachKey, RoleKey, ServiceConfigSection,
 };
 use super::{
-    AppSocketConfig, ChannelConfig, CheckConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig,
-    JoiningConfig, NodeConfig, PacketRouting, PeerConfig, PlacementRule, SelfRunConfig,
-    ServiceConfig,
+    AppSocketConfig, ChannelConfig, CheckConfig, CheckScript, Config, ConfigError, DEFAULT_PORT,
+    GroupConfig, JoiningConfig, NodeConfig, PacketRouting, PeerConfig, PlacementRule,
+    SelfRunConfig, ServiceConfig,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -114,7 +114,7 @@ impl<'a> ConfigChecker<'a> {
     }
 
     /// Checks the `[[peer]]` list, which may contain this node too. Numbers default to positions.
-    fn peers(&self, raw: &[PeerSection]) -> Result<Vec<PeerConfig>, ConfigError> {
+    fn peers(&self, raw: &[PeerConfigSection]) -> Result<Vec<PeerConfig>, ConfigError> {
         let mut names = BTreeSet::new();
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -158,7 +158,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn node(
         &self,
-        raw: &NodeSection,
+        raw: &NodeConfigSection,
         listed: &[PeerConfig],
         is_self_run: bool,
     ) -> Result<NodeConfig, ConfigError> {
@@ -201,6 +201,7 @@ impl<'a> ConfigChecker<'a> {
             interface: self.interface(&raw.interface)?,
             state_dir: path_or(&raw.state_dir, "/var/lib/holdfast"),
             run_dir: path_or(&raw.run_dir, "/run/holdfast"),
+            checks_dir: path_or(&raw.checks_dir, "/etc/holdfast/checks"),
             bpffs: path_or(&raw.bpffs, "/sys/fs/bpf/holdfast"),
             cgroup: raw.cgroup.clone(),
             capacity: self.in_range(&raw.capacity, CAPACITY_DEFAULT, 1..=CAPACITY_MAX)?,
@@ -214,7 +215,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn own_id(
         &self,
-        raw: &NodeSection,
+        raw: &NodeConfigSection,
         own_entry: Option<&PeerConfig>,
         listed: &[PeerConfig],
     ) -> Result<NodeId, ConfigError> {
@@ -243,7 +244,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn group(
         &self,
-        raw: &GroupSection,
+        raw: &GroupConfigSection,
         ids: &NodeIdsByName,
         port: u16,
     ) -> Result<GroupConfig, ConfigError> {
@@ -284,7 +285,7 @@ impl<'a> ConfigChecker<'a> {
     }
 
     /// Refuses keys that contradict a configured group.
-    fn check_configured(&self, raw: &GroupSection) -> Result<(), ConfigError> {
+    fn check_configured(&self, raw: &GroupConfigSection) -> Result<(), ConfigError> {
         let spans = [
             raw.role.as_ref().map(Spanned::span),
             raw.seeds.first().map(Spanned::span),
@@ -300,7 +301,7 @@ impl<'a> ConfigChecker<'a> {
         }
     }
 
-    fn self_run(&self, raw: &GroupSection, port: u16) -> Result<SelfRunConfig, ConfigError> {
+    fn self_run(&self, raw: &GroupConfigSection, port: u16) -> Result<SelfRunConfig, ConfigError> {
         let role = match raw.role.as_ref().map(Spanned::get_ref) {
             None | Some(RoleKey::Backup) => JoinRole::Backup,
             Some(RoleKey::Server) => JoinRole::ServerNode,
@@ -348,7 +349,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn services(
         &self,
-        raw: &[ServiceSection],
+        raw: &[ServiceConfigSection],
         ids: &NodeIdsByName,
         node: &NodeConfig,
         peers: &[PeerConfig],
@@ -377,7 +378,7 @@ impl<'a> ConfigChecker<'a> {
 
     fn service(
         &self,
-        raw: &ServiceSection,
+        raw: &ServiceConfigSection,
         row: u16,
         ids: &NodeIdsByName,
     ) -> Result<ServiceConfig, ConfigError> {
@@ -419,7 +420,7 @@ impl<'a> ConfigChecker<'a> {
         })
     }
 
-    fn server_check(&self, service: &ServiceSection) -> Result<CheckConfig, ConfigError> {
+    fn server_check(&self, service: &ServiceConfigSection) -> Result<CheckConfig, ConfigError> {
         let (raw, default) = (&service.check, CheckConfig::default());
         let is_udp = matches!(service.protocol, ProtocolSetting::Udp);
         if let Some(connect) = raw
@@ -443,7 +444,10 @@ impl<'a> ConfigChecker<'a> {
                 .connect
                 .as_ref()
                 .is_some_and(|connect| *connect.get_ref()),
-            script: raw.script.as_ref().map(|script| script.get_ref().clone()),
+            script: raw.script.as_ref().map(|script| CheckScript {
+                path: script.get_ref().clone(),
+                is_named_by_group: false,
+            }),
             interval: self.millis(&raw.interval_ms, default.interval, 10..=600_000)?,
             timeout: self.millis(&raw.timeout_ms, default.timeout, 1..=600_000)?,
             fall: self.in_range(&raw.fall, default.fall, 1..=100)?,
@@ -463,7 +467,7 @@ impl<'a> ConfigChecker<'a> {
             .map(Duration::from_millis)
     }
 
-    fn policy(&self, raw: &ServiceSection) -> Result<ServicePolicy, ConfigError> {
+    fn policy(&self, raw: &ServiceConfigSection) -> Result<ServicePolicy, ConfigError> {
         let mut policy = ServicePolicy::default();
         if let Some(name) = &raw.policy {
             policy.kind = name.get_ref().parse::<PolicyKind>().map_err(|error| {
@@ -480,7 +484,7 @@ impl<'a> ConfigChecker<'a> {
     /// same figures.
     fn check_policies(
         &self,
-        raw: &[ServiceSection],
+        raw: &[ServiceConfigSection],
         services: &[ServiceConfig],
         group: &GroupConfig,
     ) -> Result<(), ConfigError> {
@@ -498,7 +502,7 @@ impl<'a> ConfigChecker<'a> {
         Ok(())
     }
 
-    fn channel(&self, raw: &ChannelSection) -> Result<ChannelConfig, ConfigError> {
+    fn channel(&self, raw: &ChannelConfigSection) -> Result<ChannelConfig, ConfigError> {
         let ping_ms = self.in_range(&raw.ping_interval_ms, 250, 10..=60_000)?;
         let dead_ms = self.in_range(&raw.dead_after_ms, ping_ms.max(250) * 4, 20..=600_000)?;
         if dead_ms < 2 * ping_ms {
@@ -524,7 +528,11 @@ impl<'a> ConfigChecker<'a> {
         })
     }
 
-    fn joining(&self, raw: JoiningSection, node_port: u16) -> Result<JoiningConfig, ConfigError> {
+    fn joining(
+        &self,
+        raw: JoiningConfigSection,
+        node_port: u16,
+    ) -> Result<JoiningConfig, ConfigError> {
         let port = self.in_range(&raw.port, DEFAULT_ENROLMENT_PORT, 1..=u16::MAX)?;
         if let Some(written) = raw.port.as_ref().filter(|_| port == node_port) {
             let problem = format!("{port} is the port of the channel between nodes");

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfig, TlsConfig};
 use holdfast_dns::{ConfiguredName, ZoneSettings};
+use holdfast_proto::health::CheckKind;
 use holdfast_wire::group_data::ServicePolicy;
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::membership_frames::{JoinRole, Member};
@@ -75,6 +76,8 @@ pub struct NodeConfig {
     pub state_dir: PathBuf,
     /// Directory for sockets and the pid file; emptied by a reboot.
     pub run_dir: PathBuf,
+    /// Directory of the check scripts that the group's settings may name.
+    pub checks_dir: PathBuf,
     /// Directory (on a bpf file system) in which maps, programs and links are pinned.
     pub bpffs: PathBuf,
     /// Maximum number of flows that this node can own; determines the sizes of maps.
@@ -168,13 +171,14 @@ pub struct ServiceConfig {
     pub is_ending: bool,
 }
 
-/// `check` of a `[[service]]`: signs by which a node judges the service's server, besides its listening sockets.
+/// Signs by which a node judges a service's server, besides its listening sockets: `check` of a `[[service]]`, or the
+/// checks in the group's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckConfig {
     /// True if the node connects to the server regularly.
     pub connect: bool,
     /// Program that tests the server, if any.
-    pub script: Option<PathBuf>,
+    pub script: Option<CheckScript>,
     /// Time between two checks.
     pub interval: Duration,
     /// Time limit of a check.
@@ -185,6 +189,25 @@ pub struct CheckConfig {
     pub rise: u32,
     /// Time after which a server that takes no waiting client gets no new clients; `None`: never.
     pub stall_after: Option<Duration>,
+}
+
+/// A program that tests a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckScript {
+    /// The program.
+    pub path: PathBuf,
+    /// True if the group's settings name the program, and not this node's file: operators of other nodes chose it, so this
+    /// node runs it only if nobody but root could have written it.
+    pub is_named_by_group: bool,
+}
+
+impl CheckConfig {
+    /// Returns the checks for which the node acts itself.
+    pub fn kinds(&self) -> BTreeSet<CheckKind> {
+        let connect = self.connect.then_some(CheckKind::Connect);
+        let script = self.script.as_ref().map(|_| CheckKind::Script);
+        connect.into_iter().chain(script).collect()
+    }
 }
 
 impl Default for CheckConfig {

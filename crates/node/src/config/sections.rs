@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use holdfast_daemon::config::{LogSection, MetricsSection, TlsSection};
+use holdfast_daemon::config::{LogConfigSection, MetricsConfigSection, TlsConfigSection};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -13,30 +13,30 @@ use super::SocketFamily;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NodeFile {
-    pub node: NodeSection,
-    pub group: GroupSection,
-    pub tls: TlsSection,
-    pub joining: Option<JoiningSection>,
+    pub node: NodeConfigSection,
+    pub group: GroupConfigSection,
+    pub tls: TlsConfigSection,
+    pub joining: Option<JoiningConfigSection>,
     #[serde(default)]
-    pub peer: Vec<PeerSection>,
+    pub peer: Vec<PeerConfigSection>,
     #[serde(default)]
-    pub service: Vec<ServiceSection>,
+    pub service: Vec<ServiceConfigSection>,
     #[serde(default)]
-    pub channel: ChannelSection,
+    pub channel: ChannelConfigSection,
     #[serde(default)]
-    pub app: AppSection,
+    pub app: AppConfigSection,
     #[serde(default)]
-    pub migration: MigrationSection,
+    pub migration: MigrationConfigSection,
     #[serde(default)]
-    pub metrics: MetricsSection,
-    pub dns: Option<DnsSection>,
+    pub metrics: MetricsConfigSection,
+    pub dns: Option<DnsConfigSection>,
     #[serde(default)]
-    pub log: LogSection,
+    pub log: LogConfigSection,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NodeSection {
+pub(super) struct NodeConfigSection {
     pub name: Spanned<String>,
     pub id: Option<Spanned<u16>>,
     pub address: Option<Spanned<IpAddr>>,
@@ -44,6 +44,7 @@ pub(super) struct NodeSection {
     pub interface: Spanned<String>,
     pub state_dir: Option<PathBuf>,
     pub run_dir: Option<PathBuf>,
+    pub checks_dir: Option<PathBuf>,
     pub bpffs: Option<PathBuf>,
     pub cgroup: Option<PathBuf>,
     pub capacity: Option<Spanned<u32>>,
@@ -59,7 +60,7 @@ pub(super) enum ReachKey {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct GroupSection {
+pub(super) struct GroupConfigSection {
     pub name: Spanned<String>,
     pub reach: Spanned<ReachKey>,
     pub contact: Option<Spanned<String>>,
@@ -79,7 +80,7 @@ pub(super) enum RoleKey {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct JoiningSection {
+pub(super) struct JoiningConfigSection {
     pub authority: Option<PathBuf>,
     pub port: Option<Spanned<u16>>,
     pub days: Option<Spanned<u32>>,
@@ -87,7 +88,7 @@ pub(super) struct JoiningSection {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PeerSection {
+pub(super) struct PeerConfigSection {
     pub name: Spanned<String>,
     pub id: Option<Spanned<u16>>,
     pub address: Spanned<IpAddr>,
@@ -113,7 +114,7 @@ pub(super) enum PlacementSetting {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ServiceSection {
+pub(super) struct ServiceConfigSection {
     pub name: Spanned<String>,
     pub address: Spanned<IpAddr>,
     pub port: Spanned<u16>,
@@ -124,7 +125,7 @@ pub(super) struct ServiceSection {
     pub weights: BTreeMap<String, Spanned<u32>>,
     pub drain_ms: Option<Spanned<u64>>,
     #[serde(default)]
-    pub check: CheckSection,
+    pub check: CheckConfigSection,
     pub policy: Option<Spanned<String>>,
     pub load_degradation: Option<Spanned<f64>>,
     pub load_dpf: Option<Spanned<f64>>,
@@ -132,7 +133,7 @@ pub(super) struct ServiceSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct CheckSection {
+pub(super) struct CheckConfigSection {
     pub connect: Option<Spanned<bool>>,
     pub script: Option<Spanned<PathBuf>>,
     pub interval_ms: Option<Spanned<u64>>,
@@ -144,7 +145,7 @@ pub(super) struct CheckSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ChannelSection {
+pub(super) struct ChannelConfigSection {
     pub ping_interval_ms: Option<Spanned<u64>>,
     pub dead_after_ms: Option<Spanned<u64>>,
     pub silent_after_ms: Option<Spanned<u64>>,
@@ -153,7 +154,7 @@ pub(super) struct ChannelSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AppSection {
+pub(super) struct AppConfigSection {
     pub group: Option<String>,
     #[serde(default)]
     pub allowed_uids: Vec<u32>,
@@ -161,7 +162,7 @@ pub(super) struct AppSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MigrationSection {
+pub(super) struct MigrationConfigSection {
     #[serde(default)]
     pub enabled: bool,
     #[serde(default)]
@@ -180,7 +181,7 @@ pub(super) struct MigrationSection {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DnsSection {
+pub(super) struct DnsConfigSection {
     #[serde(default)]
     pub listen: Vec<Spanned<SocketAddr>>,
     pub zone: Spanned<String>,
@@ -189,12 +190,12 @@ pub(super) struct DnsSection {
     #[serde(default)]
     pub name_servers: BTreeMap<Spanned<String>, Vec<Spanned<IpAddr>>>,
     #[serde(default)]
-    pub name: Vec<DnsNameSection>,
+    pub name: Vec<DnsNameConfigSection>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DnsNameSection {
+pub(super) struct DnsNameConfigSection {
     pub name: Spanned<String>,
     pub service: Option<Spanned<String>>,
     #[serde(default)]
@@ -202,7 +203,7 @@ pub(super) struct DnsNameSection {
     pub port: Spanned<u16>,
     pub policy: Option<DnsPolicySetting>,
     pub answers: Option<Spanned<usize>>,
-    pub addresses: Vec<DnsAddressSection>,
+    pub addresses: Vec<DnsAddressConfigSection>,
 }
 
 /// Value of `protocol` of a name.
@@ -225,7 +226,7 @@ pub(super) enum DnsPolicySetting {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DnsAddressSection {
+pub(super) struct DnsAddressConfigSection {
     pub address: Spanned<IpAddr>,
     pub weight: Option<Spanned<u32>>,
 }

@@ -62,7 +62,9 @@ fn check_of_a_service_is_read() {
         1,
     );
     let check = &parse(&example).unwrap().services[0].check;
-    assert_eq!(check.script.as_deref(), Some(Path::new("/usr/lib/check")));
+    let script = check.script.as_ref().unwrap();
+    assert_eq!(script.path, Path::new("/usr/lib/check"));
+    assert!(!script.is_named_by_group);
     assert!(!check.connect);
     let without_stall = EXAMPLE.replacen("stall_ms = 500", "stall_ms = 0", 1);
     let check = &parse(&without_stall).unwrap().services[0].check;

@@ -11,11 +11,11 @@ use std::io;
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted,
-    HandoffList, HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
+    DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
+    HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
     MigrationRequest, MigrationStatus, NewToken, NodeList, PlacementRequest, PlacementWeights,
-    ProcessCheck, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged,
-    ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
+    ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest,
+    ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
@@ -67,7 +67,7 @@ pub enum ControlRequest {
     /// Find the process of a systemd unit.
     Unit(String, ReplySender<UnitEntry>),
     /// Check whether a process can move, optionally to a given node.
-    Check(i32, CheckQuery, ReplySender<ProcessCheck>),
+    Check(i32, ProcessCheckQuery, ReplySender<ProcessCheck>),
     /// Move a process.
     StartMigration(MigrationRequest, ReplySender<MigrationAccepted>),
     /// List remembered migrations.

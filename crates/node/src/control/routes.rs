@@ -2,14 +2,19 @@
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{
+    ConnectInfo, DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State,
+};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    CheckQuery, FlowListQuery, MigrationStatus, ROUTES, TakeoverRequest, openapi,
+    FlowListQuery, HandoffRequest, MigrationRequest, MigrationStatus, PlacementRequest,
+    ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest,
+    TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
@@ -64,12 +69,8 @@ fn test_routes() -> Router<RequestSender> {
 #[cfg(feature = "test-faults")]
 async fn set_test_view(
     State(engine): EngineState,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<crate::control::TestView>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(view) => view,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::TestView(body, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -116,12 +117,8 @@ async fn status(State(engine): EngineState) -> Response {
 
 async fn flows(
     State(engine): EngineState,
-    query: Result<Query<FlowListQuery>, QueryRejection>,
+    CheckedQuery(query): CheckedQuery<FlowListQuery>,
 ) -> Response {
-    let Query(query) = match query {
-        Ok(query) => query,
-        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
-    };
     let request = |reply| ControlRequest::Flows(query, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -137,12 +134,8 @@ async fn flow(State(engine): EngineState, Path(text): Path<String>) -> Response 
 
 async fn start_handoff(
     State(engine): EngineState,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<HandoffRequest>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::StartHandoff(body, reply);
     let answer = ask_engine(&engine, request, StatusCode::CONFLICT).await;
     match answer.status() {
@@ -171,12 +164,8 @@ async fn unit(State(engine): EngineState, Path(name): Path<String>) -> Response 
 async fn check(
     State(engine): EngineState,
     Path(text): Path<String>,
-    query: Result<Query<CheckQuery>, QueryRejection>,
+    CheckedQuery(query): CheckedQuery<ProcessCheckQuery>,
 ) -> Response {
-    let Query(query) = match query {
-        Ok(query) => query,
-        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
-    };
     let Ok(pid) = text.parse() else {
         return bad_request(format!("`{text}` is not a PID")).into_response();
     };
@@ -186,12 +175,8 @@ async fn check(
 
 async fn start_migration(
     State(engine): EngineState,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<MigrationRequest>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::StartMigration(body, reply);
     let answer = ask_engine(&engine, request, StatusCode::CONFLICT).await;
     match answer.status() {
@@ -234,12 +219,8 @@ async fn leave(State(engine): EngineState) -> Response {
 
 async fn force_takeover(
     State(engine): EngineState,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<TakeoverRequest>,
 ) -> Response {
-    let body: TakeoverRequest = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     if !body.force {
         let error = "a takeover without a majority needs \"force\": true".to_owned();
         return bad_request(error).into_response();
@@ -269,12 +250,8 @@ async fn placement(State(engine): EngineState) -> Response {
 async fn set_placement(
     State(engine): EngineState,
     ConnectInfo(user): ConnectInfo<SocketUser>,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<PlacementRequest>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::SetPlacement(body, user.uid, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -286,12 +263,8 @@ async fn services(State(engine): EngineState) -> Response {
 async fn change_services(
     State(engine): EngineState,
     ConnectInfo(user): ConnectInfo<SocketUser>,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<ServiceChangeRequest>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::ChangeServices(body, user.uid, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -300,11 +273,10 @@ async fn tokens(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Tokens, StatusCode::CONFLICT).await
 }
 
-async fn make_token(State(engine): EngineState, body: Result<Bytes, BytesRejection>) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
+async fn make_token(
+    State(engine): EngineState,
+    JsonBody(body): JsonBody<TokenRequest>,
+) -> Response {
     let request = |reply| ControlRequest::NewToken(body, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -320,12 +292,8 @@ async fn revocations(State(engine): EngineState) -> Response {
 
 async fn publish_revocations(
     State(engine): EngineState,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody<RevocationRequest>,
 ) -> Response {
-    let body = match read_json(body) {
-        Ok(wanted) => wanted,
-        Err(refusal) => return refusal.into_response(),
-    };
     let request = |reply| ControlRequest::PublishRevocations(body, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -345,11 +313,34 @@ async fn ask_engine<T: Serialize>(
     response(answer, refused)
 }
 
-/// Reads a JSON body, regardless of its content type.
-fn read_json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
-    let bytes = body.map_err(|rejection| {
-        ErrorResponse(rejection.status(), error_body(rejection.body_text()))
-    })?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| bad_request(format!("cannot parse the body: {error}")))
+/// A JSON body, regardless of its content type.
+struct JsonBody<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
+    type Rejection = ErrorResponse;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
+        let bytes = Bytes::from_request(request, state).await;
+        let bytes = bytes.map_err(|rejection| {
+            ErrorResponse(rejection.status(), error_body(rejection.body_text()))
+        })?;
+        let body = serde_json::from_slice(&bytes);
+        body.map(JsonBody)
+            .map_err(|error| bad_request(format!("cannot parse the body: {error}")))
+    }
+}
+
+/// The query of a URL.
+struct CheckedQuery<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for CheckedQuery<T> {
+    type Rejection = ErrorResponse;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
+        let query = Query::from_request_parts(parts, state).await;
+        let refuse = |rejection: QueryRejection| bad_request(rejection.body_text());
+        query
+            .map(|Query(query)| CheckedQuery(query))
+            .map_err(refuse)
+    }
 }

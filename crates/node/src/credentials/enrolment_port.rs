@@ -3,9 +3,8 @@
 //! Nothing of a host is trusted before its token is proved. So connections are few, short, and each has one bounded
 //! message; the port takes at most [`ACCEPTS_PER_SECOND_MAX`] connections a second.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -27,9 +26,12 @@ use super::WorkerCommand;
 
 /// Time limit of a connection, from its first byte to its last.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(5);
-/// Most connections at a time: in total, and from one address (an IPv6 prefix of 64 bits counts as one).
+/// Most connections at a time: in total, and from one source. In total, a new connection takes the place of the oldest whose
+/// request has not arrived.
 const CONNECTIONS_MAX: usize = 16;
 const CONNECTIONS_PER_SOURCE_MAX: usize = 4;
+/// Bits of an IPv6 address that stand for one source, since a site has all addresses of such a prefix (RFC 6177).
+const IPV6_PREFIX_BITS: u32 = 48;
 /// Most connections that are accepted in a second, since each costs a TLS handshake.
 const ACCEPTS_PER_SECOND_MAX: u32 = 50;
 
@@ -105,55 +107,90 @@ impl Drop for EnrolmentPort {
     }
 }
 
-/// Numbers of connections by source.
-type ConnectionCounts = Arc<Mutex<HashMap<IpAddr, usize>>>;
+/// The open connections, the oldest first.
+type OpenConnections = Arc<Mutex<Vec<OpenConnection>>>;
+
+struct OpenConnection {
+    source: IpAddr,
+    socket: Arc<TcpStream>,
+    has_request: bool,
+}
 
 struct Acceptor {
     commands: Sender<WorkerCommand>,
     server_config: SharedServerConfig,
     is_closing: Arc<AtomicBool>,
-    connections: ConnectionCounts,
+    connections: OpenConnections,
     log: LogLimit,
 }
 
 /// A place among the connections.
 struct ConnectionSlot {
-    counts: ConnectionCounts,
-    source: IpAddr,
+    connections: OpenConnections,
+    socket: Arc<TcpStream>,
 }
 
 impl ConnectionSlot {
-    /// Returns a place for a connection from `source`, none if there is no room.
-    fn reserve(counts: &ConnectionCounts, source: IpAddr) -> Option<ConnectionSlot> {
+    /// Returns a place for the connection `socket` from `source`, none if there is no room. May close the oldest connection
+    /// whose request has not arrived.
+    fn reserve(
+        connections: &OpenConnections,
+        source: IpAddr,
+        socket: TcpStream,
+    ) -> Option<ConnectionSlot> {
         let source = source_key(source);
-        let mut by_source = counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let total: usize = by_source.values().sum();
-        let count = by_source.get(&source).copied().unwrap_or(0);
-        if total >= CONNECTIONS_MAX || count >= CONNECTIONS_PER_SOURCE_MAX {
+        let socket = Arc::new(socket);
+        let mut open = connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_source = open.iter().filter(|other| other.source == source).count();
+        if of_source >= CONNECTIONS_PER_SOURCE_MAX {
             return None;
         }
-        by_source.insert(source, count + 1);
-        drop(by_source);
-        let counts = counts.clone();
-        Some(ConnectionSlot { counts, source })
+        if open.len() >= CONNECTIONS_MAX {
+            let oldest = open.iter().position(|other| !other.has_request)?;
+            // The thread of that connection reads the end of the stream, and ends.
+            let _ = open.remove(oldest).socket.shutdown(Shutdown::Both);
+        }
+        open.push(OpenConnection {
+            source,
+            socket: socket.clone(),
+            has_request: false,
+        });
+        let connections = connections.clone();
+        Some(ConnectionSlot {
+            connections,
+            socket,
+        })
+    }
+
+    /// Notes that the request has arrived: the connection keeps its place to the end.
+    fn note_request(&self) {
+        let mut open = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut own = open.iter_mut();
+        if let Some(own) = own.find(|other| Arc::ptr_eq(&other.socket, &self.socket)) {
+            own.has_request = true;
+        }
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut by_source = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = by_source.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                by_source.remove(&self.source);
-            }
-        }
+        let mut open = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        open.retain(|other| !Arc::ptr_eq(&other.socket, &self.socket));
     }
 }
 
 fn source_key(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+        IpAddr::V6(address) => {
+            let mask = u128::MAX << (u128::BITS - IPV6_PREFIX_BITS);
+            IpAddr::V6((u128::from(address) & mask).into())
+        }
         v4 => v4,
     }
 }
@@ -168,7 +205,10 @@ impl Acceptor {
             }
             match accepted {
                 Ok((socket, from)) => self.serve(socket, from.ip()),
-                Err(error) => tracing::warn!(%error, "cannot accept a connection of a new host"),
+                Err(error) if self.log.admits() => {
+                    tracing::warn!(%error, "cannot accept a connection of a new host");
+                }
+                Err(_) => {}
             }
             thread::sleep(Duration::from_secs(1) / ACCEPTS_PER_SECOND_MAX);
         }
@@ -176,7 +216,7 @@ impl Acceptor {
 
     /// Starts a thread for a connection, if there is room. Otherwise the connection is closed.
     fn serve(&self, socket: TcpStream, source: IpAddr) {
-        let Some(slot) = ConnectionSlot::reserve(&self.connections, source) else {
+        let Some(slot) = ConnectionSlot::reserve(&self.connections, source, socket) else {
             if self.log.admits() {
                 tracing::warn!(%source, "too many connections of new hosts at once: closed one");
             }
@@ -188,13 +228,14 @@ impl Acceptor {
             .unwrap_or_else(PoisonError::into_inner);
         let (config, commands) = (config.clone(), self.commands.clone());
         let serve = move || {
-            let _slot = slot;
-            if let Err(error) = exchange(socket, source, config, &commands) {
+            if let Err(error) = exchange(&slot, source, config, &commands) {
                 tracing::debug!(%source, %error, "an enrolment broke off");
             }
         };
         let thread = thread::Builder::new().name("enrolment".to_owned());
-        if let Err(error) = thread.spawn(serve) {
+        if let Err(error) = thread.spawn(serve)
+            && self.log.admits()
+        {
             tracing::error!(%error, "no thread for a new host");
         }
     }
@@ -202,13 +243,13 @@ impl Acceptor {
 
 /// Reads one request, and answers it.
 fn exchange(
-    socket: TcpStream,
+    slot: &ConnectionSlot,
     source: IpAddr,
     config: Arc<ServerConfig>,
     commands: &Sender<WorkerCommand>,
 ) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    let mut stream = TimedStream::new(socket, EXCHANGE_LIMIT);
+    slot.socket.set_nodelay(true)?;
+    let mut stream = TimedStream::new(slot.socket.try_clone()?, EXCHANGE_LIMIT);
     let mut tls = ServerConnection::new(config).map_err(io::Error::other)?;
     while tls.is_handshaking() {
         tls.complete_io(&mut stream)?;
@@ -221,6 +262,7 @@ fn exchange(
         .map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(tls, stream);
     let message = read_message(&mut stream, REQUEST_MESSAGE_BYTES_MAX)?;
+    slot.note_request();
     let refused = |reason| EnrolmentAnswer::Refused { reason };
     let answer = match read_request(&message) {
         Err(reason) => refused(reason),
@@ -269,25 +311,64 @@ fn read_request(bytes: &[u8]) -> Result<(EnrolmentRequest, CertificateRequest), 
 mod tests {
     use super::*;
 
+    /// Returns both ends of a connection.
+    fn connection(listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
     #[test]
-    fn connections_are_limited_in_total_and_by_source() {
-        let counts = ConnectionCounts::default();
-        let reserve = |host: u8| ConnectionSlot::reserve(&counts, [10, 0, 0, host].into());
+    fn connections_are_limited_by_source() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connections = OpenConnections::default();
+        let reserve = |host: u8| {
+            let socket = connection(&listener).1;
+            ConnectionSlot::reserve(&connections, [10, 0, 0, host].into(), socket)
+        };
         let mut slots: Vec<_> = (0..4).map(|_| reserve(1).unwrap()).collect();
         assert!(reserve(1).is_none());
         slots.pop();
         slots.push(reserve(1).unwrap());
-        for host in 2..=13 {
-            slots.push(reserve(host).unwrap());
-        }
-        assert!(reserve(20).is_none());
+        slots.push(reserve(2).unwrap());
         let first: IpAddr = "fd00::1".parse().unwrap();
-        assert_eq!(source_key(first), source_key("fd00::2".parse().unwrap()));
+        assert_eq!(
+            source_key(first),
+            source_key("fd00:0:0:1::2".parse().unwrap())
+        );
         assert_ne!(
             source_key(first),
-            source_key("fd00:0:0:1::1".parse().unwrap())
+            source_key("fd00:0:1::1".parse().unwrap())
         );
         drop(slots);
-        assert!(counts.lock().unwrap().is_empty());
+        assert!(connections.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn oldest_unfinished_connection_gives_way() {
+        use std::io::Read;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connections = OpenConnections::default();
+        let mut clients = Vec::new();
+        let mut reserve = |host: u8| {
+            let (client, socket) = connection(&listener);
+            client.set_nonblocking(true).unwrap();
+            clients.push(client);
+            ConnectionSlot::reserve(&connections, [10, 0, 0, host].into(), socket)
+        };
+        let mut slots: Vec<_> = (0..16).map(|host| reserve(host).unwrap()).collect();
+        slots[0].note_request();
+        let newest = reserve(16).unwrap();
+        slots.push(newest);
+        assert_eq!(connections.lock().unwrap().len(), CONNECTIONS_MAX);
+        // The second one was the oldest without a request.
+        for slot in &slots {
+            slot.note_request();
+        }
+        assert!(reserve(17).is_none(), "all places are in use");
+        let mut is_closed = |host: usize| clients[host].read(&mut [0]).is_ok();
+        let closed: Vec<usize> = (0..17).filter(|host| is_closed(*host)).collect();
+        assert_eq!(closed, [1]);
+        drop(slots);
+        assert!(connections.lock().unwrap().is_empty());
     }
 }

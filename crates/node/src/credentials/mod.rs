@@ -24,8 +24,10 @@ use bytes::Bytes;
 use holdfast_api::control::{NewToken, RevocationStatus, TokenEntry, TokenList};
 use holdfast_api::enrolment::GroupSettings;
 use holdfast_daemon::tls::SignedList;
+use holdfast_proto::credentials::InstallError;
 use holdfast_wire::NodeId;
 use holdfast_wire::credential_frames::RenewalRefusal;
+use rustls::pki_types::CertificateDer;
 
 use crate::config::Config;
 use crate::control::ReplySender;
@@ -53,12 +55,14 @@ pub enum WorkerCommand {
     Reload,
     /// Make a certificate request for this node.
     MakeRequest,
-    /// Sign a request of the node that the certificate of the channel names.
+    /// Sign a request of a node for the name and key that the node's certificate has.
     Sign {
         /// Number of the node, repeated in the answer.
         requester: NodeId,
         /// Name of the node.
         name: String,
+        /// Certificate that the node shows on the channel; none for this node, and for a node whose connection is lost.
+        certificate: Option<CertificateDer<'static>>,
         /// The request in DER.
         request: Bytes,
     },
@@ -97,6 +101,8 @@ pub enum ListSource {
 /// Knowledge about the group that enrolment needs. A membership that runs itself sets this anew with each view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupKnowledge {
+    /// False if this node is outside the group: no host can join by a node that the group does not know.
+    pub is_member: bool,
     /// Names of all nodes, which new nodes may not have.
     pub node_names: BTreeSet<String>,
     /// Settings for the configuration of a new node, without revocation list.
@@ -135,7 +141,7 @@ pub enum WorkerEvent {
         result: Result<Bytes, RenewalRefusal>,
     },
     /// The new certificate is in force, or cannot be.
-    Installed(Result<(), String>),
+    Installed(Result<(), InstallError>),
 }
 
 impl CredentialWorker {
@@ -199,6 +205,7 @@ pub fn configured_group(config: &Config) -> GroupKnowledge {
         })
         .collect();
     GroupKnowledge {
+        is_member: config.group.self_run.is_none(),
         node_names: nodes.iter().map(|node| node.name.clone()).collect(),
         settings: GroupSettings {
             name: config.group.name.clone(),

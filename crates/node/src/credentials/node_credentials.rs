@@ -31,8 +31,6 @@ pub struct NodeCredentials {
     certificate_end: SystemTime,
     /// Remaining and whole life of the certificate when it was last looked at.
     life: (Duration, Duration),
-    /// Number of certificates in the revocation lists in force.
-    revoked: usize,
     /// The last failure of a renewal.
     renewal_problem: Option<String>,
     /// Machine time of the next look at the certificate's age.
@@ -72,7 +70,6 @@ impl NodeCredentials {
             worker: worker.clone(),
             certificate_end: loaded.tls.own_validity().1,
             life,
-            revoked: revoked_certificates(&loaded.lists),
             renewal_problem: None,
             age_due: AGE_INTERVAL,
         })
@@ -81,11 +78,6 @@ impl NodeCredentials {
     /// Returns the machine.
     pub fn machine(&mut self) -> &mut Credentials {
         &mut self.machine
-    }
-
-    /// Returns the number of certificates in the revocation lists in force.
-    pub fn revoked(&self) -> usize {
-        self.revoked
     }
 
     /// Returns the machine time of the next timer.
@@ -129,7 +121,6 @@ impl NodeCredentials {
                 peers.set_tls(loaded.tls.clone());
                 self.certificate_end = loaded.tls.own_validity().1;
                 self.life = loaded.certificate_life();
-                self.revoked = revoked_certificates(&loaded.lists);
                 let lists = machine_lists(&loaded.lists);
                 self.machine.handle_lists(now, list_source, lists);
                 self.machine
@@ -182,6 +173,7 @@ impl NodeCredentials {
                     Command::Sign { requester, request } => WorkerCommand::Sign {
                         requester,
                         name: name_of(requester),
+                        certificate: peers.certificate(requester),
                         request,
                     },
                     Command::Install { certificate } => WorkerCommand::Install(certificate),
@@ -195,6 +187,9 @@ impl NodeCredentials {
         match event {
             Event::ListRefused { from, error } => {
                 tracing::warn!(%from, %error, "a node sent a revocation list that is refused");
+            }
+            Event::CertificateRefused { from, error } => {
+                tracing::warn!(%from, %error, "a node sent a certificate that is refused; asking the next node");
             }
             Event::Renewed => {
                 tracing::info!("the certificate of this node is renewed");
@@ -212,10 +207,6 @@ impl NodeCredentials {
             }
         }
     }
-}
-
-fn revoked_certificates(lists: &RevocationLists) -> usize {
-    lists.lists().map(|list| list.revoked).sum()
 }
 
 /// Returns the lists as the machine has them.

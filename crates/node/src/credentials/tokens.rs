@@ -8,9 +8,11 @@ use holdfast_api::control::{ErrorBody, NewToken, TokenEntry, TokenList, TokenSta
 use holdfast_api::enrolment::{AuthorityId, EnrolmentRefusal, JoinToken, TokenKey, digest};
 use holdfast_daemon::private_files::replace_file;
 use holdfast_proto::enrolment::{
-    Attempt, Enrolment, EnrolmentConfig, Output, Refusal, RequestId, TokenError,
+    Attempt, Enrolment, EnrolmentConfig, NameRecord, Output, Refusal, RequestId, TokenError,
 };
-use holdfast_wire::enrolment_state::{EnrolmentState, KeyDigest, TokenId, TokenRecord, TokenUse};
+use holdfast_wire::enrolment_state::{
+    CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TokenId, TokenUse,
+};
 
 use super::enrolment_port::Applicant;
 
@@ -49,10 +51,12 @@ impl Tokens {
         })
     }
 
-    /// Makes a token of this authority for `lifetime_s` seconds. `address` is that of the enrolment port.
+    /// Makes a token of this authority, whose revocation list has the number `list_number`, for `lifetime_s` seconds.
+    /// `address` is that of the enrolment port.
     pub(super) fn make(
         &mut self,
         authority: AuthorityId,
+        list_number: Option<u64>,
         lifetime_s: u64,
         address: String,
     ) -> Result<NewToken, ErrorBody> {
@@ -60,6 +64,7 @@ impl Tokens {
             error: format!("no random numbers: {error}"),
             what_to_do: "check /dev/urandom".to_owned(),
         })?;
+        let token = token.require_list(list_number.unwrap_or(0));
         let id = TokenId(TokenKey::new(&token).id());
         let lifetime = Duration::from_secs(lifetime_s);
         self.machine
@@ -97,20 +102,31 @@ impl Tokens {
         }
     }
 
-    /// Decides about an applicant. The decision to sign is on the disk.
-    pub(super) fn decide(&mut self, applicant: &Applicant, is_name_taken: bool) -> Decision {
+    /// Returns true if the applicant has proved that it has a token of this node.
+    pub(super) fn knows(&self, applicant: &Applicant) -> bool {
+        applicant.is_proven && self.machine.knows(&TokenId(applicant.token))
+    }
+
+    /// Decides about an applicant. The decision to sign is on the disk. `name_record` has the records about the applicant's
+    /// name, and is needed only if the node [knows](Tokens::knows) the applicant; `serial` is for the certificate to sign.
+    pub(super) fn decide(
+        &mut self,
+        applicant: &Applicant,
+        name_record: Option<NameRecord>,
+        serial: CertificateSerial,
+    ) -> Decision {
         let Ok(name) = applicant.request.name().parse() else {
             return Decision::Refuse(EnrolmentRefusal::Request("it names no node".to_owned()));
         };
         self.requests += 1;
         let request = RequestId(self.requests);
         let attempt = Attempt {
-            source: applicant.source,
             token: TokenId(applicant.token),
             is_proven: applicant.is_proven,
             name,
-            is_name_taken,
+            name_record,
             key: KeyDigest(digest(applicant.request.public_key())),
+            serial,
         };
         self.machine
             .handle_attempt(since_epoch(), request, &attempt);
@@ -151,7 +167,7 @@ impl Tokens {
         replace_file(&self.path, &bytes)
     }
 
-    fn record(&self, id: &TokenId) -> Option<&TokenRecord> {
+    fn record(&self, id: &TokenId) -> Option<&JoinTokenRecord> {
         self.machine.tokens().iter().find(|token| token.id == *id)
     }
 
@@ -163,7 +179,7 @@ impl Tokens {
     }
 }
 
-fn entry(record: &TokenRecord) -> TokenEntry {
+fn entry(record: &JoinTokenRecord) -> TokenEntry {
     let is_expired = since_epoch().as_secs() >= record.expires_at_s;
     let (state, node) = match &record.usage {
         TokenUse::Used { name, .. } => (TokenState::Used, Some(name.to_string())),
@@ -197,7 +213,9 @@ fn refusal_of(reason: Refusal) -> EnrolmentRefusal {
         Refusal::UsedToken => EnrolmentRefusal::UsedToken,
         Refusal::RevokedToken => EnrolmentRefusal::RevokedToken,
         Refusal::NameTaken => EnrolmentRefusal::NameTaken,
-        Refusal::TooManyWrongTokens => EnrolmentRefusal::TooManyWrongTokens,
+        Refusal::NameUnknown => {
+            EnrolmentRefusal::Failed("the records about the name cannot be read".to_owned())
+        }
         Refusal::NotSaved => {
             EnrolmentRefusal::Failed("the use of the token cannot be saved".to_owned())
         }

@@ -4,20 +4,28 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::sync::mpsc::Receiver;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_api::ca::{
     CaError, CertificateAuthority, CertificateRequest, NodeKey, SignedCertificate,
-    certificate_to_pem,
+    certificate_to_pem, random_serial,
 };
 use holdfast_api::control::{ErrorBody, RevocationStatus};
 use holdfast_api::enrolment::{
     EnrolmentAnswer, EnrolmentRefusal, GroupSettings, certificate_matches,
 };
+use holdfast_daemon::log_limit::LogLimit;
 use holdfast_daemon::private_files::{private_directory, replace_file};
-use holdfast_daemon::tls::{RevocationLists, enrolment_server_config, read_certificates};
+use holdfast_daemon::tls::{
+    CertificateContent, RevocationLists, enrolment_server_config, read_certificates, read_content,
+};
+use holdfast_proto::credentials::{InstallError, LIFE_LEFT};
+use holdfast_proto::enrolment::{IssuedCertificate, NameRecord};
 use holdfast_sys::caps::keep_only_capabilities;
 use holdfast_wire::credential_frames::{REVOCATION_LIST_BYTES_MAX, RenewalRefusal};
+use holdfast_wire::enrolment_state::CertificateSerial;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::enrolment_port::{Applicant, SharedServerConfig};
@@ -38,6 +46,8 @@ pub(super) struct Worker {
     metrics: Metrics,
     events: UnboundedSender<WorkerEvent>,
     enrolment: Option<EnrolmentDesk>,
+    /// Limits lines about refused hosts.
+    refusal_log: LogLimit,
 }
 
 /// State of enrolment, if this node has `[joining]`.
@@ -78,6 +88,7 @@ impl Worker {
             metrics,
             events,
             enrolment,
+            refusal_log: LogLimit::default(),
         })
     }
 
@@ -100,9 +111,10 @@ impl Worker {
             WorkerCommand::Sign {
                 requester,
                 name,
+                certificate,
                 request,
             } => {
-                let result = self.sign_renewal(&name, &request);
+                let result = self.sign_renewal(&name, certificate, &request);
                 self.report(WorkerEvent::Signed { requester, result });
             }
             WorkerCommand::Install(certificate) => {
@@ -216,13 +228,28 @@ impl Worker {
         Ok(request.der.into())
     }
 
-    fn sign_renewal(&self, name: &str, request: &[u8]) -> Result<Bytes, RenewalRefusal> {
+    /// Signs a request for the name and key of the certificate that the requester has shown; without one, of the certificate
+    /// of this node.
+    fn sign_renewal(
+        &self,
+        name: &str,
+        certificate: Option<CertificateDer<'static>>,
+        request: &[u8],
+    ) -> Result<Bytes, RenewalRefusal> {
         let (dir, days) = self.authority().ok_or(RenewalRefusal::NoAuthority)?;
+        let present = match certificate {
+            Some(certificate) => read_content(&certificate),
+            None if name == self.config.node.name => self.present_certificate(),
+            None => None,
+        };
+        let present = present.ok_or(RenewalRefusal::BadRequest)?;
         let request = CertificateRequest::from_der(request)
             .ok()
-            .filter(|request| request.name() == name)
+            .filter(|request| request.name() == name && request.public_key() == present.public_key)
             .ok_or(RenewalRefusal::BadRequest)?;
-        match CertificateAuthority::open(&dir).and_then(|authority| authority.sign(&request, days))
+        let serial = serial_of(&present.serial);
+        match CertificateAuthority::open(&dir)
+            .and_then(|authority| authority.renew(&request, days, serial.0))
         {
             Ok(signed) => {
                 tracing::info!(node = name, serial = signed.serial, "renewed a certificate");
@@ -235,17 +262,24 @@ impl Worker {
         }
     }
 
+    /// Returns the certificate of this node, none if its file cannot be read.
+    fn present_certificate(&self) -> Option<CertificateContent> {
+        let certificates = read_certificates(&self.config.tls.cert).ok()?;
+        read_content(certificates.first()?)
+    }
+
     fn authority(&self) -> Option<(PathBuf, u32)> {
         let joining = &self.enrolment.as_ref()?.joining;
         Some((joining.authority.clone()?, joining.days))
     }
 
     /// Puts a renewed certificate in force, if it is better than the present one.
-    fn install(&mut self, der: &[u8]) -> Result<(), String> {
+    fn install(&mut self, der: &[u8]) -> Result<(), InstallError> {
         let tls = &self.config.tls;
         let key = std::fs::read_to_string(&tls.key)
-            .map_err(|error| format!("{}: {error}", tls.key.display()))?;
-        let authorities = read_certificates(&tls.ca).map_err(|error| error.to_string())?;
+            .map_err(|error| InstallError::Host(format!("{}: {error}", tls.key.display())))?;
+        let authorities =
+            read_certificates(&tls.ca).map_err(|error| InstallError::Host(error.to_string()))?;
         let mut problem = "there is no authority".to_owned();
         let fits = authorities.iter().any(|authority| {
             certificate_matches(der, authority, &self.config.node.name, &key)
@@ -253,11 +287,22 @@ impl Worker {
                 .is_ok()
         });
         if !fits {
-            return Err(format!("the new certificate is refused: {problem}"));
+            return Err(InstallError::Certificate(format!(
+                "the new certificate is refused: {problem}"
+            )));
+        }
+        let new = read_content(&CertificateDer::from(der));
+        let present = self.present_certificate();
+        if !new.is_some_and(|new| is_renewal(&new, present.as_ref(), SystemTime::now())) {
+            return Err(InstallError::Certificate(
+                "the new certificate is an old one".to_owned(),
+            ));
         }
         let former = std::fs::read(&tls.cert).unwrap_or_default();
         replace_file(&tls.cert, certificate_to_pem(der).as_bytes()).map_err(|error| {
-            format!("{error}; let the daemon write there, or keep the files of [tls] in state_dir")
+            InstallError::Host(format!(
+                "{error}; let the daemon write there, or keep the files of [tls] in state_dir"
+            ))
         })?;
         match LoadedCredentials::with_lists(&self.config, self.lists.clone()) {
             Ok(loaded) => {
@@ -269,9 +314,9 @@ impl Worker {
                 // The former certificate is still in use, and must be found at the next start.
                 let restored = replace_file(&tls.cert, &former);
                 let restored = restored.map_or_else(|error| error.to_string(), |()| String::new());
-                Err(format!(
+                Err(InstallError::Certificate(format!(
                     "the new certificate is refused: {error}; {restored}"
-                ))
+                )))
             }
         }
     }
@@ -291,11 +336,23 @@ impl Worker {
             };
         };
         match command {
+            TokenCommand::New(_, reply) if !self.group.is_member => {
+                let _ = reply.send(Err(ErrorBody {
+                    error: format!(
+                        "node {} is not in group {}",
+                        self.config.node.name, self.config.group.name
+                    ),
+                    what_to_do: "make the token at a node of the group".to_owned(),
+                }));
+            }
             TokenCommand::New(lifetime_s, reply) => {
                 let port = desk.joining.port;
                 let address = std::net::SocketAddr::new(self.config.node.address, port).to_string();
                 let made = match authority {
-                    Some(authority) => desk.tokens.make(authority, lifetime_s, address),
+                    Some(authority) => {
+                        let list_number = self.lists.number_of(&authority);
+                        (desk.tokens).make(authority, list_number, lifetime_s, address)
+                    }
                     None => Err(no_joining()),
                 };
                 let _ = reply.send(made);
@@ -312,14 +369,12 @@ impl Worker {
     }
 
     fn enrol(&mut self, applicant: &Applicant) {
-        let name = applicant.request.name().to_owned();
-        let is_name_taken = applicant.is_proven && self.is_name_taken(&name);
-        let Some(desk) = &mut self.enrolment else {
-            return;
-        };
-        let answer = match desk.tokens.decide(applicant, is_name_taken) {
-            Decision::Sign => self.sign_for(applicant),
-            Decision::Refuse(reason) => EnrolmentAnswer::Refused { reason },
+        let name = applicant.request.name();
+        let answer = match random_serial() {
+            Ok(serial) => self.answer(applicant, CertificateSerial(serial)),
+            Err(error) => EnrolmentAnswer::Refused {
+                reason: EnrolmentRefusal::Failed(error.to_string()),
+            },
         };
         let source = applicant.source;
         let outcome = match &answer {
@@ -332,7 +387,9 @@ impl Worker {
                 "admitted"
             }
             EnrolmentAnswer::Refused { reason } => {
-                tracing::warn!(node = name, %source, %reason, "refused a new node");
+                if self.refusal_log.admits() {
+                    tracing::warn!(node = name, %source, %reason, "refused a new node");
+                }
                 "refused"
             }
         };
@@ -341,26 +398,62 @@ impl Worker {
         let _ = applicant.reply.try_send(answer);
     }
 
-    fn is_name_taken(&self, name: &str) -> bool {
-        let has_certificate = || {
-            let authority = self.authority();
-            let authority = authority.and_then(|(dir, _)| CertificateAuthority::open(&dir).ok());
-            let free = authority.map_or(Ok(()), |authority| authority.check_free(name));
-            matches!(free, Err(CaError::InForce(_)))
+    fn answer(&mut self, applicant: &Applicant, serial: CertificateSerial) -> EnrolmentAnswer {
+        let is_known = (self.enrolment.as_ref()).is_some_and(|desk| desk.tokens.knows(applicant));
+        let log_error = |error: &CaError| {
+            if self.refusal_log.admits() {
+                tracing::error!(%error, "cannot admit new nodes");
+            }
         };
-        self.group.node_names.contains(name) || has_certificate()
+        let name_record = match is_known {
+            true => (self.name_record(applicant.request.name()))
+                .inspect_err(log_error)
+                .ok(),
+            false => None,
+        };
+        let decision = match &mut self.enrolment {
+            Some(desk) if self.group.is_member => {
+                desk.tokens.decide(applicant, name_record, serial)
+            }
+            // A token of a node outside the group stays unused.
+            _ => Decision::Refuse(EnrolmentRefusal::NotInGroup),
+        };
+        match decision {
+            Decision::Sign => self.sign_for(applicant, serial),
+            Decision::Refuse(reason) => EnrolmentAnswer::Refused { reason },
+        }
     }
 
-    fn sign_for(&self, applicant: &Applicant) -> EnrolmentAnswer {
+    /// Returns the records about a name. A certificate counts as revoked also by a list that was made elsewhere.
+    fn name_record(&self, name: &str) -> Result<NameRecord, CaError> {
+        let logged = match self.authority() {
+            Some((dir, _)) => CertificateAuthority::open(&dir)?.certificates_of(name)?,
+            None => Vec::new(),
+        };
+        let certificates = logged.iter().map(|logged| IssuedCertificate {
+            serial: CertificateSerial(logged.serial),
+            is_revoked: logged.is_revoked || self.lists.revokes(&logged.serial.to_be_bytes()),
+        });
+        Ok(NameRecord {
+            is_node: self.group.node_names.contains(name),
+            certificates: certificates.collect(),
+        })
+    }
+
+    fn sign_for(&self, applicant: &Applicant, serial: CertificateSerial) -> EnrolmentAnswer {
+        // A host trusts one authority at first: the one that its token names.
+        let authority = self.lists.authorities().next();
+        let mut lists = self.lists.lists();
+        let list = lists.find(|list| Some(list.authority) == authority);
         let group = Box::new(GroupSettings {
-            revocations: self.lists.lists().next().map(|list| list.der.clone()),
+            revocations: list.map(|list| list.der.clone()),
             ..self.group.settings.clone()
         });
         let Some((dir, days)) = self.authority() else {
             return EnrolmentAnswer::SignOffline { group };
         };
         let signed = CertificateAuthority::open(&dir)
-            .and_then(|authority| authority.sign(&applicant.request, days));
+            .and_then(|authority| authority.sign_with_serial(&applicant.request, days, serial.0));
         match signed {
             Ok(SignedCertificate { der, .. }) => EnrolmentAnswer::Signed {
                 certificate: der,
@@ -372,5 +465,58 @@ impl Worker {
                 EnrolmentAnswer::Refused { reason }
             }
         }
+    }
+}
+
+/// Returns true if a certificate is newer than the present one, and not itself due for renewal: a node without the authority
+/// could answer with a certificate that it has seen, and so withhold the renewal until the present one ends.
+fn is_renewal(
+    new: &CertificateContent,
+    present: Option<&CertificateContent>,
+    now: SystemTime,
+) -> bool {
+    let left = new.end.duration_since(now).unwrap_or_default();
+    let life = new.end.duration_since(new.begin).unwrap_or_default();
+    let is_newer =
+        |present: &CertificateContent| new.serial != present.serial && new.begin >= present.begin;
+    left > life / LIFE_LEFT && present.is_none_or(is_newer)
+}
+
+/// Returns a serial number that may have leading zeros. The numbers of this authority have 128 bits.
+fn serial_of(bytes: &[u8]) -> CertificateSerial {
+    let number = bytes
+        .iter()
+        .fold(0, |number, byte| number << 8 | u128::from(*byte));
+    CertificateSerial(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn old_certificate_is_no_renewal() {
+        let day = |days: u64| UNIX_EPOCH + Duration::from_secs(days * 86_400);
+        let certificate = |serial: u8, begin: u64, end: u64| CertificateContent {
+            serial: vec![serial],
+            public_key: Vec::new(),
+            begin: day(begin),
+            end: day(end),
+        };
+        let present = certificate(1, 100, 190);
+        let now = day(161);
+        for (new, expected) in [
+            (certificate(2, 161, 251), true),
+            // Shorter than the life that is left, but new.
+            (certificate(2, 160, 170), true),
+            (present.clone(), false),
+            (certificate(3, 10, 900), false),
+            (certificate(4, 101, 191), false),
+        ] {
+            assert_eq!(is_renewal(&new, Some(&present), now), expected, "{new:?}");
+        }
+        assert!(is_renewal(&certificate(3, 10, 900), None, now));
     }
 }

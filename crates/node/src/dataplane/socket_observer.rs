@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use holdfast_bpf::socket_snapshots::{SnapshotReader, SocketSnapshot, socket_flags};
 use holdfast_sys::tcp_info::TcpState;
-use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
+use holdfast_tcp_repair::{QueueLevels, TcpStaticSnapshot};
 
 /// Snapshots many sockets in one pass, if the kernel supports it.
 pub struct SocketObserver {
@@ -52,9 +52,12 @@ impl SocketObserver {
 
     /// Converts a snapshot to the type of `tcp-repair`; `None` if the socket's state has no equivalent there.
     #[must_use]
-    pub fn to_tcp_snapshot<'a>(&self, socket: &'a SocketSnapshot) -> Option<TcpSnapshot<'a>> {
+    pub fn to_static_snapshot<'a>(
+        &self,
+        socket: &'a SocketSnapshot,
+    ) -> Option<TcpStaticSnapshot<'a>> {
         let has_flag = |flag| socket.flags & flag != 0;
-        Some(TcpSnapshot {
+        Some(TcpStaticSnapshot {
             local: socket_address(socket.local, socket.local_port),
             remote: socket_address(socket.remote, socket.remote_port),
             v6_socket: has_flag(socket_flags::V6),

@@ -1,5 +1,7 @@
 //! The contact node's service towards clients: it has the service addresses, and announces them.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -46,6 +48,7 @@ pub struct ContactService {
     /// True if every node receives all packets: no address moves then.
     is_everywhere: bool,
     addresses: Vec<IpAddr>,
+    refused: RefusedAddresses,
     on_contact: Option<PathBuf>,
     /// True if this node has the addresses on its interface and announces them.
     is_serving: bool,
@@ -68,6 +71,7 @@ impl ContactService {
             state_dir: config.node.state_dir.clone(),
             is_everywhere: !reach_of(config.group.reach).has_contact_node(),
             addresses: service_addresses(config).into_iter().collect(),
+            refused: RefusedAddresses::default(),
             on_contact: config.group.on_contact.clone(),
             is_serving,
             announcing: None,
@@ -82,9 +86,11 @@ impl ContactService {
         tracing::info!("this node is the contact node and serves new clients");
         if !self.is_everywhere {
             for address in &self.addresses {
-                if let Err(error) = add_to_interface(&self.interface, *address) {
+                let added = add_to_interface(&self.interface, *address);
+                if let Err(error) = &added {
                     tracing::error!(%address, %error, "cannot take a service address");
                 }
+                self.refused.note(*address, &added);
             }
             self.announcing = Some((Instant::now(), 0));
             self.announce_if_due();
@@ -92,21 +98,47 @@ impl ContactService {
         self.run_command(ContactChange::Begin);
     }
 
-    /// Takes the address of a new service: on `lo` at every node, and on the interface of the contact node.
+    /// Takes the address of a new service: on `lo` at every node, and on the interface of the contact node. An address that
+    /// the kernel refuses is tried again by [`ContactService::retry_refused`].
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn add_address(&mut self, address: IpAddr) -> std::io::Result<()> {
+    pub fn add_address(&mut self, address: IpAddr) -> io::Result<()> {
         if self.addresses.contains(&address) {
             return Ok(());
         }
         self.addresses.push(address);
+        let taken = self.take_address(address);
+        self.refused.note(address, &taken);
+        taken
+    }
+
+    /// Takes the addresses that the kernel has refused.
+    pub fn retry_refused(&mut self) {
+        for address in self.refused.addresses() {
+            let taken = self.take_address(address);
+            if taken.is_ok() {
+                tracing::info!(%address, "took a service address that the kernel had refused");
+            }
+            self.refused.note(address, &taken);
+        }
+    }
+
+    /// Returns the problems for the operator.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        self.refused.problems()
+    }
+
+    fn take_address(&mut self, address: IpAddr) -> io::Result<()> {
         // Recorded for both interfaces: a node that becomes contact node has no time for the disk.
+        let recorded = self.host_changes.addresses.len();
         for interface in [&Interface::find("lo")?, &self.interface] {
             let absent = AddedAddress::absent_from(interface, [address])?;
             self.host_changes.addresses.extend(absent);
         }
-        self.store_host_changes();
+        if self.host_changes.addresses.len() > recorded {
+            self.store_host_changes();
+        }
         add_to_loopback(address)?;
         if self.is_serving && !self.is_everywhere {
             add_to_interface(&self.interface, address)?;
@@ -120,8 +152,9 @@ impl ContactService {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn remove_address(&mut self, address: IpAddr) -> std::io::Result<()> {
+    pub fn remove_address(&mut self, address: IpAddr) -> io::Result<()> {
         self.addresses.retain(|known| *known != address);
+        self.refused.forget(address);
         remove_address(&self.interface, address)?;
         let recorded = &mut self.host_changes.addresses;
         recorded.retain(|added| added.address != address);
@@ -198,8 +231,42 @@ impl ContactService {
     }
 }
 
+/// Service addresses that the kernel has refused, each with the reason.
+#[derive(Debug, Default)]
+struct RefusedAddresses(BTreeMap<IpAddr, String>);
+
+impl RefusedAddresses {
+    /// Notes the result of an attempt to add an address.
+    fn note(&mut self, address: IpAddr, added: &io::Result<()>) {
+        match added {
+            // The kernel has the address, and delivers its packets once the interface is up.
+            Err(error) if error.kind() != io::ErrorKind::TimedOut => {
+                self.0.insert(address, error.to_string());
+            }
+            _ => self.forget(address),
+        }
+    }
+
+    fn forget(&mut self, address: IpAddr) {
+        self.0.remove(&address);
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.0.keys().copied().collect()
+    }
+
+    fn problems(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(address, error)| {
+            format!(
+                "this host refuses service address {address} ({error}), and is asked again every second; \
+                 allow addresses of its family at `lo` and at the node's interface"
+            )
+        })
+    }
+}
+
 /// Runs a program, and kills it if it takes too long.
-fn run_bounded(program: &Path, arguments: &[String]) -> std::io::Result<()> {
+fn run_bounded(program: &Path, arguments: &[String]) -> io::Result<()> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -208,11 +275,11 @@ fn run_bounded(program: &Path, arguments: &[String]) -> std::io::Result<()> {
     loop {
         match child.try_wait()? {
             Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(std::io::Error::other(status.to_string())),
+            Some(status) => return Err(io::Error::other(status.to_string())),
             None if start.elapsed() > COMMAND_TIMEOUT => {
                 child.kill()?;
                 child.wait()?;
-                return Err(std::io::ErrorKind::TimedOut.into());
+                return Err(io::ErrorKind::TimedOut.into());
             }
             None => std::thread::sleep(COMMAND_POLL_INTERVAL),
         }
@@ -222,6 +289,18 @@ fn run_bounded(program: &Path, arguments: &[String]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn address_is_a_problem_while_the_kernel_refuses_it() {
+        let mut refused = RefusedAddresses::default();
+        let address: IpAddr = "fd00::9".parse().expect("an address");
+        refused.note(address, &Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(refused.addresses(), [address]);
+        let problem = refused.problems().next().expect("a problem");
+        assert!(problem.contains("fd00::9 (permission denied)"), "{problem}");
+        refused.note(address, &Err(io::ErrorKind::TimedOut.into()));
+        assert_eq!(refused.problems().count(), 0);
+    }
 
     #[test]
     fn failing_command_is_reported() {

@@ -1,9 +1,7 @@
 //! Certificates of this node and revocation lists of its group, as the engine passes them on.
 
 use bytes::Bytes;
-use holdfast_api::control::{
-    ErrorBody, RevocationRequest, RevocationStatus, TOKEN_LIFETIME_S, TokenRequest,
-};
+use holdfast_api::control::{ErrorBody, RevocationRequest, TOKEN_LIFETIME_S, TokenRequest};
 use holdfast_wire::NodeId;
 use rustls::pki_types::CertificateRevocationListDer;
 use rustls::pki_types::pem::PemObject;
@@ -11,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use super::Engine;
 use super::group_role::GroupNode;
 use super::operator_view::error_body;
-use crate::control::{ControlRequest, ReplySender};
+use crate::control::ControlRequest;
 use crate::credentials::{
     GroupKnowledge, ListSource, TokenCommand, WorkerCommand, WorkerEvent, configured_group,
 };
@@ -20,18 +18,6 @@ impl Engine {
     /// Reloads certificates and revocation list (SIGHUP). An error in the files leaves the current certificates in use.
     pub(super) fn reload_certificates(&mut self) {
         self.credentials.send_to_worker(WorkerCommand::Reload);
-    }
-
-    /// Puts a revocation list (DER) in force that came by another way than the channel between nodes, such as with a view of
-    /// the group. An old list changes nothing.
-    pub(super) fn publish_revocation_list(
-        &mut self,
-        list: Bytes,
-        reply: ReplySender<RevocationStatus>,
-    ) {
-        let source = ListSource::Operator(reply);
-        self.credentials
-            .send_to_worker(WorkerCommand::ApplyList(source, list));
     }
 
     /// Answers the operator's requests about join tokens and revocation lists.
@@ -45,12 +31,10 @@ impl Engine {
                 WorkerCommand::Token(TokenCommand::Revoke(id, reply))
             }
             ControlRequest::Revocations(reply) => WorkerCommand::Revocations(reply),
-            ControlRequest::PublishRevocations(request, reply) => {
-                return match list_of_request(&request) {
-                    Ok(list) => self.publish_revocation_list(list, reply),
-                    Err(refusal) => drop(reply.send(Err(refusal))),
-                };
-            }
+            ControlRequest::PublishRevocations(request, reply) => match list_of_request(&request) {
+                Ok(list) => WorkerCommand::ApplyList(ListSource::Operator(reply), list),
+                Err(refusal) => return drop(reply.send(Err(refusal))),
+            },
             _ => return,
         };
         self.credentials.send_to_worker(command);
@@ -60,15 +44,8 @@ impl Engine {
     pub(super) fn handle_credential_event(&mut self, event: WorkerEvent) {
         let now = self.now();
         let metrics = self.statistics.metrics();
-        let revoked = self.credentials.revoked();
         self.credentials
             .handle_event(now, event, &self.peers, metrics);
-        if let Some(membership) = &self.membership
-            && self.credentials.revoked() > revoked
-        {
-            // Without the key, the node can no longer send heartbeats, and the group removes it.
-            membership.renew_key();
-        }
     }
 
     /// Carries out the outputs of the machine of credentials.
@@ -101,6 +78,7 @@ impl Engine {
         };
         let node_names = self.group.nodes().map(|(_, node)| node.name.clone());
         let group = GroupKnowledge {
+            is_member: true,
             node_names: node_names.collect(),
             settings,
         };
@@ -108,11 +86,15 @@ impl Engine {
             .send_to_worker(WorkerCommand::SetGroup(group));
     }
 
-    /// Puts the revocation list of the group's settings in force, if it is newer.
-    pub(super) fn set_group_revocation_list(&mut self, list: &Bytes) {
-        // An old list is refused, and nobody waits for the answer.
-        let (reply, _) = tokio::sync::oneshot::channel();
-        self.publish_revocation_list(list.clone(), reply);
+    /// Learns that this node is outside the group: no node is asked for certificates first, and no host joins here.
+    pub(super) fn leave_credentials_group(&mut self) {
+        self.credentials.machine().set_contact(None);
+        let group = GroupKnowledge {
+            is_member: false,
+            ..configured_group(&self.config)
+        };
+        self.credentials
+            .send_to_worker(WorkerCommand::SetGroup(group));
     }
 }
 

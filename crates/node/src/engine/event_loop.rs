@@ -87,9 +87,10 @@ pub(super) async fn run(
                 events.consume();
                 engine.upkeep();
             }
-            Some(()) = inputs.signals.hangup.recv() => engine.reload_certificates(),
-            Some(()) = inputs.signals.terminate.recv() => break LoopEnd::Stopped,
-            Some(()) = inputs.signals.interrupt.recv() => break LoopEnd::Stopped,
+            signal = inputs.signals.next() => match signal {
+                OperatorSignal::Reload => engine.reload_certificates(),
+                OperatorSignal::Stop => break LoopEnd::Stopped,
+            },
             () = tokio::task::yield_now(), if engine.background_work.has_work() => engine.run_slice(),
         }
         let pending = std::mem::take(&mut *kernel_events.borrow_mut());

@@ -242,7 +242,9 @@ impl Engine {
     /// Reports begun and ended flows to the holder. Changes of a moving process's flows wait until the move has ended.
     pub(super) fn report_changes(&mut self, changes: Vec<OwnershipChange>) {
         let machine = self.migrations.machine();
-        let moving = |change: &OwnershipChange| machine.is_moving(&change.flow);
+        let moving = |change: &OwnershipChange| {
+            machine.is_moving(&change.flow) || machine.has_arrived(&change.flow)
+        };
         let (moving, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(moving);
         if !moving.is_empty() {
             machine.handle_changes(moving);

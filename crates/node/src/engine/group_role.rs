@@ -6,15 +6,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use holdfast_proto::view::View;
+use holdfast_proto::view::{NO_NODE, View};
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::Member;
 
 use super::fault_injection::test_views;
 use crate::config::Config;
-
-/// Number of no node: the contact node before the first view.
-const NO_NODE: NodeId = NodeId(0);
 
 /// Place of the local node in the group.
 pub struct GroupRole {
@@ -89,9 +86,9 @@ impl GroupRole {
             .collect();
     }
 
-    /// Leaves the group: no node is the contact node until the next view.
+    /// Leaves the group: the view has no nodes until the next one. The names of the nodes stay known, for messages.
     pub fn leave(&mut self) {
-        self.view.contact_node = NO_NODE;
+        self.view = self.view.without_nodes();
     }
 
     /// Returns the number of this node.
@@ -169,5 +166,6 @@ mod tests {
         assert_eq!(role.others().count(), 0);
         role.leave();
         assert!(!role.is_contact() && !role.has_contact());
+        assert!(role.has_view() && !role.view().contains(NodeId(2)));
     }
 }

@@ -7,10 +7,10 @@ use foldhash::fast::RandomState;
 use holdfast_bpf::shared_with_c::{FlowKey, Record as MapRecord};
 use holdfast_bpf::{Dataplane as Programs, guaranteed_flows};
 use holdfast_proto::flow_ownership::{
-    EpochFloors, ProcessTransits, apply_change, newer_record, renumbered_record,
+    ClaimVerdict, EpochFloors, ProcessTransits, apply_change, judge_claim,
 };
 use holdfast_proto::handoff::{CommandToken, Completion, Results};
-use holdfast_proto::table_rebuild::Claim;
+use holdfast_proto::table_rebuild::{Claim, DecidedFlow, Dispute};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, Protocol,
     RecordState,
@@ -34,62 +34,81 @@ pub struct Holder {
     record_counts: RecordCounts,
 }
 
+/// Share of the steering table for flows of no service: private flows and moving processes. Their number depends on what
+/// nodes report, so they have no guarantee.
+const OTHERS_DIVISOR: u32 = 4;
+
 /// Number of records of each service in the steering table. No service may use up capacity that is guaranteed to
-/// another.
+/// another, and flows of no service may use none of it.
 #[derive(Default)]
 struct RecordCounts {
-    records: HashMap<(Protocol, SocketAddr), u32, RandomState>,
+    services: HashMap<(Protocol, SocketAddr), u32, RandomState>,
+    /// Numbers of records of flows of no service, by their local addresses.
+    others: HashMap<(Protocol, SocketAddr), u32, RandomState>,
+    /// Sum of `others`.
+    other_records: u32,
     capacity: u32,
 }
 
 impl RecordCounts {
     fn new(services: &[ServiceConfig], capacity: u32) -> Self {
         let mut counts = Self {
-            records: HashMap::default(),
             capacity,
+            ..Self::default()
         };
         counts.set_services(services);
         counts
     }
 
-    /// Counts the records of these services. The count of a service that was among the former ones stays.
+    /// Makes these the services. The records of all other addresses are those of flows of no service.
     fn set_services(&mut self, services: &[ServiceConfig]) {
-        let count_of = |service: &ServiceConfig| {
+        self.others.extend(self.services.drain());
+        for service in services {
             let key = (service.protocol, service.address);
-            (key, self.records.get(&key).copied().unwrap_or(0))
-        };
-        self.records = services.iter().map(count_of).collect();
-    }
-
-    fn count_of(&mut self, flow: &Flow) -> Option<&mut u32> {
-        self.records.get_mut(&(flow.protocol, flow.local))
+            let records = self.others.remove(&key).unwrap_or(0);
+            self.services.insert(key, records);
+        }
+        self.others.retain(|_, records| *records > 0);
+        self.other_records = self.others.values().sum();
     }
 
     /// Returns true if the flow's service may have one more record.
-    fn has_room(&mut self, flow: &Flow) -> bool {
-        let services = u32::try_from(self.records.len()).unwrap_or(u32::MAX);
+    fn has_room(&self, flow: &Flow) -> bool {
+        let services = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
         let guaranteed = guaranteed_flows(services, self.capacity);
-        match self.count_of(flow) {
-            Some(records) if *records >= guaranteed => {
-                let used = self
-                    .records
-                    .values()
-                    .map(|records| records.max(&guaranteed));
-                used.map(|records| u64::from(*records)).sum::<u64>() < u64::from(self.capacity)
-            }
-            _ => true,
+        match self.services.get(&(flow.protocol, flow.local)) {
+            Some(records) if *records < guaranteed => return true,
+            None if self.other_records >= self.capacity / OTHERS_DIVISOR => return false,
+            _ => {}
         }
+        let used = self
+            .services
+            .values()
+            .map(|records| u64::from(*records.max(&guaranteed)));
+        used.sum::<u64>() + u64::from(self.other_records) < u64::from(self.capacity)
     }
 
     fn record_added(&mut self, flow: &Flow) {
-        if let Some(records) = self.count_of(flow) {
-            *records += 1;
+        let key = (flow.protocol, flow.local);
+        match self.services.get_mut(&key) {
+            Some(records) => *records += 1,
+            None => {
+                *self.others.entry(key).or_default() += 1;
+                self.other_records += 1;
+            }
         }
     }
 
     fn record_removed(&mut self, flow: &Flow) {
-        if let Some(records) = self.count_of(flow) {
+        let key = (flow.protocol, flow.local);
+        if let Some(records) = self.services.get_mut(&key) {
             *records = records.saturating_sub(1);
+        } else if let Some(records) = self.others.get_mut(&key) {
+            *records -= 1;
+            self.other_records -= 1;
+            if *records == 0 {
+                self.others.remove(&key);
+            }
         }
     }
 }
@@ -123,7 +142,7 @@ impl Holder {
     /// Returns the number of a service's records.
     pub fn record_count(&self, service: &ServiceConfig) -> u32 {
         let key = (service.protocol, service.address);
-        self.record_counts.records.get(&key).copied().unwrap_or(0)
+        self.record_counts.services.get(&key).copied().unwrap_or(0)
     }
 
     /// Returns the record of a flow.
@@ -200,36 +219,47 @@ impl Holder {
     }
 
     /// Stores claims of nodes about their flows: those newer than the table's records, or those of flows without a
-    /// record. A node that has joined again with another number gets its records back.
+    /// record. A node that has joined again with another number gets its records back. Returns the claims that contradict
+    /// the table.
     pub fn store_claims(
         &mut self,
         programs: &Programs,
         claims: &[Claim],
         only_missing: bool,
         is_in_view: impl Fn(NodeId) -> bool,
-    ) {
+    ) -> Vec<Dispute> {
         let mut batch = WriteBatch::default();
-        let mut results = Vec::new();
+        let (mut results, mut disputes) = (Vec::new(), Vec::new());
         let mut without_room = 0_usize;
         for (flow, claimed) in claims {
             let current = self.current_record(programs, flow);
-            if batch.has(flow) || (only_missing && current.is_some()) {
+            if batch.has(flow) {
                 continue;
             }
-            let record = newer_record(current, *claimed)
-                .or_else(|| renumbered_record(current, *claimed, &is_in_view));
-            let Some(record) = record else {
-                continue;
-            };
-            if current.is_none() {
-                if !self.record_counts.has_room(flow) {
-                    without_room += 1;
+            let verdict = judge_claim(current, *claimed, &is_in_view);
+            match (verdict, current) {
+                (ClaimVerdict::Stored, None) => {
+                    if !self.record_counts.has_room(flow) {
+                        without_room += 1;
+                        continue;
+                    }
+                    self.record_counts.record_added(flow);
+                }
+                (ClaimVerdict::Stored, Some(_)) if !only_missing => {}
+                // The claim of an acceptor whose donor is lost: whoever has the record goes on.
+                (ClaimVerdict::Disputed, Some(_)) if only_missing => continue,
+                (ClaimVerdict::Disputed, Some(recorded)) => {
+                    disputes.push(Dispute {
+                        flow: *flow,
+                        recorded,
+                        claimed: *claimed,
+                    });
                     continue;
                 }
-                self.record_counts.record_added(flow);
+                _ => continue,
             }
-            batch.push(results.len(), *flow, record, current);
-            results.push(Ok(Some(record)));
+            batch.push(results.len(), *flow, *claimed, current);
+            results.push(Ok(Some(*claimed)));
         }
         self.store_batch(programs, &mut batch, &mut results);
         if without_room > 0 {
@@ -238,6 +268,34 @@ impl Holder {
                 "the steering table has no room for flows that nodes report"
             );
         }
+        disputes
+    }
+
+    /// Stores or removes records, whatever the table has.
+    pub fn set_records(&mut self, programs: &Programs, records: &[DecidedFlow]) {
+        self.write_behind(programs);
+        let mut batch = WriteBatch::default();
+        let mut results = Vec::new();
+        for (flow, record) in records {
+            if batch.has(flow) {
+                self.store_batch(programs, &mut batch, &mut results);
+            }
+            let current = self.current_record(programs, flow);
+            match record {
+                Some(record) => {
+                    if current.is_none() {
+                        self.record_counts.record_added(flow);
+                    }
+                    batch.push(results.len(), *flow, *record, current);
+                    results.push(Ok(Some(*record)));
+                }
+                None => {
+                    // A failure is logged.
+                    let _ = self.remove_record(programs, flow, current);
+                }
+            }
+        }
+        self.store_batch(programs, &mut batch, &mut results);
     }
 
     fn current_record(&self, programs: &Programs, flow: &Flow) -> Option<OwnershipRecord> {
@@ -495,5 +553,76 @@ impl Engine {
         if let Some(holder) = &mut self.holder {
             holder.write_behind(&self.dataplane.programs);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CheckConfig, PlacementRule};
+    use holdfast_wire::group_data::ServicePolicy;
+
+    const CAPACITY: u32 = 1_000;
+
+    fn service(port: u16) -> ServiceConfig {
+        ServiceConfig {
+            pool: "web".to_owned(),
+            address: ([10, 0, 0, 1], port).into(),
+            protocol: Protocol::Tcp,
+            placement: PlacementRule::Hash,
+            weights: std::collections::BTreeMap::new(),
+            check: CheckConfig::default(),
+            drain: None,
+            policy: ServicePolicy::default(),
+            row: 0,
+            is_ending: false,
+        }
+    }
+
+    fn flow(local: u16, remote: u16) -> Flow {
+        Flow {
+            protocol: Protocol::Tcp,
+            local: ([10, 0, 0, 1], local).into(),
+            remote: ([10, 0, 1, 1], remote).into(),
+        }
+    }
+
+    /// Adds records of flows at a local port until there is no room.
+    fn fill(counts: &mut RecordCounts, local: u16) -> u32 {
+        let flows = (0..u16::MAX).map(|remote| flow(local, remote));
+        let added = flows.take_while(|flow| {
+            let has_room = counts.has_room(flow);
+            if has_room {
+                counts.record_added(flow);
+            }
+            has_room
+        });
+        added.count() as u32
+    }
+
+    #[test]
+    fn flows_of_no_service_leave_room_for_services() {
+        let mut counts = RecordCounts::new(&[service(80), service(81)], CAPACITY);
+        assert_eq!(fill(&mut counts, 5_000), CAPACITY / OTHERS_DIVISOR);
+        let guaranteed = guaranteed_flows(2, CAPACITY);
+        let first = fill(&mut counts, 80);
+        assert_eq!(first, CAPACITY - CAPACITY / OTHERS_DIVISOR - guaranteed);
+        assert_eq!(fill(&mut counts, 81), guaranteed);
+        counts.record_removed(&flow(5_000, 1));
+        assert!(counts.has_room(&flow(80, 60_000)));
+    }
+
+    #[test]
+    fn records_are_counted_for_a_service_that_begins_later() {
+        let mut counts = RecordCounts::new(&[], CAPACITY);
+        for remote in 0..10 {
+            counts.record_added(&flow(80, remote));
+        }
+        counts.set_services(&[service(80)]);
+        let key = (Protocol::Tcp, service(80).address);
+        assert_eq!((counts.services[&key], counts.other_records), (10, 0));
+        counts.record_removed(&flow(80, 1));
+        counts.set_services(&[]);
+        assert_eq!(counts.other_records, 9);
     }
 }

@@ -101,7 +101,7 @@ impl Engine {
             self.poll_drains();
         }
         self.arrivals.poll_deferred_options(now);
-        if self.answers_deadline().is_some_and(|at| at <= now) {
+        if self.session_answers_deadline().is_some_and(|at| at <= now) {
             self.poll_prepares();
             self.poll_collects();
         }
@@ -110,7 +110,7 @@ impl Engine {
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let machine = self.machine.poll_timeout();
-        let programs = self.answers_deadline();
+        let session_answers = self.session_answers_deadline();
         let next = [
             machine,
             self.migrations.next_wake(),
@@ -119,7 +119,7 @@ impl Engine {
             self.arrivals.deferred_options_at(),
             self.table_rebuild.poll_timeout(),
             self.former_holder_until,
-            programs,
+            session_answers,
             Some(self.health.next_wake(self.now())),
         ]
         .into_iter()
@@ -132,7 +132,7 @@ impl Engine {
     }
 
     /// Returns the earliest deadline of the program answers that a handoff in progress waits for.
-    fn answers_deadline(&self) -> Option<Duration> {
+    fn session_answers_deadline(&self) -> Option<Duration> {
         let preparing = self.arrivals.prepare_deadline();
         let collecting = self.donations.collect_deadline();
         preparing.into_iter().chain(collecting).min()

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use holdfast_api::control::{
-    CheckQuery, ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck,
+    ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck, ProcessCheckQuery,
 };
 use holdfast_proto::migration::{
     Command, CommandToken, Completion, FlowEpoch, Migration, Results, RoundReport,
@@ -319,7 +319,7 @@ impl Engine {
             self.flow_history.on_taken(flow_epoch.flow);
         }
         self.process_flows
-            .end_inbound(&self.dataplane, &mut self.hold, id, &inbound);
+            .end_hold_after_replay(&self.dataplane, &mut self.hold, id, &inbound);
         self.query_private_flows();
     }
 
@@ -430,7 +430,7 @@ impl Engine {
     pub(super) fn check_process(
         &self,
         pid: i32,
-        query: CheckQuery,
+        query: ProcessCheckQuery,
         reply: ReplySender<ProcessCheck>,
     ) {
         let named = |name: String| self.acceptor_named(&name).map(|id| (name, id));

@@ -57,7 +57,6 @@ fn membership_report(status: &MembershipStatus) -> MembershipReport {
         backups: names(status.voters.get(1..).unwrap_or_default()),
         server_nodes: names(&status.server_nodes),
         lease_ms: status.lease_left().map(milliseconds),
-        key: status.key_number,
     }
 }
 
@@ -152,6 +151,7 @@ impl Engine {
         let mut problems = self.statistics.problems(self.config.node.capacity);
         problems.extend(status.iter().flat_map(membership_problems));
         problems.extend(self.group_services.problems());
+        problems.extend(self.contact_service.problems());
         problems.extend(self.health_problems());
         problems.extend(self.credentials.problem());
         problems.extend(self.peers.disagreements());

@@ -378,7 +378,7 @@ impl ProcessFlows {
     }
 
     /// Stops holding packets for a process whose held packets are replayed.
-    pub fn end_inbound(
+    pub fn end_hold_after_replay(
         &mut self,
         dataplane: &Dataplane,
         hold: &mut PacketHold,

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use holdfast_bpf::LEASE_WITHOUT_END;
 use holdfast_bpf::shared_with_c::{FlowState, ROLE_FORMER_HOLDER, ROLE_HOLDER, ROLE_NONE};
+use holdfast_bpf::{LEASE_WITHOUT_END, Lease};
 use holdfast_proto::table_rebuild::{
-    Admission, Claim, Command, Event, Output, TableRebuild, TableRebuildConfig,
+    Admission, Claim, Command, DecidedFlow, Event, Output, TableRebuild, TableRebuildConfig,
 };
 use holdfast_proto::view::View;
 use holdfast_proto::{handoff, migration};
@@ -35,18 +35,22 @@ impl Engine {
             GroupEvent::Lease { .. } => self.serve_with_lease(),
             GroupEvent::Settings { version, settings } => {
                 tracing::info!(version, "the group has new settings");
-                if let Some(list) = settings.revocation_list() {
-                    self.set_group_revocation_list(&list.bytes);
-                }
                 self.apply_group_settings(version, settings);
             }
             GroupEvent::Joined { id } => tracing::info!(%id, "this node is in the group"),
-            GroupEvent::Removed { cause } => {
+            GroupEvent::Removed { cause, contact } => {
                 tracing::warn!(?cause, "this node is outside the group");
                 let was_contact = self.group.is_contact();
+                // Clients that still send to a former contact node must reach the next one, and no server here.
+                self.dataplane.programs.lease.set_contact(contact.0);
                 self.group.leave();
                 let (now, contact) = (self.now(), self.group.contact());
+                self.machine.handle_removal(now);
+                self.migrations.machine().handle_removal(now);
+                self.table_rebuild.handle_removal();
                 self.health.machine().handle_contact_node(now, contact);
+                self.publish_servers();
+                self.leave_credentials_group();
                 if was_contact {
                     self.end_holding();
                 }
@@ -67,9 +71,9 @@ impl Engine {
     }
 
     /// Returns a function that tells the kernel the end of the lease, from any thread.
-    pub fn lease_writer(&self) -> LeaseWriter {
+    pub(super) fn lease_writer(&self) -> LeaseWriter {
         let writer = self.dataplane.programs.lease.writer();
-        Box::new(move |until_ns| writer.set_until_ns(until_ns))
+        Box::new(move |lease| writer.set_until_ns(lease.until_ns))
     }
 
     fn on_view(&mut self, view: View, members: Vec<Member>) {
@@ -89,6 +93,7 @@ impl Engine {
         self.migrations.machine().handle_view(now, view.clone());
         let contact = view.contact_node;
         self.health.machine().handle_contact_node(now, contact);
+        self.publish_servers();
         match is_first {
             true => self.adopt_role(view),
             false => self.table_rebuild.handle_view(now, view),
@@ -105,14 +110,17 @@ impl Engine {
             self.end_holding();
         }
         self.run_table_rebuild();
+        if is_first && let Some(membership) = &self.membership {
+            // From now on this engine tells the kernel whether the steering table serves.
+            membership.set_lease_writer(self.lease_writer());
+        }
     }
 
     /// Takes the role in the first view after the start. The table of an earlier daemon is good if no view has come in
     /// between.
     fn adopt_role(&mut self, view: View) {
         let lease = &self.dataplane.programs.lease;
-        let is_adopted =
-            self.group.is_contact() && lease.table_epoch().saturating_add(1) >= view.epoch;
+        let is_adopted = self.group.is_contact() && lease.has_table_for(view.epoch);
         let now = self.now();
         let config = TableRebuildConfig::new(self.group.own(), self.boot);
         self.table_rebuild = TableRebuild::new(now, config, view, is_adopted);
@@ -125,7 +133,8 @@ impl Engine {
             self.set_steering_role(ROLE_HOLDER);
             self.dataplane.programs.lease.set_table_ready(true);
             self.serve_with_lease();
-        } else if !self.group.is_contact() && self.steering_role() == ROLE_HOLDER {
+        } else if !self.group.is_contact() && self.steering_role() != ROLE_NONE {
+            // An earlier daemon of this node was contact node.
             self.end_holding();
         }
     }
@@ -159,6 +168,7 @@ impl Engine {
             }
             Command::StoreNewer { records } => self.store_claims(&records, false),
             Command::StoreMissing { records } => self.store_claims(&records, true),
+            Command::SetRecords { records } => self.set_records(&records),
         }
     }
 
@@ -176,6 +186,12 @@ impl Engine {
             }
             Event::Complete => {
                 tracing::info!("all nodes have reported their flows");
+                if let [(flow, claim), (_, other), ..] = self.table_rebuild.disputed_claims()[..] {
+                    tracing::error!(
+                        %flow, %claim, %other,
+                        "two nodes claim the same flow: neither gets its packets until one of them closes it or leaves the group"
+                    );
+                }
                 self.note_complete_table();
                 self.retry_deferred();
             }
@@ -186,10 +202,14 @@ impl Engine {
         }
     }
 
-    /// Notes for the next daemon that the table has the flows of all nodes.
+    /// Notes for the next daemon that the table has the flows of all nodes. A table with disputed flows is to be rebuilt,
+    /// because only this daemon knows the claims.
     fn note_complete_table(&self) {
         if self.table_rebuild.is_complete() {
-            let epoch = self.group.view().epoch;
+            let epoch = match self.table_rebuild.has_disputes() {
+                true => 0,
+                false => self.group.view().epoch,
+            };
             self.dataplane.programs.lease.set_table_epoch(epoch);
         }
     }
@@ -371,10 +391,22 @@ impl Engine {
     }
 
     fn store_claims(&mut self, records: &[Claim], only_missing: bool) {
+        let Some(holder) = &mut self.holder else {
+            return;
+        };
+        let view = self.group.view();
+        let is_in_view = |node| view.contains(node);
+        let programs = &self.dataplane.programs;
+        let disputes = holder.store_claims(programs, records, only_missing, is_in_view);
+        if !disputes.is_empty() {
+            let records = self.table_rebuild.handle_disputes(disputes);
+            self.set_records(&records);
+        }
+    }
+
+    fn set_records(&mut self, records: &[DecidedFlow]) {
         if let Some(holder) = &mut self.holder {
-            let view = self.group.view();
-            let is_in_view = |node| view.contains(node);
-            holder.store_claims(&self.dataplane.programs, records, only_missing, is_in_view);
+            holder.set_records(&self.dataplane.programs, records);
         }
     }
 
@@ -408,6 +440,17 @@ impl Engine {
         };
         flows.iter().filter_map(claim).collect()
     }
+}
+
+/// Returns a function that renews the lease of an earlier daemon's programs, as long as their steering table serves for the
+/// view of the lease. The function ends the lease in any view.
+pub(super) fn pinned_lease_writer(pinned: Lease) -> LeaseWriter {
+    let writer = pinned.writer();
+    Box::new(move |lease| {
+        if lease.until_ns == 0 || pinned.has_table_for(lease.epoch) {
+            writer.set_until_ns(lease.until_ns);
+        }
+    })
 }
 
 /// Returns the claim that an entry of the flow table stands for; none for one that names no node. A closed connection

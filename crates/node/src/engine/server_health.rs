@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use holdfast_api::control::{ServerHealth, ServiceNode};
+use holdfast_daemon::log_limit::LogLimit;
 use holdfast_proto::health::{Event, Exclusion, Health, HealthConfig, JudgedService, Output};
 use holdfast_wire::health_frames::{HealthFrame, ServerProblem, ServerState, ServiceEndpoint};
 use holdfast_wire::{Flow, Frame, NodeId, Protocol};
@@ -13,7 +14,7 @@ use super::Engine;
 use crate::config::{Config, ServiceConfig};
 use crate::health::{
     InspectionRequest, NewestConnections, Observation, ObservationReceiver, ObservationSender,
-    SocketObserverThread, observation_channel, start_checks,
+    RunningChecks, SocketObserverThread, observation_channel,
 };
 use crate::peer_channel::Peers;
 use crate::reach::reach_of;
@@ -29,9 +30,24 @@ pub struct HealthMonitor {
     observations: ObservationSender,
     /// `None` before the daemon is ready.
     sockets: Option<SocketObserverThread>,
+    /// Active checks; none before the daemon is ready.
+    checks: BTreeMap<ServiceEndpoint, RunningChecks>,
     inspect_at: Duration,
     /// Received bytes of each peer at the last look for signs of life.
     received_bytes: BTreeMap<NodeId, u64>,
+    series: ServerSeries,
+    /// Limits of the lines about each node: another node's reports cause lines.
+    node_logs: BTreeMap<NodeId, LogLimit>,
+    unserved_log: LogLimit,
+}
+
+/// The series of the metrics of servers.
+#[derive(Default)]
+struct ServerSeries {
+    /// Pool, service and node of each `holdfast_server_well`.
+    well: BTreeSet<(String, String, String)>,
+    /// Pool and reason of each `holdfast_server_failures_total`.
+    failures: BTreeSet<(String, &'static str)>,
 }
 
 struct ObservedService {
@@ -57,8 +73,12 @@ impl HealthMonitor {
             machine: Health::new(machine_config, contact, judged),
             observations,
             sockets: None,
+            checks: BTreeMap::new(),
             inspect_at: Duration::ZERO,
             received_bytes: BTreeMap::new(),
+            series: ServerSeries::default(),
+            node_logs: BTreeMap::new(),
+            unserved_log: LogLimit::default(),
         };
         monitor.observe(&config.services);
         (monitor, receiver)
@@ -71,12 +91,19 @@ impl HealthMonitor {
             let endpoint = service.endpoint();
             let known = former.remove(&service.row);
             let known = known.filter(|known| known.endpoint == endpoint);
-            let observed = known.unwrap_or_else(|| ObservedService {
-                endpoint,
-                stall_after: service.check.stall_after,
-                handshakes: 0,
-                newest: NewestConnections::default(),
-            });
+            let stall_after = service.check.stall_after;
+            let observed = match known {
+                Some(known) => ObservedService {
+                    stall_after,
+                    ..known
+                },
+                None => ObservedService {
+                    endpoint,
+                    stall_after,
+                    handshakes: 0,
+                    newest: NewestConnections::default(),
+                },
+            };
             self.services.insert(service.row, observed);
         }
     }
@@ -86,6 +113,31 @@ impl HealthMonitor {
         self.observe(services);
         let judged = living(services).map(judged_service).collect();
         self.machine.handle_services(now, judged);
+        if self.sockets.is_none() {
+            return;
+        }
+        if let Err(error) = self.run_checks(services) {
+            tracing::error!(%error, "cannot start the checks of a service: its server is judged without them");
+        }
+    }
+
+    /// Starts the checks that these services have, and ends all others. Checks that stay go on.
+    ///
+    /// # Errors
+    /// There is no memory for a thread.
+    fn run_checks(&mut self, services: &[ServiceConfig]) -> std::io::Result<()> {
+        let mut former = std::mem::take(&mut self.checks);
+        for service in living(services) {
+            let endpoint = service.endpoint();
+            let known = former.remove(&endpoint);
+            let running = match known.filter(|known| known.are_those_of(service)) {
+                Some(known) => Some(known),
+                None => RunningChecks::start(service, &self.observations)?,
+            };
+            self.checks
+                .extend(running.map(|running| (endpoint, running)));
+        }
+        Ok(())
     }
 
     /// Starts the threads that observe servers. They get the privileges of the calling thread.
@@ -94,15 +146,17 @@ impl HealthMonitor {
     /// There is no memory for a thread, or no descriptor for a socket.
     fn start(&mut self, services: &[ServiceConfig]) -> std::io::Result<()> {
         self.sockets = Some(SocketObserverThread::start(self.observations.clone())?);
-        for service in services {
-            start_checks(service, &self.observations)?;
-        }
-        Ok(())
+        self.run_checks(services)
     }
 
     /// Returns the machine.
     pub fn machine(&mut self) -> &mut Health {
         &mut self.machine
+    }
+
+    /// Returns true if one more line about a node's servers may be written.
+    fn admits_line_about(&mut self, node: NodeId) -> bool {
+        self.node_logs.entry(node).or_default().admits()
     }
 
     /// Returns true if a node can serve new clients of a service, as far as this node knows.
@@ -168,6 +222,7 @@ fn judged_service(service: &ServiceConfig) -> JudgedService {
         stall_after: service.check.stall_after,
         fall: service.check.fall,
         rise: service.check.rise,
+        checks: service.check.kinds(),
     }
 }
 
@@ -249,6 +304,8 @@ impl Engine {
                         tracing::warn!(pool, %service, %problem, "the server here gets no new clients");
                         let metrics = self.statistics.metrics();
                         metrics.count_server_failure(&pool, problem.name());
+                        let series = &mut self.health.series;
+                        series.failures.insert((pool, problem.name()));
                     }
                 }
             }
@@ -269,6 +326,9 @@ impl Engine {
                 reason,
             } => {
                 self.update_placement_metrics(&service);
+                if !self.health.admits_line_about(node) {
+                    return;
+                }
                 let (pool, node) = (self.pool_of(&service).to_owned(), self.node_name(node));
                 match reason {
                     Exclusion::NoServer => {
@@ -281,10 +341,13 @@ impl Engine {
             }
             Event::Included { service, node } => {
                 self.update_placement_metrics(&service);
+                if !self.health.admits_line_about(node) {
+                    return;
+                }
                 let (pool, node) = (self.pool_of(&service).to_owned(), self.node_name(node));
                 tracing::info!(pool, %service, node, "a node gets new clients again");
             }
-            Event::NobodyServes { service } => {
+            Event::NobodyServes { service } if self.health.unserved_log.admits() => {
                 let pool = self.pool_of(&service).to_owned();
                 tracing::warn!(
                     pool,
@@ -292,6 +355,7 @@ impl Engine {
                     "no node serves: new clients go to nodes that hang or are silent, or else to all by weight"
                 );
             }
+            Event::NobodyServes { .. } => {}
         }
     }
 
@@ -301,17 +365,41 @@ impl Engine {
         service.map_or("", |service| &service.pool)
     }
 
-    fn update_placement_metrics(&self, endpoint: &ServiceEndpoint) {
-        let pool = self.pool_of(endpoint);
+    /// Updates the series of a service, at the contact node.
+    fn update_placement_metrics(&mut self, endpoint: &ServiceEndpoint) {
+        let pool = self.pool_of(endpoint).to_owned();
         for health in self.health.machine.nodes_of_service(endpoint) {
             let is_well = health.exclusion.is_none();
-            self.statistics.metrics().set_server_well(
-                pool,
-                &endpoint.to_string(),
-                &self.node_name(health.node),
-                is_well,
-            );
+            let (service, node) = (endpoint.to_string(), self.node_name(health.node));
+            let metrics = self.statistics.metrics();
+            metrics.set_server_well(&pool, &service, &node, is_well);
+            let series = &mut self.health.series;
+            series.well.insert((pool.clone(), service, node));
         }
+    }
+
+    /// Begins the series of all services and nodes, and ends those of services and nodes that are gone, after a change of
+    /// the services, the nodes or the contact node.
+    pub(super) fn publish_servers(&mut self) {
+        let former = std::mem::take(&mut self.health.series.well);
+        let services: Vec<ServiceEndpoint> = living(&self.config.services)
+            .map(ServiceConfig::endpoint)
+            .collect();
+        for service in &services {
+            self.update_placement_metrics(service);
+        }
+        let (series, metrics) = (&mut self.health.series, self.statistics.metrics());
+        for (pool, service, node) in former.difference(&series.well) {
+            metrics.forget_server(pool, service, node);
+        }
+        let services = &self.config.services;
+        series.failures.retain(|(pool, reason)| {
+            let has_pool = services.iter().any(|service| service.pool == *pool);
+            if !has_pool {
+                metrics.forget_server_failures(pool, reason);
+            }
+            has_pool
+        });
     }
 
     /// Starts the observation of this node's servers, with the privileges of the calling thread.
@@ -319,9 +407,7 @@ impl Engine {
     /// # Errors
     /// There is no memory for a thread, or no descriptor for a socket.
     pub(super) fn start_health(&mut self) -> std::io::Result<()> {
-        for service in &self.config.services {
-            self.update_placement_metrics(&service.endpoint());
-        }
+        self.publish_servers();
         self.health.start(&self.config.services)
     }
 

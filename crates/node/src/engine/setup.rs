@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use holdfast_bpf::Lease;
 use holdfast_bpf::shared_with_c::Event as KernelEvent;
 use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_daemon::service_manager;
@@ -33,7 +34,7 @@ use super::group_services::GroupServices;
 use super::handoff_operations::HandoffOperations;
 use super::holder::Holder;
 use super::host_changes::HostChanges;
-use super::joining::wait_until_joined;
+use super::joining::{wait_for_datagram_keys, wait_until_joined};
 use super::network_setup::{
     HOLD_DEVICE, add_addresses, adopt_lease, configure_dataplane, deliver_private_flows,
     remove_unconfigured_addresses,
@@ -45,6 +46,7 @@ use super::process_flows::ProcessFlows;
 use super::program_messages::ProgramMessages;
 use super::programs::ConnectedPrograms;
 use super::recovered_flows::RecoveredFlows;
+use super::role_change::pinned_lease_writer;
 use super::server_health::HealthMonitor;
 use super::start_check::{check_before_start, find_interface};
 use super::start_undo::{PinsBefore, StartUndo};
@@ -164,6 +166,7 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
             if !wait_until_joined(&mut config, inputs, &membership, (peers, credentials)).await {
                 break;
             }
+            wait_for_datagram_keys(&membership, peers).await;
         }
         let mut undo = StartUndo::default();
         let (mut engine, worker_events, observations) =
@@ -177,9 +180,6 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
             .events(move |event| sink.borrow_mut().push(event))
             .map_err(other_error)?;
         reach_start_step("events")?;
-        if let Some(membership) = &channels.membership {
-            membership.set_lease_writer(engine.lease_writer());
-        }
         engine.note_connected_peers();
         engine.recover();
         engine.placement.end_handshake_redirects(&engine.dataplane);
@@ -275,6 +275,9 @@ impl NodeChannels {
         let started = membership_options
             .map(|options| GroupMembership::start(options, frames, peers.clone(), metrics.clone()));
         let (membership, group) = started.transpose().map_err(other_error)?.unzip();
+        if let Some(membership) = &membership {
+            renew_pinned_lease(config, membership);
+        }
         Ok(NodeChannels {
             peers,
             dns,
@@ -289,6 +292,18 @@ impl NodeChannels {
             },
             metrics,
         })
+    }
+}
+
+/// Lets the membership renew the lease of the programs that an earlier daemon left attached: to load the programs of this
+/// daemon may take longer than the rest of the lease. The table of those programs must serve for this node's view.
+fn renew_pinned_lease(config: &Config, membership: &GroupMembership) {
+    match Lease::open_pinned(&config.node.bpffs) {
+        Ok(Some(lease)) => membership.set_lease_writer(pinned_lease_writer(lease)),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(%error, "cannot renew the lease of the former daemon's filters: new clients may wait for this daemon");
+        }
     }
 }
 

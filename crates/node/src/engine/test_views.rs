@@ -12,7 +12,7 @@ use super::fault_injection::test_views;
 use super::operator_view::error_body;
 use crate::control::TestView;
 use crate::dataplane::boot_time_ns;
-use crate::membership::GroupEvent;
+use crate::membership::{GroupEvent, KernelLease};
 
 impl Engine {
     /// Handles the view and the lease that a test gives.
@@ -50,7 +50,10 @@ impl Engine {
         };
         let lease = request.lease_ms.map(Duration::from_millis);
         let until = lease.map(|lease| boot_time_ns() + lease.as_nanos() as u64);
-        (self.lease_writer())(until.unwrap_or(0));
+        (self.lease_writer())(KernelLease {
+            until_ns: until.unwrap_or(0),
+            epoch: request.epoch,
+        });
         self.handle_group_event(GroupEvent::View { view, own, members });
         let until = lease.map(|lease| Instant::now() + lease);
         self.handle_group_event(GroupEvent::Lease { until });

@@ -32,6 +32,7 @@ impl Engine {
         let metrics = self.statistics.metrics();
         metrics.set_in_transit(self.donations.len(), self.arrivals.len());
         metrics.set_hold_slots(self.hold.slots_in_use());
+        self.contact_service.retry_refused();
         self.give_up_unanswered();
         self.arrivals
             .retry_waiting(&self.dataplane, self.hold.device());
@@ -53,12 +54,12 @@ impl Engine {
             }
         }
         for peer in self.peers.ids().collect::<Vec<_>>() {
-            if let Some(stats) = self.peers.stats(peer) {
-                let name = self.node_name(peer);
+            // The channels may know a node before the view does; a series has the node's name.
+            if let (Some(stats), Some(name)) = (self.peers.stats(peer), self.group.name_of(peer)) {
                 let metrics = self.statistics.metrics();
-                metrics.set_connected(&name, self.peers.is_up(peer));
+                metrics.set_connected(name, self.peers.is_up(peer));
                 if let Some(round_trip) = stats.round_trip {
-                    metrics.set_round_trip(&name, round_trip);
+                    metrics.set_round_trip(name, round_trip);
                 }
             }
         }

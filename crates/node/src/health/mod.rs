@@ -5,7 +5,7 @@ mod active_checks;
 mod newest_connections;
 mod observer;
 
-pub(crate) use active_checks::start_checks;
+pub(crate) use active_checks::RunningChecks;
 pub(crate) use newest_connections::NewestConnections;
 pub(crate) use observer::{InspectionRequest, SocketObserverThread};
 

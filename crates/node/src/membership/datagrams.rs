@@ -1,8 +1,9 @@
 //! The UDP socket of a node, and for each other node the question whether datagrams pass.
 //!
-//! Datagrams need the group's key, which a node learns only by joining, and a network may block UDP. A small frame to a
-//! node whose datagrams have not arrived of late therefore travels over the peer channel too. A frame that came over the
-//! channel is answered there, since the sender may not hear the datagrams of this node.
+//! Datagrams need the keys of a pair of nodes, which a channel between the two must have brought in the present lives of
+//! both daemons, and a network may block UDP. A small frame to a node whose datagrams have not arrived of late therefore
+//! travels over the peer channel too. A frame that came over the channel is answered there, since the sender may not hear
+//! the datagrams of this node.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,13 +12,14 @@ use std::time::Duration;
 
 use holdfast_daemon::log_limit::LogLimit;
 use holdfast_wire::authenticated_datagram::{
-    DATAGRAM_BYTES_MAX, DatagramFrame, DatagramReceiver, DatagramSender, SENDERS_MAX,
+    DATAGRAM_BYTES_MAX, DatagramError, DatagramFrame, DatagramReceiver, DatagramSender, SENDERS_MAX,
 };
-use holdfast_wire::group_data::GroupKey;
 use holdfast_wire::membership_frames::{MembershipFrame, NodeName};
 use tokio::net::UdpSocket;
+use tokio::sync::watch;
 
 use crate::metrics::Metrics;
+use crate::peer_channel::DatagramKeyTable;
 
 /// Time for which a received frame says that its path works: two heartbeat intervals and a little more.
 const PATH_LIFETIME: Duration = Duration::from_millis(120);
@@ -36,8 +38,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<StdUdpSocket> {
 pub(super) struct Datagrams {
     sender: DatagramSender,
     receiver: DatagramReceiver,
-    /// The group's key and the one before.
-    keys: Vec<GroupKey>,
+    keys: watch::Receiver<DatagramKeyTable>,
     paths: BTreeMap<NodeName, Paths>,
     metrics: Metrics,
     refusal_log: LogLimit,
@@ -51,20 +52,20 @@ struct Paths {
 }
 
 impl Datagrams {
-    pub fn new(name: NodeName, boot: u64, metrics: Metrics) -> Datagrams {
+    pub fn new(
+        name: NodeName,
+        boot: u64,
+        keys: watch::Receiver<DatagramKeyTable>,
+        metrics: Metrics,
+    ) -> Datagrams {
         Datagrams {
             sender: DatagramSender::new(name.clone(), boot),
-            receiver: DatagramReceiver::new(name),
-            keys: Vec::new(),
+            receiver: DatagramReceiver::new(name, boot),
+            keys,
             paths: BTreeMap::new(),
             metrics,
             refusal_log: LogLimit::default(),
         }
-    }
-
-    /// Replaces the keys: the present one first, then the one before.
-    pub fn set_keys(&mut self, keys: impl IntoIterator<Item = GroupKey>) {
-        self.keys = keys.into_iter().collect();
     }
 
     /// Sends a frame. Returns true if that is enough: the receiver's datagrams arrive here, so its socket works, and the
@@ -77,10 +78,11 @@ impl Datagrams {
         frame: &DatagramFrame,
     ) -> bool {
         let (name, address) = to;
-        let Some(key) = self.keys.first() else {
+        let keys = self.keys.borrow().get(name);
+        let Some((boot, key)) = keys.and_then(|keys| Some((keys.boot, keys.outbound?))) else {
             return false;
         };
-        let bytes = self.sender.seal(key, name, frame);
+        let bytes = self.sender.seal(name, boot, &key, frame);
         if let Err(error) = socket.try_send_to(&bytes, address) {
             tracing::debug!(to = %name, %address, %error, "cannot send a datagram");
             return false;
@@ -112,15 +114,23 @@ impl Datagrams {
                 // An earlier datagram was answered by "port unreachable".
                 Err(_) => continue,
             };
-            match self.receiver.open(&self.keys, &buffer[..length]) {
+            let keys_of = |sender: &NodeName| self.keys.borrow().get(sender);
+            match self.receiver.open(keys_of, &buffer[..length]) {
                 Ok(datagram) => {
                     self.paths_of(&datagram.sender).by_datagram = Some(now);
                     frames.push((datagram.sender, datagram.frame.into()));
                 }
                 Err(error) => {
                     self.metrics.count_refused_datagram(error.label());
-                    if self.refusal_log.admits() {
-                        tracing::warn!(%source, %error, "refused a datagram");
+                    match error {
+                        // Usual for a moment after a restart.
+                        DatagramError::UnknownSender | DatagramError::Stale => {
+                            tracing::debug!(%source, %error, "refused a datagram");
+                        }
+                        _ if self.refusal_log.admits() => {
+                            tracing::warn!(%source, %error, "refused a datagram");
+                        }
+                        _ => {}
                     }
                 }
             }

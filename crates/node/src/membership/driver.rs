@@ -1,36 +1,45 @@
 //! The driver: owns the machine, gives it frames, requests and timers, and carries out its outputs.
 
+use std::collections::BTreeSet;
 use std::net::UdpSocket as StdUdpSocket;
 use std::time::Duration;
 
 use holdfast_api::control::{ErrorBody, MembershipChange};
+use holdfast_daemon::log_limit::{LogLimit, shortened};
 use holdfast_proto::membership::{
     Event, GroupChangeFailure, Membership, OperatorError, Output, Recipient, RemovalCause,
     SaveToken, Standing,
 };
+use holdfast_proto::view::NO_NODE;
 use holdfast_sys::caps::{Capability, keep_only_capabilities};
 use holdfast_sys::priority::become_realtime;
 use holdfast_wire::authenticated_datagram::{DatagramFrame, SENDERS_MAX};
-use holdfast_wire::group_data::{GroupChange, GroupChangeId, GroupSecret, GroupSettings};
+use holdfast_wire::group_data::{GroupChange, GroupChangeId, GroupChangeRefusal};
 use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState, NodeName};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::channel_link::ChannelSender;
 use super::datagrams::Datagrams;
-use super::group_event::{GroupEvent, LeaseWriter};
+use super::group_event::{GroupEvent, KernelLease, LeaseWriter};
 use super::operator::{OperatorRequest, OperatorRequests};
 use super::state_file::{DiskThread, SaveResult};
 use super::status::MembershipStatus;
-use super::{MembershipOptions, boot_clock, random_bytes, random_number};
+use super::{MembershipOptions, boot_clock};
 use crate::metrics::Metrics;
-use crate::peer_channel::ReceivedMembershipFrame;
+use crate::peer_channel::{DatagramKeyTable, ReceivedMembershipFrame};
 
 /// Maximum number of frames from the peer channel that are handled before timers are looked at.
 const FRAMES_AT_ONCE_MAX: usize = 64;
 
+/// Maximum length of a refused change in the log, in bytes.
+const LOGGED_CHANGE_BYTES_MAX: usize = 200;
+
 /// What an operator can do for a group whose backups cannot replace the contact node.
 const TAKEOVER_REMEDY: &str = "start their daemons; if the others are dead for good, run `holdfast group takeover --force` at one backup";
+
+/// What an operator can do for a node whose group may have replaced all voters that the node knows.
+const SEARCH_REMEDY: &str = "check the network; if the group has gone on with other nodes, name one of them in group.seeds and restart this daemon";
 
 /// The answer to a request for a change of the group's settings: the version of the group data that has the change.
 pub(super) type ChangeReply = oneshot::Sender<Result<u64, GroupChangeFailure>>;
@@ -51,8 +60,6 @@ pub(super) enum DriverInput {
     },
     /// A handoff to this server node has failed.
     ServerNodeFailed(holdfast_wire::NodeId),
-    /// A node that knows the group's key has lost its rights.
-    RenewKey,
     /// Tells the kernel the end of the lease.
     SetLeaseWriter(LeaseWriter),
     /// End the thread.
@@ -67,6 +74,8 @@ pub(super) struct DriverInputs {
     pub saves: mpsc::UnboundedReceiver<SaveResult>,
     /// Inputs from the engine.
     pub requests: mpsc::UnboundedReceiver<DriverInput>,
+    /// Names of the nodes that have answered at the seeds' addresses.
+    pub seeds: watch::Receiver<BTreeSet<String>>,
 }
 
 /// Receivers of what the driver reports.
@@ -85,13 +94,13 @@ pub(super) struct Driver {
     reports: Reports,
     lease_writer: Option<LeaseWriter>,
     lease_until: Option<Duration>,
+    /// True once the machine has reported a lease, or the end of one.
+    is_lease_known: bool,
     operator_requests: OperatorRequests,
     /// Changes of the group's settings that the engine waits for.
     changes: Vec<(GroupChangeId, ChangeReply)>,
-    /// The change by which this node gives the group a key.
-    key_change: Option<GroupChangeId>,
-    /// Number of keys that the group must get, the one under way included.
-    keys_due: u8,
+    /// Limits lines about refused changes of the group's settings.
+    refusal_log: LogLimit,
 }
 
 /// Runs the driver until it is stopped.
@@ -127,7 +136,7 @@ impl Driver {
     pub fn new(
         machine: Membership,
         options: &MembershipOptions,
-        channel: ChannelSender,
+        (channel, keys): (ChannelSender, watch::Receiver<DatagramKeyTable>),
         disk: DiskThread,
         (events, status, metrics): (
             mpsc::UnboundedSender<GroupEvent>,
@@ -135,9 +144,10 @@ impl Driver {
             Metrics,
         ),
     ) -> Driver {
+        let (name, boot) = (options.name.clone(), options.boot);
         Driver {
             machine,
-            datagrams: Datagrams::new(options.name.clone(), options.boot, metrics.clone()),
+            datagrams: Datagrams::new(name, boot, keys, metrics.clone()),
             channel,
             disk,
             reports: Reports {
@@ -147,16 +157,14 @@ impl Driver {
             },
             lease_writer: None,
             lease_until: None,
+            is_lease_known: false,
             operator_requests: OperatorRequests::default(),
             changes: Vec::new(),
-            key_change: None,
-            keys_due: 0,
+            refusal_log: LogLimit::default(),
         }
     }
 
     async fn serve(&mut self, socket: &UdpSocket, mut inputs: DriverInputs) {
-        // A server node that was in the group before this start does not join.
-        self.machine.handle_server_nodes_wanted(boot_clock::now());
         loop {
             self.carry_out(socket);
             tokio::select! {
@@ -167,7 +175,10 @@ impl Driver {
                     self.receive_datagrams(socket);
                 }
                 frame = inputs.frames.recv() => match frame {
-                    Some(frame) => self.receive_frames(frame, &mut inputs.frames),
+                    Some(frame) => {
+                        self.learn_seeds(&mut inputs.seeds);
+                        self.receive_frames(frame, &mut inputs.frames);
+                    }
                     None => return,
                 },
                 Some((token, result)) = inputs.saves.recv() => self.end_save(token, result),
@@ -224,6 +235,17 @@ impl Driver {
         }
     }
 
+    /// Learns the names of seeds, before the machine judges the seeds' answers.
+    fn learn_seeds(&mut self, seeds: &mut watch::Receiver<BTreeSet<String>>) {
+        if seeds.has_changed().unwrap_or(false) {
+            for name in seeds.borrow_and_update().iter() {
+                if let Ok(name) = name.parse() {
+                    self.machine.handle_seed(&name);
+                }
+            }
+        }
+    }
+
     fn handle_frame(&mut self, now: Duration, from: &NodeName, frame: MembershipFrame) {
         self.reports.note_heard(from, now);
         self.machine.handle_frame(now, from, frame);
@@ -240,12 +262,8 @@ impl Driver {
         let now = boot_clock::now();
         match input {
             DriverInput::Operator { request, reply } => {
-                let is_begun =
-                    self.operator_requests
-                        .begin(now, &mut self.machine, &request, reply);
-                if is_begun && matches!(request, OperatorRequest::Remove(_)) {
-                    self.end_known_keys(now);
-                }
+                self.operator_requests
+                    .begin(now, &mut self.machine, &request, reply);
             }
             DriverInput::ChangeSettings {
                 id,
@@ -269,7 +287,6 @@ impl Driver {
                     Err(error) => tracing::debug!(node = %id, %error, "a server node stays"),
                 }
             }
-            DriverInput::RenewKey => self.end_known_keys(now),
             DriverInput::SetLeaseWriter(writer) => {
                 self.lease_writer = Some(writer);
                 self.write_lease();
@@ -308,6 +325,20 @@ impl Driver {
         self.channel.send(name, address, frame);
     }
 
+    /// Logs a refused change: any node may request changes, as long ones and as many as it likes.
+    fn log_refusal(
+        &self,
+        change: &GroupChange,
+        from: &NodeName,
+        uid: Option<u32>,
+        refusal: &GroupChangeRefusal,
+    ) {
+        if self.refusal_log.admits() {
+            let change = shortened(change, LOGGED_CHANGE_BYTES_MAX);
+            tracing::warn!(target: "audit", %from, uid, change, %refusal, "refused a change of the group's settings");
+        }
+    }
+
     fn handle_event(&mut self, event: Event) {
         match event {
             Event::View(view) => {
@@ -325,27 +356,12 @@ impl Driver {
                 self.reports.note_view(&self.machine);
                 self.reports.clear_problem();
                 self.reports.send(GroupEvent::Joined { id });
-                // A handoff may go to any node.
-                self.machine.handle_server_nodes_wanted(boot_clock::now());
             }
-            Event::Removed { cause } => {
-                let reason = match cause {
-                    RemovalCause::Suspected => {
-                        "the group took this node for failed, and it joins again"
-                    }
-                    RemovalCause::Operator => "an operator removed this node from the group",
-                    RemovalCause::Left => "this node has left the group",
-                };
-                tracing::warn!("{reason}");
-                self.reports.note_view(&self.machine);
-                self.reports.note_removal(cause);
-                self.channel.set_members(None, Vec::new());
-                self.reports.send(GroupEvent::Removed { cause });
-            }
+            Event::Removed { cause } => self.on_removed(cause),
             Event::SettingsChanged { version } => self.on_settings(version),
             Event::SettingsUnreadable { version, error } => {
-                tracing::error!(version, %error, "cannot use the group's settings: the former ones stay in force");
-                self.reports.note_problem(error.to_string());
+                tracing::error!(version, %error, "cannot use the group's settings: the services stay as they are");
+                self.reports.note_settings_problem(Some(error.to_string()));
             }
             Event::GroupChangeDecided {
                 change,
@@ -356,9 +372,7 @@ impl Driver {
                 Ok(version) => {
                     tracing::info!(target: "audit", %from, uid, %change, version, "the group's settings have changed");
                 }
-                Err(refusal) => {
-                    tracing::warn!(target: "audit", %from, uid, %change, %refusal, "refused a change of the group's settings");
-                }
+                Err(refusal) => self.log_refusal(&change, &from, uid, &refusal),
             },
             Event::GroupChangeEnded { id, result } => self.on_change_ended(id, result),
             Event::JoinRefused { reason } => {
@@ -376,6 +390,7 @@ impl Driver {
                     "contact node {contact} is silent, and the backups alone cannot replace it; {TAKEOVER_REMEDY}"
                 ));
             }
+            Event::VotersSilent => self.reports.note_silent_voters(),
             Event::TakeoverStarted { contact } => {
                 let contact = self.name_of(contact);
                 tracing::warn!(
@@ -392,6 +407,7 @@ impl Driver {
                 let backup = self.name_of(backup);
                 tracing::warn!(backup, "removing a backup that does not answer");
             }
+            Event::ServerNodeSilent { node } => tracing::warn!(%node, "dropped silent server node"),
             Event::SaveFailed { error } => {
                 tracing::error!(%error, "cannot save the membership: this node takes part in no vote");
                 self.reports.note_save_problem(Some(format!(
@@ -409,6 +425,22 @@ impl Driver {
         }
     }
 
+    fn on_removed(&mut self, cause: RemovalCause) {
+        let reason = match cause {
+            RemovalCause::Suspected => "the group took this node for failed, and it joins again",
+            RemovalCause::Operator => "an operator removed this node from the group",
+            RemovalCause::Left => "this node has left the group",
+        };
+        tracing::warn!("{reason}");
+        self.reports.note_view(&self.machine);
+        self.reports.note_removal(cause);
+        self.channel.set_members(None, Vec::new());
+        let voters = self.machine.voted_view().map(|view| &view.voters);
+        let contact = voters.and_then(|voters| voters.first());
+        let contact = contact.map_or(NO_NODE, |contact| contact.id);
+        self.reports.send(GroupEvent::Removed { cause, contact });
+    }
+
     fn on_lease(&mut self, until: Option<Duration>) {
         match (self.lease_until.is_some(), until.is_some()) {
             (false, true) => {
@@ -419,20 +451,22 @@ impl Driver {
             _ => {}
         }
         self.lease_until = until;
+        self.is_lease_known = true;
         self.write_lease();
         self.reports.note_lease(until);
         let until = until.map(boot_clock::instant_at);
         self.reports.send(GroupEvent::Lease { until });
-        let has_key = (self.machine.settings()).is_some_and(|settings| settings.key().is_some());
-        if until.is_some() && !has_key {
-            self.request_new_key(boot_clock::now());
-        }
     }
 
     fn write_lease(&mut self) {
-        if let Some(write) = &mut self.lease_writer {
+        if let Some(write) = &mut self.lease_writer
+            && self.is_lease_known
+        {
             let until = self.lease_until.unwrap_or_default();
-            write(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+            write(KernelLease {
+                until_ns: u64::try_from(until.as_nanos()).unwrap_or(u64::MAX),
+                epoch: (self.machine.voted_view()).map_or(0, |view| view.epoch),
+            });
         }
     }
 
@@ -440,49 +474,13 @@ impl Driver {
         let Some(settings) = self.machine.settings() else {
             return;
         };
-        let keys = [settings.key(), settings.previous_key()];
-        self.datagrams.set_keys(keys.into_iter().flatten().copied());
-        self.reports.note_key(settings);
+        self.reports.note_settings_problem(None);
         let settings = settings.clone();
         self.reports
             .send(GroupEvent::Settings { version, settings });
     }
 
-    /// Replaces the keys that a removed or revoked node knows, at the contact node. The group accepts the key before the
-    /// present one, so there must be two new ones.
-    fn end_known_keys(&mut self, now: Duration) {
-        if self.machine.standing() == Standing::ContactNode {
-            self.keys_due = 2;
-            self.request_new_key(now);
-        }
-    }
-
-    /// Gives the group a new key, at the contact node.
-    fn request_new_key(&mut self, now: Duration) {
-        if self.key_change.is_some() {
-            return;
-        }
-        let id = GroupChangeId(random_number());
-        let change = GroupChange::RotateKey(GroupSecret(random_bytes()));
-        match self.machine.handle_group_change(now, id, change, None) {
-            Ok(()) => self.key_change = Some(id),
-            Err(error) => tracing::warn!(%error, "cannot renew the group's key"),
-        }
-    }
-
     fn on_change_ended(&mut self, id: GroupChangeId, result: Result<u64, GroupChangeFailure>) {
-        if self.key_change.take_if(|change| *change == id).is_some() {
-            match &result {
-                Ok(_) => self.keys_due = self.keys_due.saturating_sub(1),
-                Err(error) => {
-                    self.keys_due = 0;
-                    tracing::warn!(%error, "the group's key was not renewed");
-                }
-            }
-            if self.keys_due > 0 {
-                self.request_new_key(boot_clock::now());
-            }
-        }
         let mut ended = self.changes.extract_if(.., |(change, _)| *change == id);
         if let Some((_, reply)) = ended.next() {
             let _ = reply.send(result);
@@ -534,6 +532,7 @@ impl Reports {
                 );
                 status.problem = None;
                 status.contact_problem = None;
+                status.search_problem = None;
             }
             status.standing = machine.standing();
             status.own = machine.own_id();
@@ -551,11 +550,6 @@ impl Reports {
             .send_modify(|status| status.removal = Some(cause));
     }
 
-    fn note_key(&self, settings: &GroupSettings) {
-        let number = settings.key().map(|key| key.number);
-        self.status.send_modify(|status| status.key_number = number);
-    }
-
     fn note_lease(&self, until: Option<Duration>) {
         self.metrics.set_lease(until.is_some());
         self.status.send_modify(|status| status.lease_until = until);
@@ -569,6 +563,11 @@ impl Reports {
                     .is_some_and(|contact| contact.name == *from)
             {
                 status.contact_problem = None;
+            }
+            if status.search_problem.is_some()
+                && status.voters.iter().any(|voter| voter.name == *from)
+            {
+                status.search_problem = None;
             }
             match status.heard.get_mut(from) {
                 Some(heard) => *heard = now,
@@ -585,6 +584,18 @@ impl Reports {
     fn note_problem(&self, problem: String) {
         self.status
             .send_modify(|status| status.problem = Some(problem));
+    }
+
+    fn note_settings_problem(&self, problem: Option<String>) {
+        self.status
+            .send_modify(|status| status.settings_problem = problem);
+    }
+
+    fn note_silent_voters(&self) {
+        let problem = format!("no voter that this node knows answers; {SEARCH_REMEDY}");
+        tracing::warn!("{problem}");
+        self.status
+            .send_modify(|status| status.search_problem = Some(problem));
     }
 
     fn note_contact_problem(&self, problem: String) {

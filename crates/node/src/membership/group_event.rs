@@ -10,9 +10,17 @@ use holdfast_wire::group_data::GroupSettings;
 use holdfast_wire::membership_frames::Member;
 use tokio::sync::mpsc;
 
-/// Tells the kernel the end of this node's lease, in nanoseconds of `CLOCK_BOOTTIME`; 0 for no lease. Called on the
-/// driver's thread, and must not block.
-pub type LeaseWriter = Box<dyn FnMut(u64) + Send>;
+/// The lease as the kernel must have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelLease {
+    /// End of the lease in nanoseconds of `CLOCK_BOOTTIME`; 0 for no lease.
+    pub until_ns: u64,
+    /// Epoch of this node's view.
+    pub epoch: u64,
+}
+
+/// Tells the kernel this node's lease. Called on the driver's thread, and must not block.
+pub type LeaseWriter = Box<dyn FnMut(KernelLease) + Send>;
 
 /// An event of the group.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +56,8 @@ pub enum GroupEvent {
     Removed {
         /// The reason.
         cause: RemovalCause,
+        /// Contact node of the newest view that this node knows, which may be this node's own number.
+        contact: NodeId,
     },
 }
 

@@ -3,7 +3,8 @@
 //! The machine runs on a thread of its own, the *driver*, at real-time priority. The lease of a contact node lasts 240 ms,
 //! and the event loop of the engine may be busy with moves for a good part of that. The driver therefore has a socket for
 //! heartbeats and lease grants, and tells the kernel the end of the lease by itself. All larger frames need the
-//! certificates of the peer channel, and so pass through the thread of the event loop:
+//! certificates of the peer channel, and so pass through the thread of the event loop, which also agrees on the keys of
+//! datagrams:
 //!
 //! ```text
 //!   event loop's thread                          driver                          disk thread
@@ -24,7 +25,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use group_event::{GroupEvent, GroupEvents, LeaseWriter};
+pub use group_event::{GroupEvent, GroupEvents, KernelLease, LeaseWriter};
 pub use operator::OperatorRequest;
 pub use state_file::{StateFile, StateFileError};
 pub use status::MembershipStatus;
@@ -201,16 +202,18 @@ impl GroupMembership {
         let what = format!("the UDP socket for heartbeats at {}", options.address);
         let socket = datagrams::bind(options.address).map_err(system_error(&what))?;
         let (disk, saves) = DiskThread::start(file).map_err(system_error("the disk thread"))?;
+        let (keys, seeds) = (peers.watch_datagram_keys(), peers.watch_seeds());
         let (link, channel) = ChannelLink::new(peers, options.seeds.clone());
         let (event_sender, events) = mpsc::unbounded_channel();
         let (status_sender, status) = watch::channel(MembershipStatus::default());
         let (inputs, input_receiver) = mpsc::unbounded_channel();
         let reports = (event_sender, status_sender, metrics);
-        let driver = Driver::new(machine, &options, channel, disk, reports);
+        let driver = Driver::new(machine, &options, (channel, keys), disk, reports);
         let inputs_of_driver = DriverInputs {
             frames,
             saves,
             requests: input_receiver,
+            seeds,
         };
         let realtime = options.realtime;
         let thread = std::thread::Builder::new()
@@ -226,7 +229,8 @@ impl GroupMembership {
         Ok((membership, GroupEvents::new(events)))
     }
 
-    /// Lets the driver tell the kernel the end of this node's lease, now and at each change.
+    /// Lets the driver tell the kernel the end of this node's lease, now and at each change. Before the first news of the
+    /// lease, the driver leaves the kernel the lease that an earlier daemon has renewed.
     pub fn set_lease_writer(&self, writer: LeaseWriter) {
         // A driver that has ended has no lease.
         let _ = self.inputs.send(DriverInput::SetLeaseWriter(writer));
@@ -257,11 +261,6 @@ impl GroupMembership {
             uid,
             reply,
         });
-    }
-
-    /// Replaces the group's keys if this node is the contact node: a certificate was revoked, and its holder knows them.
-    pub fn renew_key(&self) {
-        let _ = self.inputs.send(DriverInput::RenewKey);
     }
 
     /// Drops a server node from the group's list, at the contact node: a handoff to the node has failed.
@@ -297,7 +296,7 @@ fn random_number() -> u64 {
 }
 
 /// Returns random bytes of the system, fit for keys.
-fn random_bytes<const LENGTH: usize>() -> [u8; LENGTH] {
+pub(crate) fn random_bytes<const LENGTH: usize>() -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     let provider: Arc<_> = rustls::crypto::ring::default_provider().into();
     if provider.secure_random.fill(&mut bytes).is_err() {

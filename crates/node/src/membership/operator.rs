@@ -33,6 +33,8 @@ enum AwaitedChange {
     Removed(NodeId),
     /// The node is the contact node.
     Promoted(NodeId),
+    /// This node is the contact node, by the operator's word.
+    TakenOver,
 }
 
 /// An answer that waits for the group's decision.
@@ -50,14 +52,14 @@ pub(super) struct OperatorRequests {
 }
 
 impl OperatorRequests {
-    /// Gives the machine a request. If the machine refuses the request, returns false and answers at once.
+    /// Gives the machine a request. If the machine refuses the request, answers at once.
     pub fn begin(
         &mut self,
         now: Duration,
         machine: &mut Membership,
         request: &OperatorRequest,
         reply: oneshot::Sender<Result<MembershipChange, ErrorBody>>,
-    ) -> bool {
+    ) {
         match start(now, machine, request) {
             Ok(change) => {
                 self.waiting.push(WaitingAnswer {
@@ -65,12 +67,10 @@ impl OperatorRequests {
                     deadline: now + DECISION_TIMEOUT,
                     reply,
                 });
-                true
             }
             Err(error) => {
                 // A client that has gone needs no answer.
                 let _ = reply.send(Err(error));
-                false
             }
         }
     }
@@ -78,12 +78,21 @@ impl OperatorRequests {
     /// Answers the requests that are decided or overdue.
     pub fn answer(&mut self, now: Duration, machine: &Membership) {
         let is_due = |waiting: &mut WaitingAnswer| {
-            is_decided(machine, waiting.change) || waiting.deadline <= now
+            is_decided(machine, waiting.change)
+                || is_lost(machine, waiting.change)
+                || waiting.deadline <= now
         };
         for waiting in self.waiting.extract_if(.., is_due) {
             let answer = match is_decided(machine, waiting.change) {
                 true => Ok(MembershipChange {
                     epoch: machine.voted_view().map_or(0, |view| view.epoch),
+                }),
+                false if is_lost(machine, waiting.change) => Err(ErrorBody {
+                    error: "another node has become contact node before the group decided"
+                        .to_owned(),
+                    what_to_do:
+                        "`holdfast node list` shows the contact node; repeat the request there"
+                            .to_owned(),
                 }),
                 false => Err(ErrorBody {
                     error: format!(
@@ -125,9 +134,8 @@ fn start(
             Ok(AwaitedChange::Promoted(id))
         }
         OperatorRequest::ForceTakeover => {
-            let own = machine.own_id().unwrap_or(NodeId(0));
             machine.handle_force_takeover(now).map_err(error_body)?;
-            Ok(AwaitedChange::Promoted(own))
+            Ok(AwaitedChange::TakenOver)
         }
     }
 }
@@ -166,11 +174,23 @@ fn is_decided(machine: &Membership, change: AwaitedChange) -> bool {
         .map_or(&[][..], |view| &view.voters[..]);
     match change {
         AwaitedChange::Left => machine.standing() == Standing::Outside,
+        AwaitedChange::TakenOver => machine.standing() == Standing::ContactNode,
         AwaitedChange::Promoted(id) => voters.first().is_some_and(|contact| contact.id == id),
         AwaitedChange::Removed(id) => {
             let mut members = voters.iter().chain(machine.server_nodes());
             members.all(|member| member.id != id)
         }
+    }
+}
+
+/// Returns true if a request has ended without a decision: only the contact node keeps it, and the local node has lost that
+/// role.
+fn is_lost(machine: &Membership, change: AwaitedChange) -> bool {
+    match change {
+        AwaitedChange::Promoted(_) | AwaitedChange::Removed(_) => {
+            machine.standing() != Standing::ContactNode
+        }
+        AwaitedChange::Left | AwaitedChange::TakenOver => false,
     }
 }
 
@@ -181,5 +201,33 @@ fn error_body(error: OperatorError) -> ErrorBody {
     ErrorBody {
         error: error.to_owned(),
         what_to_do: what_to_do.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_proto::membership::MembershipConfig;
+    use holdfast_wire::membership_frames::JoinRole;
+
+    use super::*;
+
+    #[test]
+    fn request_ends_when_another_node_becomes_contact_node() {
+        let now = Duration::from_secs(1);
+        let (name, address) = ("n1".parse().unwrap(), ([10, 0, 0, 1], 7400).into());
+        let config = MembershipConfig::new(name, address, JoinRole::Backup, 1);
+        // As after a removal.
+        let machine = Membership::join(now, config);
+        let (reply, mut answer) = oneshot::channel();
+        let mut requests = OperatorRequests::default();
+        requests.waiting.push(WaitingAnswer {
+            change: AwaitedChange::Promoted(NodeId(2)),
+            deadline: now + DECISION_TIMEOUT,
+            reply,
+        });
+        requests.answer(now, &machine);
+        let error = answer.try_recv().unwrap().unwrap_err();
+        assert!(error.error.contains("another node"), "{error}");
+        assert_eq!(requests.next_timeout(), None);
     }
 }

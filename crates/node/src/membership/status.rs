@@ -22,12 +22,14 @@ pub struct MembershipStatus {
     pub voters: Vec<Member>,
     /// The server nodes that this node knows.
     pub server_nodes: Vec<Member>,
-    /// Number of the key of datagrams; none before the group has one.
-    pub key_number: Option<u32>,
     /// A defect, in words, such as a refused join.
     pub problem: Option<String>,
+    /// Reason why this node cannot use the group's settings, in words, until the group has others.
+    pub settings_problem: Option<String>,
     /// Silence of the contact node, in words, until the contact node is heard or another one is in its place.
     pub contact_problem: Option<String>,
+    /// Silence of all voters that this node knows, in words, until one is heard or there are others.
+    pub search_problem: Option<String>,
     /// Reason why the membership cannot be saved, in words.
     pub save_problem: Option<String>,
     /// The reason for which this node is outside the group, if it was a member.
@@ -46,9 +48,10 @@ impl Default for MembershipStatus {
             epoch: 0,
             voters: Vec::new(),
             server_nodes: Vec::new(),
-            key_number: None,
             problem: None,
+            settings_problem: None,
             contact_problem: None,
+            search_problem: None,
             save_problem: None,
             removal: None,
             lease_until: None,
@@ -72,7 +75,13 @@ impl MembershipStatus {
             RemovalCause::Left => "this node has left the group; stop its daemon, or restart it to join again",
             RemovalCause::Suspected => "the group took this node for failed; the node joins again by itself",
         });
-        let problems = [&self.save_problem, &self.contact_problem, &self.problem];
+        let problems = [
+            &self.settings_problem,
+            &self.save_problem,
+            &self.contact_problem,
+            &self.search_problem,
+            &self.problem,
+        ];
         let problems = problems.into_iter().flatten().cloned();
         problems.chain(removal.map(str::to_owned))
     }

@@ -12,11 +12,12 @@ use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
 use holdfast_proto::membership::{RemovalCause, Standing};
 use holdfast_wire::NodeId;
-use holdfast_wire::membership_frames::JoinRole;
+use holdfast_wire::authenticated_datagram::{DatagramFrame, DatagramSender, PairKeys};
+use holdfast_wire::membership_frames::{Heartbeat, JoinRole, NodeName, ServerListVersion};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    GroupEvent, GroupEvents, GroupMembership, MembershipOptions, OperatorRequest,
+    GroupEvent, GroupEvents, GroupMembership, KernelLease, MembershipOptions, OperatorRequest,
     RECEIVED_FRAMES_MAX, create_group,
 };
 use crate::config::ChannelConfig;
@@ -37,11 +38,13 @@ struct TestGroup {
 /// A running node without an engine.
 struct TestNode {
     name: String,
+    boot: u64,
     peers: Peers,
     membership: GroupMembership,
     events: GroupEvents,
     metrics: Metrics,
-    lease_end: Arc<Mutex<u64>>,
+    /// What the kernel was told of the lease.
+    leases: Arc<Mutex<Vec<KernelLease>>>,
 }
 
 impl TestGroup {
@@ -87,10 +90,8 @@ impl TestGroup {
         }
     }
 
-    /// Starts a daemon's channels and membership, without an engine.
-    fn start(&self, node: u16, role: JoinRole) -> TestNode {
-        let options = self.options(node, role);
-        let name = options.name.to_string();
+    /// Returns certificate and revocation list of a node, as they are on the disk.
+    fn tls(&self, name: &str) -> Tls {
         let ca = self.ca();
         let files = TlsConfig {
             ca: ca.join("ca.pem"),
@@ -98,12 +99,19 @@ impl TestGroup {
             key: ca.join(format!("{name}.key")),
             crl: Some(ca.join("ca.crl")),
         };
-        let tls = Tls::from_files(&files, &name).unwrap();
+        Tls::from_files(&files, name).unwrap()
+    }
+
+    /// Starts a daemon's channels and membership, without an engine.
+    fn start(&self, node: u16, role: JoinRole) -> TestNode {
+        let options = self.options(node, role);
+        let (name, boot) = (options.name.to_string(), options.boot);
+        let tls = self.tls(&name);
         let (frame_sender, frames) = mpsc::channel(RECEIVED_FRAMES_MAX);
         let channel = PeerChannelOptions {
             name: name.clone(),
             node: NodeId(0),
-            boot: options.boot,
+            boot,
             group: options.group.clone(),
             address: options.address,
             peers: Vec::new(),
@@ -120,16 +128,17 @@ impl TestGroup {
         let (peers, _) = PeerChannel::start(channel, tls, metrics.clone()).unwrap();
         let (membership, events) =
             GroupMembership::start(options, frames, peers.clone(), metrics.clone()).unwrap();
-        let lease_end = Arc::new(Mutex::new(0));
-        let written = lease_end.clone();
-        membership.set_lease_writer(Box::new(move |until| *written.lock().unwrap() = until));
+        let leases = Arc::new(Mutex::new(Vec::new()));
+        let written = leases.clone();
+        membership.set_lease_writer(Box::new(move |lease| written.lock().unwrap().push(lease)));
         TestNode {
             name,
+            boot,
             peers,
             membership,
             events,
             metrics,
-            lease_end,
+            leases,
         }
     }
 
@@ -157,6 +166,18 @@ impl TestNode {
         status
             .problems()
             .any(|problem| problem.contains("holdfast group takeover --force"))
+    }
+
+    /// Returns the keys of datagrams that this node has agreed on with another one.
+    fn keys_with(&self, name: &str) -> Option<PairKeys> {
+        let table = self.peers.watch_datagram_keys();
+        table.borrow().get(&name.parse().unwrap())
+    }
+
+    /// Returns a heartbeat of this node to another one, as it passes in a datagram.
+    fn heartbeat_to(&self, receiver: &TestNode) -> Vec<u8> {
+        let keys = self.keys_with(&receiver.name).unwrap();
+        seal_heartbeat(self, receiver, &keys)
     }
 
     fn standing(&self) -> Standing {
@@ -203,6 +224,37 @@ fn run(test: impl Future<Output = ()>) {
     tokio::task::LocalSet::new().block_on(&runtime, test);
 }
 
+/// Returns a heartbeat that claims to be of `sender`, under the outbound key of these keys.
+fn seal_heartbeat(sender: &TestNode, receiver: &TestNode, keys: &PairKeys) -> Vec<u8> {
+    let heartbeat = DatagramFrame::Heartbeat(Heartbeat {
+        epoch: sender.membership.status().epoch,
+        boot: sender.boot,
+        sequence: 1,
+        has_lease: true,
+        server_list: ServerListVersion::default(),
+    });
+    let name = |node: &TestNode| -> NodeName { node.name.parse().unwrap() };
+    let mut datagrams = DatagramSender::new(name(sender), sender.boot);
+    let key = keys.outbound.unwrap();
+    datagrams.seal(&name(receiver), receiver.boot, &key, &heartbeat)
+}
+
+fn send_datagram(bytes: &[u8], to: SocketAddr) {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(bytes, to).unwrap();
+}
+
+async fn wait_for_keys(nodes: &[TestNode]) {
+    let have_keys = |node: &TestNode, other: &TestNode| {
+        let keys = node.keys_with(&other.name);
+        node.name == other.name || keys.is_some_and(|keys| keys.outbound.is_some())
+    };
+    eventually("each node has keys with each other one", || {
+        (nodes.iter()).all(|node| nodes.iter().all(|other| have_keys(node, other)))
+    })
+    .await;
+}
+
 async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -223,15 +275,17 @@ fn nodes_join_and_one_has_a_lease() {
         .await;
         eventually("one node serves", || nodes[0].is_serving()).await;
         assert!(nodes[1..].iter().all(|node| !node.is_serving()));
-        assert!(*nodes[0].lease_end.lock().unwrap() > 0);
+        let last = nodes[0].leases.lock().unwrap().last().copied().unwrap();
+        assert!(last.until_ns > 0 && last.epoch == nodes[0].membership.status().epoch);
         for node in &nodes[1..] {
-            assert_eq!(*node.lease_end.lock().unwrap(), 0, "{}", node.name);
+            let leases = node.leases.lock().unwrap();
+            assert!(
+                leases.iter().all(|lease| lease.until_ns == 0),
+                "{}",
+                node.name
+            );
         }
-        eventually("all have the group's key", || {
-            let mut numbers = nodes.iter().map(|node| node.membership.status().key_number);
-            numbers.all(|number| number == Some(1))
-        })
-        .await;
+        wait_for_keys(&nodes).await;
         eventually("all nodes are connected", || {
             nodes.iter().all(|node| {
                 let up = node.peers.ids().filter(|id| node.peers.is_up(*id)).count();
@@ -245,13 +299,29 @@ fn nodes_join_and_one_has_a_lease() {
                 .iter()
                 .any(|event| matches!(event, GroupEvent::Joined { .. }))
         );
-        let views = events.iter().filter_map(|event| match event {
+        let mut views = events.iter().filter_map(|event| match event {
             GroupEvent::View { view, own, members } => Some((view, own, members)),
             _ => None,
         });
-        let (view, own, members) = views.last().expect("a view");
+        let (view, own, members) = views.next_back().expect("a view");
         assert!(view.server_nodes.contains(own));
         assert_eq!(members.len(), 4);
+    });
+}
+
+#[test]
+fn restarted_contact_node_leaves_the_kernel_its_lease_until_it_renews_it() {
+    let group = TestGroup::new(2);
+    run(async {
+        // A backup alone cannot replace the contact node, however slow this machine is.
+        let mut nodes = group.start_voters(2).await;
+        eventually("the first node serves", || nodes[0].is_serving()).await;
+        let epoch = nodes[0].membership.status().epoch;
+        nodes.remove(0).kill().await;
+        let contact = group.start(1, JoinRole::Backup);
+        eventually("the restarted node serves", || contact.is_serving()).await;
+        let first = contact.leases.lock().unwrap()[0];
+        assert!(first.until_ns > 0 && first.epoch >= epoch, "{first:?}");
     });
 }
 
@@ -260,15 +330,10 @@ fn heartbeats_travel_in_datagrams_and_forgeries_change_nothing() {
     let group = TestGroup::new(2);
     run(async {
         let nodes = group.start_voters(2).await;
-        eventually("the group has a key", || {
-            let mut numbers = nodes.iter().map(|node| node.membership.status().key_number);
-            numbers.all(|number| number == Some(1))
-        })
-        .await;
+        wait_for_keys(&nodes).await;
         let epoch = nodes[0].membership.status().epoch;
-        let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         for bytes in [&b"Hd"[..], &[0; 64], &[0x48; 1_500]] {
-            stranger.send_to(bytes, group.address(2)).unwrap();
+            send_datagram(bytes, group.address(2));
         }
         eventually("the forgeries are counted", || {
             nodes[1].metrics.refused_datagrams("malformed") == 3
@@ -278,6 +343,67 @@ fn heartbeats_travel_in_datagrams_and_forgeries_change_nothing() {
         assert!(nodes[0].is_serving());
         assert_eq!(nodes[0].membership.status().epoch, epoch);
         assert_eq!(nodes[1].metrics.refused_datagrams("forged"), 0);
+    });
+}
+
+#[test]
+fn node_cannot_send_heartbeats_of_another_one() {
+    let group = TestGroup::new(3);
+    run(async {
+        let nodes = group.start_voters(3).await;
+        wait_for_keys(&nodes).await;
+        // The third node knows no key of datagrams to the second one but its own.
+        let keys = nodes[2].keys_with("n2").unwrap();
+        let forgery = seal_heartbeat(&nodes[0], &nodes[1], &keys);
+        send_datagram(&forgery, group.address(2));
+        let refused = |reason| nodes[1].metrics.refused_datagrams(reason);
+        eventually("the forgery is counted", || refused("forged") == 1).await;
+        // The forgery has not used up a counter of the first node.
+        assert_eq!(refused("replayed"), 0);
+    });
+}
+
+#[test]
+fn recorded_heartbeat_is_refused_after_a_restart_of_the_receiver() {
+    let group = TestGroup::new(2);
+    run(async {
+        let mut nodes = group.start_voters(2).await;
+        wait_for_keys(&nodes).await;
+        let record = nodes[0].heartbeat_to(&nodes[1]);
+        for node in nodes.drain(..) {
+            node.kill().await;
+        }
+        let receiver = group.start(2, JoinRole::Backup);
+        let refused = |reason| receiver.metrics.refused_datagrams(reason);
+        send_datagram(&record, group.address(2));
+        eventually("the record is refused", || refused("unknown_sender") == 1).await;
+        let status = receiver.membership.status();
+        assert_eq!(status.silence(&"n1".parse().unwrap()), None);
+        let returned = group.start(1, JoinRole::Backup);
+        eventually("both are connected", || receiver.keys_with("n1").is_some()).await;
+        send_datagram(&record, group.address(2));
+        eventually("the record is stale", || refused("stale") > 0).await;
+        eventually("the contact node serves", || returned.is_serving()).await;
+    });
+}
+
+#[test]
+fn heartbeats_pass_while_the_channel_is_broken() {
+    let group = TestGroup::new(2);
+    run(async {
+        let nodes = group.start_voters(2).await;
+        wait_for_keys(&nodes).await;
+        nodes[0].peers.shutdown();
+        eventually("the nodes have no channel", || {
+            nodes
+                .iter()
+                .all(|node| !node.peers.ids().any(|id| node.peers.is_up(id)))
+        })
+        .await;
+        let renewals = || nodes[0].leases.lock().unwrap().len();
+        let before = renewals();
+        eventually("the lease is renewed", || renewals() > before + 20).await;
+        assert!(nodes[0].is_serving());
     });
 }
 
@@ -350,17 +476,12 @@ fn operator_changes_the_group() {
         assert!(!nodes[0].is_serving());
         assert_eq!(nodes[0].standing(), Standing::Backup);
 
-        let key = nodes[1].membership.status().key_number;
         nodes[1]
             .request(OperatorRequest::Remove("n3".to_owned()))
             .await
             .unwrap();
         eventually("the removed node knows", || {
             nodes[2].membership.status().removal == Some(RemovalCause::Operator)
-        })
-        .await;
-        eventually("the group has a new key", || {
-            nodes[1].membership.status().key_number > key
         })
         .await;
 
@@ -426,4 +547,67 @@ fn second_group_is_not_begun_over_a_saved_membership() {
         error.to_string().contains("has a saved membership"),
         "{error}"
     );
+}
+
+#[test]
+fn settings_of_another_release_are_a_problem_until_there_are_others() {
+    run(async {
+        let group = TestGroup::new(1);
+        let options = group.options(1, JoinRole::Backup);
+        create_group(&options).unwrap();
+        let file = options.state_file();
+        let mut state = file.read().unwrap().unwrap();
+        let view = state.committed.as_mut().unwrap();
+        view.group_data.version = 7;
+        view.group_data.bytes = vec![9].into();
+        file.write(state).unwrap();
+        let mut node = group.start(1, JoinRole::Backup);
+        eventually("the node serves its group", || {
+            node.standing() == Standing::ContactNode
+                && node.membership.status().lease_left().is_some()
+        })
+        .await;
+        let status = node.membership.status();
+        let problem = status.problems().next().unwrap_or_default();
+        assert!(problem.contains("settings have version 9"), "{problem}");
+        // Without an event with settings, no engine begins, which would remove the services.
+        while let Some(event) = node.events.try_recv() {
+            assert!(!matches!(event, GroupEvent::Settings { .. }), "{event:?}");
+        }
+    });
+}
+
+#[test]
+fn revoked_contact_node_loses_lease_and_place_although_no_channel_is_left_to_close() {
+    let group = TestGroup::new(3);
+    run(async {
+        let nodes = group.start_voters(3).await;
+        wait_for_keys(&nodes).await;
+        nodes[0].peers.shutdown();
+        let others = &nodes[1..];
+        eventually("the contact node sends datagrams alone", || {
+            others.iter().all(|node| !node.peers.is_up(NodeId(1)))
+        })
+        .await;
+        CertificateAuthority::open(&group.ca())
+            .unwrap()
+            .revoke("n1")
+            .unwrap();
+        for node in others {
+            node.peers.set_tls(group.tls(&node.name));
+            assert_eq!(node.keys_with("n1"), None);
+        }
+        eventually("the contact node has no lease", || !nodes[0].is_serving()).await;
+        eventually("another node has its place", || {
+            others.iter().all(|node| {
+                let status = node.membership.status();
+                status.voters.len() == 2 && status.contact().unwrap().name.as_str() != "n1"
+            })
+        })
+        .await;
+        let refused = others
+            .iter()
+            .map(|node| node.metrics.refused_datagrams("unknown_sender"));
+        assert!(refused.sum::<u64>() > 0);
+    });
 }

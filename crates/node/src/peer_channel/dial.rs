@@ -71,6 +71,7 @@ pub(super) async fn ask(state: Rc<PeerChannelState>, address: SocketAddr, frame:
     state.end_question(&address);
     match greeted {
         Ok((peer, link, boot)) => {
+            state.note_seed(&peer);
             peer.set_address_if_unknown(address);
             peer.send_membership(&frame);
             if !peer.has_outgoing() {
@@ -95,6 +96,7 @@ async fn serve_outgoing(
     boot: u64,
 ) {
     peer.attach(Direction::Outgoing, link.clone(), boot);
+    state.tell_datagram_key(peer, &link, boot);
     let reason = serve::run(state, peer, &link, Direction::Outgoing).await;
     state.count_rejection(&reason);
     peer.record_problem(&reason);

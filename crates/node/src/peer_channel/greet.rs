@@ -37,6 +37,7 @@ pub(super) async fn greet_as_dialler(
         });
     }
     check_facts(state, peer, &greeting, true)?;
+    state.recheck_certificate(link)?;
     Ok(greeting.boot)
 }
 
@@ -49,6 +50,7 @@ pub(super) async fn greet_unknown_node(
     let greeting = parse_hello(state, link.next_frame().await?, true)?;
     let peer = state.peer_with_certificate(link)?;
     check_facts(state, &peer, &greeting, true)?;
+    state.recheck_certificate(link)?;
     Ok((peer, greeting.boot))
 }
 
@@ -84,6 +86,7 @@ async fn listen_to_greeting(
     if peer.is_other_host(greeting.boot, link.remote_ip()) {
         return Err(PeerConnectionError::TwoHosts(peer.name.clone()));
     }
+    state.recheck_certificate(link)?;
     Ok((peer, greeting.boot))
 }
 

@@ -18,11 +18,12 @@
 //! node without a number, such as one that joins, is a *guest*: only frames of the membership are accepted from it, and
 //! it is dialled only when there is something to send. These frames do not wait until both directions work. They use the
 //! accepted connection if there is one, where no handoff is ahead of them, and go to the receiver that
-//! [`PeerChannelOptions::membership`] names.
+//! [`PeerChannelOptions::membership`] names. The greeting is followed by a key for the datagrams of the membership.
 //!
 //! Everything runs on one thread, inside a `tokio::task::LocalSet`.
 
 mod connection;
+mod datagram_keys;
 mod dial;
 mod error;
 mod events;
@@ -35,6 +36,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+pub use datagram_keys::DatagramKeyTable;
 pub use error::{PeerConnectionError, SendError};
 pub use events::{PeerEvent, PeerEvents, ReceivedMembershipFrame};
 pub use peers::Peers;

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use holdfast_wire::membership_frames::MembershipFrame;
-use holdfast_wire::{Frame, NodeId};
+use holdfast_wire::{Frame, FrameDecoder, NodeId, encode};
+use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
 use super::connection::{EncodedFrame, PeerConnection};
@@ -18,8 +19,9 @@ use crate::metrics::Metrics;
 /// Maximum number of frames received on one connection while the other is still in its greeting.
 const EARLY_FRAMES_MAX: usize = 1024;
 
-/// Maximum number of frames received from a node before the group has told its number.
+/// Maximum number of frames received from a node before the group has told its number, and of their bytes.
 const GUEST_EARLY_FRAMES_MAX: usize = 128;
+const GUEST_EARLY_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of membership frames that wait for a connection. The oldest is dropped first: its sender repeats what
 /// still matters.
@@ -54,7 +56,7 @@ pub(super) struct Peer {
     incoming: RefCell<Option<GreetedConnection>>,
     up: Cell<bool>,
     up_count: Cell<u64>,
-    early_frames: RefCell<Vec<Frame>>,
+    early_frames: RefCell<EarlyFrames>,
     /// Wakes the dialling task without a delay, because the peer has connected.
     pub(super) dial_now: Notify,
     problem: RefCell<Option<String>>,
@@ -73,6 +75,13 @@ pub(super) struct Peer {
 struct GreetedConnection {
     link: Rc<PeerConnection>,
     boot: u64,
+}
+
+/// Frames received before the peer is up, in their encoded form: a decoded frame may hold far more memory.
+#[derive(Default)]
+struct EarlyFrames {
+    bytes: Vec<u8>,
+    count: usize,
 }
 
 impl Peer {
@@ -354,22 +363,28 @@ impl Peer {
         }
     }
 
-    /// Delivers a received frame.
-    pub(super) fn deliver(&self, frame: Frame) -> Result<(), PeerConnectionError> {
+    /// Delivers a received frame, or keeps it until the peer is up: `queue_bytes` of a member at most.
+    pub(super) fn deliver(
+        &self,
+        frame: Frame,
+        queue_bytes: usize,
+    ) -> Result<(), PeerConnectionError> {
         if let Some(from) = self.number.get().filter(|_| self.up.get()) {
             self.events.push(PeerEvent::Frame { from, frame });
             return Ok(());
         }
         // The peer has seen both greetings and knows its number, this node only a part of that.
         let mut early = self.early_frames.borrow_mut();
-        let early_frames_max = match self.is_member() {
-            true => EARLY_FRAMES_MAX,
-            false => GUEST_EARLY_FRAMES_MAX,
+        let (count_max, bytes_max) = match self.is_member() {
+            true => (EARLY_FRAMES_MAX, queue_bytes),
+            false => (GUEST_EARLY_FRAMES_MAX, GUEST_EARLY_BYTES_MAX),
         };
-        if early.len() >= early_frames_max {
+        encode(&frame, &mut early.bytes)?;
+        early.count += 1;
+        if early.count > count_max || early.bytes.len() > bytes_max {
+            *early = EarlyFrames::default();
             return Err(PeerConnectionError::UnexpectedFrame(frame.name()));
         }
-        early.push(frame);
         Ok(())
     }
 
@@ -384,7 +399,10 @@ impl Peer {
         self.metrics.set_connected(&self.name, true);
         tracing::info!(peer = self.name, boot, "peer is up");
         self.events.push(PeerEvent::Up { peer, boot });
-        for frame in self.early_frames.take() {
+        let mut early = FrameDecoder::new();
+        early.feed(&self.early_frames.take().bytes);
+        // The frames decode as they did when they arrived.
+        while let Ok(Some(frame)) = early.next_frame() {
             self.events.push(PeerEvent::Frame { from: peer, frame });
         }
     }
@@ -440,6 +458,13 @@ impl Peer {
 
     pub(super) fn problem(&self) -> Option<String> {
         self.problem.borrow().clone()
+    }
+
+    /// Returns the certificate of the accepted connection, which carries the peer's frames.
+    pub(super) fn incoming_certificate(&self) -> Option<CertificateDer<'static>> {
+        let incoming = self.incoming.borrow();
+        let certificates = incoming.as_ref()?.link.certificates();
+        certificates.into_iter().next()
     }
 
     /// Closes the connections whose certificates `admits` refuses.

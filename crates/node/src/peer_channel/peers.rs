@@ -7,11 +7,15 @@ use std::rc::Rc;
 
 use holdfast_daemon::log_limit::LogLimit;
 use holdfast_daemon::tls::{Tls, node_name};
+use holdfast_wire::authenticated_datagram::DatagramKey;
 use holdfast_wire::membership_frames::{Member, MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::connection::{EncodedFrame, PeerConnection};
+use super::datagram_keys::{DatagramKeyTable, DatagramKeys};
 use super::events::{EventQueue, ReceivedMembershipFrame};
 use super::peer::Peer;
 use super::{PeerChannelOptions, PeerConnectionError, PeerStats, SendError, dial};
@@ -41,6 +45,10 @@ pub(super) struct PeerChannelState {
     by_number: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
     /// Addresses that are being asked for the group.
     asked: RefCell<BTreeSet<SocketAddr>>,
+    /// Keys of datagrams; none in a configured group.
+    datagram_keys: DatagramKeys,
+    /// Names of the nodes that have answered at an address that was asked for the group.
+    seeds: watch::Sender<BTreeSet<String>>,
     tasks: RefCell<Vec<AbortHandle>>,
 }
 
@@ -83,6 +91,11 @@ impl Peers {
     /// Returns the reason why `peer` is not up, if it was dialled and is not up.
     pub fn problem(&self, peer: NodeId) -> Option<String> {
         self.peer(peer).ok().and_then(|peer| peer.problem())
+    }
+
+    /// Returns the certificate that `peer` shows on the connection that carries its frames; none if there is none.
+    pub fn certificate(&self, peer: NodeId) -> Option<CertificateDer<'static>> {
+        self.peer(peer).ok()?.incoming_certificate()
     }
 
     /// Asks `peer` for a sign of life at once, which its measurements then show as received bytes.
@@ -136,12 +149,25 @@ impl Peers {
         self.state.address
     }
 
-    /// Replaces the TLS configuration, and closes connections to peers that it refuses. Used for a new revocation list.
+    /// Replaces the TLS configuration, and closes connections to peers that it refuses. Their datagrams are refused from
+    /// then on. Used for a new revocation list.
     pub fn set_tls(&self, tls: Tls) {
         for peer in self.state.all() {
             peer.recheck_certificates(|link| tls.admits(&link.certificates()));
         }
+        (self.state.datagram_keys).forget_refused(|chain| tls.admits(chain).is_ok());
         self.state.tls.replace(tls);
+    }
+
+    /// Returns the keys of datagrams between this node and others, to be watched.
+    pub fn watch_datagram_keys(&self) -> watch::Receiver<DatagramKeyTable> {
+        self.state.datagram_keys.subscribe()
+    }
+
+    /// Returns the names of the nodes that have answered at the addresses of [`Peers::ask_address`], to be watched. A name is
+    /// there before the answer of its node.
+    pub fn watch_seeds(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.state.seeds.subscribe()
     }
 
     /// Closes everything; every peer that was up is reported lost.
@@ -172,6 +198,8 @@ impl PeerChannelState {
             by_name: RefCell::default(),
             by_number: RefCell::default(),
             asked: RefCell::default(),
+            datagram_keys: DatagramKeys::default(),
+            seeds: watch::Sender::default(),
             unknown_peer_log: LogLimit::default(),
             tasks: RefCell::default(),
             tls: RefCell::new(tls),
@@ -215,8 +243,8 @@ impl PeerChannelState {
     }
 
     fn new_peer(&self, name: &str) -> Rc<Peer> {
-        let peer = Peer::new(name.to_owned(), self.events.clone(), self.metrics.clone());
-        let peer = Rc::new(peer);
+        let (events, metrics) = (self.events.clone(), self.metrics.clone());
+        let peer = Rc::new(Peer::new(name.to_owned(), events, metrics));
         self.by_name
             .borrow_mut()
             .insert(name.to_owned(), peer.clone());
@@ -305,12 +333,13 @@ impl PeerChannelState {
     }
 
     fn ask_address(self: &Rc<Self>, address: SocketAddr, frame: &MembershipFrame) {
-        let known = self.all().into_iter().find(|peer| {
-            let is_connected = peer.has_outgoing() || peer.has_incoming();
-            peer.address() == Some(address) && is_connected
-        });
-        match known {
-            Some(peer) => peer.send_membership(frame),
+        // A node that has connected itself has only said that the address is its own.
+        let is_there = |peer: &Rc<Peer>| peer.address() == Some(address) && peer.has_outgoing();
+        match self.all().into_iter().find(is_there) {
+            Some(peer) => {
+                self.note_seed(&peer);
+                peer.send_membership(frame);
+            }
             None if address == self.address => {}
             None => {
                 if self.asked.borrow_mut().insert(address) {
@@ -318,6 +347,11 @@ impl PeerChannelState {
                 }
             }
         }
+    }
+
+    /// Notes that a node has answered at an address that was asked for the group.
+    pub(super) fn note_seed(&self, peer: &Peer) {
+        (self.seeds).send_if_modified(|names| names.insert(peer.name.clone()));
     }
 
     /// Notes that an address has answered, or does not answer.
@@ -334,6 +368,7 @@ impl PeerChannelState {
                 .is_some_and(|known| Rc::ptr_eq(known, peer))
             {
                 by_name.remove(&peer.name);
+                self.datagram_keys.forget(&peer.name);
             }
         }
     }
@@ -361,6 +396,35 @@ impl PeerChannelState {
             );
         }
         Ok(())
+    }
+
+    /// Tells a node that was greeted with the start number `boot` the key of its datagrams to this node.
+    pub(super) fn tell_datagram_key(&self, peer: &Peer, link: &PeerConnection, boot: u64) {
+        if !self.is_self_run() {
+            return;
+        }
+        let key = (self.datagram_keys).agree(&peer.name, boot, link.certificates());
+        let frame = Frame::DatagramKey {
+            boot: self.options.boot,
+            key,
+        };
+        if let Err(reason) = link.send(&frame) {
+            link.close(reason);
+        }
+    }
+
+    /// Notes the key of this node's datagrams to a peer.
+    pub(super) fn learn_datagram_key(&self, peer: &Peer, boot: u64, key: DatagramKey) {
+        self.datagram_keys.learn(&peer.name, boot, key);
+    }
+
+    /// Refuses a greeted connection whose certificate was revoked during the greeting.
+    pub(super) fn recheck_certificate(
+        &self,
+        link: &PeerConnection,
+    ) -> Result<(), PeerConnectionError> {
+        let admitted = self.tls.borrow().admits(&link.certificates());
+        admitted.map_err(PeerConnectionError::Revoked)
     }
 
     pub(super) fn tls(&self) -> Tls {

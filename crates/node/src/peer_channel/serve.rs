@@ -65,7 +65,12 @@ fn receive_frames(
                 }
             }
             (_, Frame::Membership(frame)) => state.deliver_membership_frame(peer, frame)?,
-            (Direction::Incoming, frame) if is_for_engine(&frame) => peer.deliver(frame)?,
+            (_, Frame::DatagramKey { boot, key }) if state.is_self_run() => {
+                state.learn_datagram_key(peer, boot, key);
+            }
+            (Direction::Incoming, frame) if is_for_engine(&frame) => {
+                peer.deliver(frame, state.options.timing.queue_bytes)?;
+            }
             (_, frame) => return Err(PeerConnectionError::UnexpectedFrame(frame.name())),
         }
     }
@@ -75,7 +80,11 @@ fn receive_frames(
 fn is_for_engine(frame: &Frame) -> bool {
     !matches!(
         frame,
-        Frame::Hello { .. } | Frame::Refused { .. } | Frame::Ping { .. } | Frame::Pong { .. }
+        Frame::Hello { .. }
+            | Frame::Refused { .. }
+            | Frame::Ping { .. }
+            | Frame::Pong { .. }
+            | Frame::DatagramKey { .. }
     )
 }
 

@@ -6,7 +6,7 @@
 //!
 //! **Renewal.** At two thirds of the certificate's life, and a random time later, the node asks a node that has the
 //! authority for a new certificate with the same name and key. The channel's own certificates authenticate the request.
-//! If a node has no authority, the next peer is asked.
+//! If a node has no authority, or sends a certificate that is none or no newer one, the next peer is asked.
 
 mod renewal;
 mod revocation;
@@ -24,6 +24,7 @@ use holdfast_wire::credential_frames::{
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
+pub use renewal::LIFE_LEFT;
 use renewal::{PeerRenewals, Renewal};
 use revocation::Revocations;
 
@@ -93,14 +94,16 @@ pub enum Command {
     },
     /// Make a certificate request with the name and key of this node. [`Credentials::handle_request`] follows.
     MakeRequest,
-    /// Check that a request is for the name of node `requester`, and sign it. [`Credentials::handle_signed`] follows.
+    /// Check that a request is for name and key in the certificate of node `requester`, and sign the request.
+    /// [`Credentials::handle_signed`] follows.
     Sign {
         /// The node that asked; may be this node.
         requester: NodeId,
         /// The request in DER.
         request: Bytes,
     },
-    /// Check a new certificate of this node, save it and put it in force. [`Credentials::handle_installed`] follows.
+    /// Check that a certificate of this node is valid and newer than the present one, save it and put it in force.
+    /// [`Credentials::handle_installed`] follows.
     Install {
         /// The certificate in DER.
         certificate: Bytes,
@@ -113,6 +116,13 @@ pub enum Event {
     /// A peer sent a list that the authority has not signed, or that is none.
     ListRefused {
         /// The sender.
+        from: NodeId,
+        /// The daemon's explanation.
+        error: String,
+    },
+    /// A node sent a certificate that this node cannot use.
+    CertificateRefused {
+        /// The sender; may be this node.
         from: NodeId,
         /// The daemon's explanation.
         error: String,
@@ -136,6 +146,17 @@ pub enum Event {
         /// The reason.
         reason: RenewalRefusal,
     },
+}
+
+/// Reason for not putting a new certificate in force.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InstallError {
+    /// The certificate is to blame: another node may send a better one.
+    #[error("{0}")]
+    Certificate(String),
+    /// The host is to blame, for example for a full disk.
+    #[error("{0}")]
+    Host(String),
 }
 
 /// A revocation list in force.

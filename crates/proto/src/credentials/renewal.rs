@@ -10,10 +10,10 @@ use holdfast_wire::credential_frames::{
 };
 use rand::Rng;
 
-use super::{Command, Credentials, Event};
+use super::{Command, Credentials, Event, InstallError};
 
-/// Part of a certificate's life that remains when its renewal begins.
-const LIFE_LEFT: u32 = 3;
+/// Part of a certificate's life that remains when its renewal begins: a third.
+pub const LIFE_LEFT: u32 = 3;
 /// Part of a certificate's life over which the renewals of a group are spread.
 const SPREAD: u32 = 20;
 
@@ -34,6 +34,8 @@ pub(super) struct Renewal {
 #[derive(Debug)]
 struct Attempt {
     state: AttemptState,
+    /// The request; empty until the daemon has made it.
+    request: Bytes,
     /// Nodes that were asked and gave no certificate.
     excluded: Vec<NodeId>,
     /// Why the last one gave none.
@@ -45,13 +47,9 @@ enum AttemptState {
     /// The daemon makes the request.
     MakesRequest,
     /// A node was asked.
-    Asked {
-        signer: NodeId,
-        request: Bytes,
-        timeout: Duration,
-    },
-    /// The daemon saves the certificate.
-    Installs,
+    Asked { signer: NodeId, timeout: Duration },
+    /// The daemon checks and saves the certificate of `signer`.
+    Installs { signer: NodeId },
 }
 
 impl Renewal {
@@ -98,6 +96,7 @@ impl Credentials {
             None if self.renewal.due.is_some_and(|due| due <= now) => {
                 self.renewal.attempt = Some(Attempt {
                     state: AttemptState::MakesRequest,
+                    request: Bytes::new(),
                     excluded: Vec::new(),
                     problem: "no node is connected".to_owned(),
                 });
@@ -118,11 +117,7 @@ impl Credentials {
         };
         match request {
             Ok(request) => {
-                attempt.state = AttemptState::Asked {
-                    signer: self.config.node,
-                    request,
-                    timeout: now,
-                };
+                attempt.request = request;
                 match self.config.has_authority {
                     true => self.ask_signer(now, self.config.node),
                     false => self.ask_next_signer(now, String::new()),
@@ -133,9 +128,25 @@ impl Credentials {
     }
 
     /// Handles the end of [`Command::Install`].
-    pub fn handle_installed(&mut self, now: Duration, result: Result<(), String>) {
-        if self.renewal.attempt.is_some() {
-            self.end_attempt(now, result.err());
+    pub fn handle_installed(&mut self, now: Duration, result: Result<(), InstallError>) {
+        let Some(Attempt {
+            state: AttemptState::Installs { signer },
+            ..
+        }) = self.renewal.attempt
+        else {
+            return;
+        };
+        match result {
+            Ok(()) => self.end_attempt(now, None),
+            Err(InstallError::Certificate(error)) => {
+                let problem = format!("node {signer}: {error}");
+                self.report(Event::CertificateRefused {
+                    from: signer,
+                    error,
+                });
+                self.ask_next_signer(now, problem);
+            }
+            Err(InstallError::Host(error)) => self.end_attempt(now, Some(error)),
         }
     }
 
@@ -203,7 +214,7 @@ impl Credentials {
             return self.ask_next_signer(now, format!("node {from} sent too long a certificate"));
         }
         if let Some(attempt) = &mut self.renewal.attempt {
-            attempt.state = AttemptState::Installs;
+            attempt.state = AttemptState::Installs { signer: from };
             self.execute(Command::Install { certificate });
         }
     }
@@ -244,8 +255,11 @@ impl Credentials {
         let Some(attempt) = &mut self.renewal.attempt else {
             return;
         };
-        if let AttemptState::Asked { signer, .. } = attempt.state {
-            attempt.excluded.push(signer);
+        match attempt.state {
+            AttemptState::MakesRequest => attempt.excluded.push(self.config.node),
+            AttemptState::Asked { signer, .. } | AttemptState::Installs { signer } => {
+                attempt.excluded.push(signer);
+            }
         }
         if !problem.is_empty() {
             attempt.problem = problem;
@@ -266,21 +280,14 @@ impl Credentials {
     }
 
     fn ask_signer(&mut self, now: Duration, next: NodeId) {
-        let Some(Attempt {
-            state:
-                AttemptState::Asked {
-                    signer,
-                    request,
-                    timeout,
-                },
-            ..
-        }) = &mut self.renewal.attempt
-        else {
+        let Some(attempt) = &mut self.renewal.attempt else {
             return;
         };
-        *signer = next;
-        *timeout = now + self.config.renewal_timeout;
-        let request = request.clone();
+        attempt.state = AttemptState::Asked {
+            signer: next,
+            timeout: now + self.config.renewal_timeout,
+        };
+        let request = attempt.request.clone();
         match next == self.config.node {
             true => self.execute(Command::Sign {
                 requester: next,

@@ -286,7 +286,7 @@ fn contact_node_is_asked_first_and_each_node_once() {
     let refusal = |reason| CredentialFrame::RenewalRefused { reason };
     // A node that was not asked cannot end the attempt.
     machine.handle_frame(due, NodeId(2), refusal(RenewalRefusal::Failed));
-    assert_eq!(asks(&mut machine), []);
+    assert!(asks(&mut machine).is_empty());
     machine.handle_frame(due, NodeId(4), refusal(RenewalRefusal::NoAuthority));
     assert_eq!(asks(&mut machine), [2]);
     let timeout = machine.poll_timeout().unwrap();
@@ -372,6 +372,47 @@ fn failing_authority_asks_peers_for_its_own_certificate() {
     assert_eq!(asks(&mut machine), [2]);
 }
 
+#[test]
+fn next_node_is_asked_after_a_certificate_that_is_refused() {
+    let now = Duration::ZERO;
+    let mut machine = machine(1, false);
+    for peer in 2..=4 {
+        machine.handle_peer_connected(now, NodeId(peer));
+    }
+    machine.handle_certificate(now, DAY, 90 * DAY);
+    let due = machine.poll_timeout().unwrap();
+    machine.handle_timeout(due);
+    machine.handle_request(due, Ok(Bytes::from_static(b"request")));
+    assert_eq!(asks(&mut machine), [2]);
+    let renewed = CredentialFrame::Renewed {
+        certificate: Bytes::from_static(b"certificate"),
+    };
+    let refused = || Err(InstallError::Certificate("no newer one".to_owned()));
+    machine.handle_frame(due, NodeId(2), renewed.clone());
+    outputs(&mut machine);
+    machine.handle_installed(due, refused());
+    let [Output::Event(Event::CertificateRefused { from, .. }), ask] = &outputs(&mut machine)[..]
+    else {
+        panic!("the refusal is not reported");
+    };
+    let request = Bytes::from_static(b"request");
+    let expected = send(3, CredentialFrame::RenewalRequest { request });
+    assert_eq!((*from, ask), (NodeId(2), &expected));
+    machine.handle_frame(due, NodeId(3), renewed.clone());
+    machine.handle_installed(due, refused());
+    assert_eq!(asks(&mut machine), [4]);
+    // A full disk is not the fault of a node: nobody else is asked.
+    machine.handle_frame(due, NodeId(4), renewed);
+    let full = InstallError::Host("no space is left".to_owned());
+    machine.handle_installed(due, Err(full));
+    let events = outputs(&mut machine);
+    let last = events.last();
+    assert!(
+        matches!(last, Some(Output::Event(Event::RenewalFailed { error })) if error.contains("space")),
+        "{events:?}"
+    );
+}
+
 fn any_frame() -> impl Strategy<Value = CredentialFrame> {
     use CredentialFrame as F;
     let authority = prop::sample::select(vec![AUTHORITY, OTHER_AUTHORITY]);
@@ -430,7 +471,8 @@ proptest! {
                         machine.handle_signed(now, requester, result);
                     }
                     Output::Execute(Command::Install { .. }) => {
-                        machine.handle_installed(now, works.then_some(()).ok_or(String::new()));
+                        let refused = InstallError::Certificate(String::new());
+                        machine.handle_installed(now, works.then_some(()).ok_or(refused));
                         machine.handle_certificate(now, 90 * DAY, 90 * DAY);
                     }
                     Output::Send { .. } | Output::Event(_) => {}

@@ -3,24 +3,25 @@
 //! The operator makes a token at a node that has the group's authority, and carries it to the new host. The host proves
 //! that it has the token and the key of its certificate request; the daemon verifies both proofs and gives the result to
 //! this machine. A token serves one node, once: the use is on the disk before a certificate is signed. If the answer is
-//! lost, the same node may repeat its request with the same key.
+//! lost, the same node may repeat its request with the same key, for some minutes, unless a certificate of the token was
+//! revoked or the name has another certificate.
+//!
+//! Wrong tokens are not counted: a token has 128 random bits, and a limit would let strangers keep out hosts with good
+//! tokens.
 //!
 //! Times are wall-clock times since 1970, because tokens outlive the daemon.
 
 #[cfg(test)]
 mod tests;
-mod wrong_tokens;
 
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use holdfast_wire::enrolment_state::{
-    EnrolmentState, KeyDigest, TOKENS_MAX, TokenId, TokenRecord, TokenUse,
+    CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TOKEN_CERTIFICATES_MAX,
+    TOKENS_MAX, TokenId, TokenUse,
 };
 use holdfast_wire::membership_frames::NodeName;
-
-use wrong_tokens::WrongTokens;
 
 /// The settings of an [`Enrolment`]. [`EnrolmentConfig::default`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
@@ -29,14 +30,8 @@ pub struct EnrolmentConfig {
     pub lifetime_max: Duration,
     /// Time for which an ended token is remembered, so that its refusal says why (24 h).
     pub retention: Duration,
-    /// Most certificates for one token, all for the same node and key (5).
-    pub signatures_max: u32,
-    /// Wrong tokens from one source after which the source is refused (5).
-    pub wrong_per_source_max: u32,
-    /// Wrong tokens in all after which every request is refused (100).
-    pub wrong_total_max: u32,
-    /// Time after which wrong tokens no longer count (60 s).
-    pub wrong_window: Duration,
+    /// Time after the first use of a token in which the same node may repeat its request (10 min).
+    pub repetition_time: Duration,
 }
 
 impl Default for EnrolmentConfig {
@@ -44,10 +39,7 @@ impl Default for EnrolmentConfig {
         EnrolmentConfig {
             lifetime_max: Duration::from_secs(24 * 60 * 60),
             retention: Duration::from_secs(24 * 60 * 60),
-            signatures_max: 5,
-            wrong_per_source_max: 5,
-            wrong_total_max: 100,
-            wrong_window: Duration::from_secs(60),
+            repetition_time: Duration::from_secs(10 * 60),
         }
     }
 }
@@ -63,18 +55,55 @@ pub struct SaveToken(u64);
 /// A host's request for a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Address of the host.
-    pub source: IpAddr,
     /// The token that the host claims to have.
     pub token: TokenId,
     /// True if the host has proved that.
     pub is_proven: bool,
     /// Name that the host wants.
     pub name: NodeName,
-    /// True if a node of the group has the name, or a certificate with the name is in force.
-    pub is_name_taken: bool,
+    /// The records about the name; none if they cannot be read. Needed only if [`Enrolment::knows`] the token and the host
+    /// has proved that it has the token.
+    pub name_record: Option<NameRecord>,
     /// Key of the host's certificate request.
     pub key: KeyDigest,
+    /// Serial number that the certificate gets if the host is admitted.
+    pub serial: CertificateSerial,
+}
+
+/// The records of the group and of its authority about a name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NameRecord {
+    /// True if a node of the group has the name.
+    pub is_node: bool,
+    /// Certificates with the name that have not ended. Empty if this node has no authority.
+    pub certificates: Vec<IssuedCertificate>,
+}
+
+/// A certificate that the authority has issued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IssuedCertificate {
+    /// The serial number.
+    pub serial: CertificateSerial,
+    /// True if the certificate is revoked.
+    pub is_revoked: bool,
+}
+
+impl NameRecord {
+    /// Returns true if a node has the name, or a certificate is in force that is not one of `own`.
+    fn is_taken(&self, own: &[CertificateSerial]) -> bool {
+        let is_other = |certificate: &IssuedCertificate| {
+            !certificate.is_revoked && !own.contains(&certificate.serial)
+        };
+        self.is_node || self.certificates.iter().any(is_other)
+    }
+
+    /// Returns true if one of `own` is revoked.
+    fn is_any_revoked(&self, own: &[CertificateSerial]) -> bool {
+        let is_own_revoked = |certificate: &IssuedCertificate| {
+            certificate.is_revoked && own.contains(&certificate.serial)
+        };
+        self.certificates.iter().any(is_own_revoked)
+    }
 }
 
 /// Reason for refusing a host.
@@ -84,14 +113,14 @@ pub enum Refusal {
     UnknownToken,
     /// The token's time is over.
     ExpiredToken,
-    /// Another node has used the token.
+    /// Another node has used the token, or the same one too long ago or too often.
     UsedToken,
-    /// The operator has revoked the token.
+    /// The operator has revoked the token, or a certificate that was signed for the token.
     RevokedToken,
     /// Another node of the group has the name.
     NameTaken,
-    /// Too many wrong tokens came from this source, or from all sources together.
-    TooManyWrongTokens,
+    /// The records about the name cannot be read.
+    NameUnknown,
     /// The use of the token cannot be saved.
     NotSaved,
 }
@@ -154,7 +183,7 @@ struct PendingStep {
     revision: u64,
     token: TokenId,
     /// The token before the step; none if the step made the token.
-    former: Option<TokenRecord>,
+    former: Option<JoinTokenRecord>,
     /// The request that waits; none for a step of the operator.
     request: Option<RequestId>,
 }
@@ -169,7 +198,6 @@ pub struct Enrolment {
     /// Revision that is being saved.
     open_save: Option<u64>,
     pending: Vec<PendingStep>,
-    wrong_tokens: WrongTokens,
     outputs: VecDeque<Output>,
 }
 
@@ -177,7 +205,6 @@ impl Enrolment {
     /// Returns a machine with the tokens of the disk.
     pub fn new(config: EnrolmentConfig, state: EnrolmentState) -> Enrolment {
         Enrolment {
-            wrong_tokens: WrongTokens::new(&config),
             config,
             state,
             revision: 0,
@@ -207,7 +234,7 @@ impl Enrolment {
         if self.state.tokens.len() >= TOKENS_MAX {
             return Err(TokenError::Full);
         }
-        self.state.tokens.push(TokenRecord {
+        self.state.tokens.push(JoinTokenRecord {
             id,
             expires_at_s: (now + lifetime).as_secs(),
             usage: TokenUse::Fresh,
@@ -232,9 +259,9 @@ impl Enrolment {
         Ok(id)
     }
 
-    /// Returns true if a connection from `source` may present a token.
-    pub fn admits_source(&mut self, now: Duration, source: IpAddr) -> bool {
-        self.wrong_tokens.admits(now, source)
+    /// Returns true if the token was made here, even if it has ended.
+    pub fn knows(&self, token: &TokenId) -> bool {
+        self.position(token).is_some()
     }
 
     /// Handles a host's request. [`Output::Sign`] or [`Output::Refuse`] follows.
@@ -243,23 +270,20 @@ impl Enrolment {
             Ok(position) => {
                 let token = &mut self.state.tokens[position];
                 let former = token.clone();
-                let signatures = match token.usage {
-                    TokenUse::Used { signatures, .. } => signatures,
-                    _ => 0,
-                };
-                token.usage = TokenUse::Used {
-                    name: attempt.name.clone(),
-                    key: attempt.key,
-                    signatures: signatures + 1,
-                };
+                match &mut token.usage {
+                    TokenUse::Used { certificates, .. } => certificates.push(attempt.serial),
+                    usage => {
+                        *usage = TokenUse::Used {
+                            name: attempt.name.clone(),
+                            key: attempt.key,
+                            first_used_at_s: now.as_secs(),
+                            certificates: vec![attempt.serial],
+                        };
+                    }
+                }
                 self.save_step(attempt.token, Some(former), Some(request));
             }
-            Err(reason) => {
-                if matches!(reason, Refusal::UnknownToken | Refusal::ExpiredToken) {
-                    self.wrong_tokens.add(now, attempt.source);
-                }
-                self.outputs.push_back(Output::Refuse { request, reason });
-            }
+            Err(reason) => self.outputs.push_back(Output::Refuse { request, reason }),
         }
     }
 
@@ -295,34 +319,47 @@ impl Enrolment {
     }
 
     /// Returns all tokens that are remembered.
-    pub fn tokens(&self) -> &[TokenRecord] {
+    pub fn tokens(&self) -> &[JoinTokenRecord] {
         &self.state.tokens
     }
 
     /// Returns the position of the token for which a certificate may be signed.
-    fn judge(&mut self, now: Duration, attempt: &Attempt) -> Result<usize, Refusal> {
-        if !self.wrong_tokens.admits(now, attempt.source) {
-            return Err(Refusal::TooManyWrongTokens);
-        }
+    fn judge(&self, now: Duration, attempt: &Attempt) -> Result<usize, Refusal> {
         let position = self.position(&attempt.token).filter(|_| attempt.is_proven);
         let position = position.ok_or(Refusal::UnknownToken)?;
         let token = &self.state.tokens[position];
         if now.as_secs() >= token.expires_at_s {
             return Err(Refusal::ExpiredToken);
         }
+        let record = attempt.name_record.as_ref().ok_or(Refusal::NameUnknown);
         match &token.usage {
             TokenUse::Revoked => Err(Refusal::RevokedToken),
-            TokenUse::Fresh if attempt.is_name_taken => Err(Refusal::NameTaken),
-            TokenUse::Fresh => Ok(position),
+            TokenUse::Fresh => match record?.is_taken(&[]) {
+                true => Err(Refusal::NameTaken),
+                false => Ok(position),
+            },
             TokenUse::Used {
                 name,
                 key,
-                signatures,
+                first_used_at_s,
+                certificates,
             } => {
-                let is_same = *name == attempt.name && *key == attempt.key;
-                match is_same && *signatures < self.config.signatures_max {
-                    true => Ok(position),
-                    false => Err(Refusal::UsedToken),
+                let end_s = first_used_at_s.saturating_add(self.config.repetition_time.as_secs());
+                let is_repetition = *name == attempt.name && *key == attempt.key;
+                if !is_repetition
+                    || now.as_secs() >= end_s
+                    || certificates.len() >= TOKEN_CERTIFICATES_MAX
+                {
+                    return Err(Refusal::UsedToken);
+                }
+                let record = record?;
+                match (
+                    record.is_any_revoked(certificates),
+                    record.is_taken(certificates),
+                ) {
+                    (true, _) => Err(Refusal::RevokedToken),
+                    (false, true) => Err(Refusal::UsedToken),
+                    (false, false) => Ok(position),
                 }
             }
         }
@@ -335,15 +372,16 @@ impl Enrolment {
     /// Removes tokens whose end is `retention` ago.
     fn forget_ended(&mut self, now: Duration) {
         let retention_s = self.config.retention.as_secs();
-        let is_kept =
-            |token: &TokenRecord| token.expires_at_s.saturating_add(retention_s) > now.as_secs();
+        let is_kept = |token: &JoinTokenRecord| {
+            token.expires_at_s.saturating_add(retention_s) > now.as_secs()
+        };
         self.state.tokens.retain(is_kept);
     }
 
     fn save_step(
         &mut self,
         token: TokenId,
-        former: Option<TokenRecord>,
+        former: Option<JoinTokenRecord>,
         request: Option<RequestId>,
     ) {
         self.revision += 1;

@@ -11,13 +11,25 @@ fn id(number: u8) -> TokenId {
 
 fn attempt(token: u8, name: &str) -> Attempt {
     Attempt {
-        source: [10, 0, 0, 9].into(),
         token: id(token),
         is_proven: true,
         name: name.parse().unwrap(),
-        is_name_taken: false,
+        name_record: Some(NameRecord::default()),
         key: KeyDigest([name.len() as u8; 32]),
+        serial: CertificateSerial(1),
     }
+}
+
+/// Records of a name with these certificates, each with its serial number and true if it is revoked.
+fn record(certificates: &[(u128, bool)]) -> Option<NameRecord> {
+    let certificate = |(serial, is_revoked): &(u128, bool)| IssuedCertificate {
+        serial: CertificateSerial(*serial),
+        is_revoked: *is_revoked,
+    };
+    Some(NameRecord {
+        is_node: false,
+        certificates: certificates.iter().map(certificate).collect(),
+    })
 }
 
 /// A machine whose disk can fail.
@@ -118,21 +130,59 @@ fn use_is_on_the_disk_before_the_signature() {
 fn lost_answer_is_repeated_for_the_same_key_only() {
     let mut node = TestNode::with_token(1);
     let mut first = attempt(1, "n2");
-    for _ in 0..5 {
+    let mut in_force = Vec::new();
+    for serial in 1..=5 {
+        first.serial = CertificateSerial(serial);
         assert_eq!(node.ask(START, &first), None);
         node.restart();
-        // The first answer's certificate is in force.
-        first.is_name_taken = true;
+        // The certificates of the lost answers are in force.
+        in_force.push((serial, false));
+        first.name_record = record(&in_force);
     }
     assert_eq!(node.ask(START, &first), Some(Refusal::UsedToken));
     let mut node = TestNode::with_token(1);
-    first.is_name_taken = false;
+    let first = attempt(1, "n2");
     assert_eq!(node.ask(START, &first), None);
     let other_key = Attempt {
         key: KeyDigest([9; 32]),
         ..first
     };
     assert_eq!(node.ask(START, &other_key), Some(Refusal::UsedToken));
+}
+
+#[test]
+fn used_token_ends_with_its_certificate_its_name_and_its_time() {
+    let mut node = TestNode::with_token(1);
+    let mut host = attempt(1, "n2");
+    assert_eq!(node.ask(START, &host), None);
+    let mut refusal_with = |name_record: Option<NameRecord>| {
+        let repetition = Attempt {
+            name_record,
+            serial: CertificateSerial(9),
+            ..host.clone()
+        };
+        node.ask(START, &repetition)
+    };
+    // The operator has revoked the certificate, and may have given the name to another host.
+    let revoked = Some(Refusal::RevokedToken);
+    assert_eq!(refusal_with(record(&[(1, true)])), revoked);
+    assert_eq!(refusal_with(record(&[(1, true), (2, false)])), revoked);
+    // The certificate was renewed, or another host has the name.
+    let used = Some(Refusal::UsedToken);
+    assert_eq!(refusal_with(record(&[(1, false), (2, false)])), used);
+    let joined = NameRecord {
+        is_node: true,
+        ..NameRecord::default()
+    };
+    assert_eq!(refusal_with(Some(joined)), used);
+    assert_eq!(refusal_with(None), Some(Refusal::NameUnknown));
+    // A former host of the name had a certificate.
+    assert_eq!(refusal_with(record(&[(7, true), (1, false)])), None);
+    host.name_record = record(&[(1, false), (9, false)]);
+    let end = START + EnrolmentConfig::default().repetition_time;
+    let before = end - Duration::from_secs(1);
+    assert_eq!(node.ask(end, &host), used);
+    assert_eq!(node.ask(before, &host), None);
 }
 
 #[test]
@@ -172,12 +222,16 @@ fn expired_revoked_unknown_and_unproven_tokens_are_refused() {
 #[test]
 fn taken_name_leaves_the_token_unused() {
     let mut node = TestNode::with_token(1);
-    let taken = Attempt {
-        is_name_taken: true,
-        ..attempt(1, "n2")
-    };
-    assert_eq!(node.ask(START, &taken), Some(Refusal::NameTaken));
-    assert_eq!(node.ask(START, &attempt(1, "n3")), None);
+    let mut host = attempt(1, "n2");
+    for (name_record, reason) in [
+        (record(&[(5, false)]), Refusal::NameTaken),
+        (None, Refusal::NameUnknown),
+    ] {
+        host.name_record = name_record;
+        assert_eq!(node.ask(START, &host), Some(reason));
+    }
+    host.name_record = record(&[(5, true)]);
+    assert_eq!(node.ask(START, &host), None);
 }
 
 #[test]
@@ -210,48 +264,15 @@ fn failed_save_changes_nothing() {
 }
 
 #[test]
-fn wrong_tokens_are_limited_by_source_and_in_total() {
+fn wrong_tokens_of_others_keep_no_host_out() {
     let mut node = TestNode::with_token(1);
-    let from = |host: [u8; 4], token: u8| Attempt {
-        source: host.into(),
-        ..attempt(token, "n2")
-    };
-    for _ in 0..5 {
-        let refusal = node.ask(START, &from([10, 0, 0, 1], 7));
-        assert_eq!(refusal, Some(Refusal::UnknownToken));
-    }
-    let refusal = node.ask(START, &from([10, 0, 0, 1], 1));
-    assert_eq!(refusal, Some(Refusal::TooManyWrongTokens));
-    let later = START + Duration::from_secs(59);
-    assert!(!node.machine.admits_source(later, [10, 0, 0, 1].into()));
-    assert!(node.machine.admits_source(later, [10, 0, 0, 2].into()));
-    for host in 0..95 {
-        node.ask(START, &from([10, 0, 1, host], 7));
-    }
-    let refusal = node.ask(START, &from([10, 0, 2, 1], 1));
-    assert_eq!(refusal, Some(Refusal::TooManyWrongTokens));
-    let later = START + Duration::from_secs(60);
-    assert_eq!(node.ask(later, &from([10, 0, 2, 1], 1)), None);
-}
-
-#[test]
-fn hosts_of_one_ipv6_prefix_are_one_source() {
-    let mut node = TestNode::with_token(1);
-    for host in 1..=5u16 {
-        let source = std::net::Ipv6Addr::new(0xfd00, 0, 0, 1, 0, 0, 0, host).into();
-        node.ask(
-            START,
-            &Attempt {
-                source,
-                ..attempt(7, "n2")
-            },
+    for _ in 0..1_000 {
+        assert_eq!(
+            node.ask(START, &attempt(7, "n2")),
+            Some(Refusal::UnknownToken)
         );
     }
-    let address = |prefix| std::net::Ipv6Addr::new(0xfd00, 0, 0, prefix, 9, 9, 9, 9).into();
-    assert!(!node.machine.admits_source(START, address(1)));
-    assert!(node.machine.admits_source(START, address(2)));
-    let mapped = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
-    assert!(node.machine.admits_source(START, mapped.into()));
+    assert_eq!(node.ask(START, &attempt(1, "n2")), None);
 }
 
 #[test]
@@ -324,6 +345,7 @@ proptest! {
                 Step::Attempt { token, name, key, is_proven } => {
                     let attempt = Attempt {
                         key: KeyDigest([key; 32]),
+                        serial: CertificateSerial(number as u128),
                         is_proven,
                         ..attempt(token, ["a", "b"][usize::from(name)])
                     };

@@ -63,11 +63,11 @@ impl InboundBatch {
             .collect()
     }
 
-    /// Enters `stage`; returns the duration of the previous one, in microseconds.
-    pub(super) fn enter_stage(&mut self, now: Duration, stage: InboundBatchStage) -> u32 {
+    /// Finishes the current stage and enters `next`; returns the duration of the finished stage, in microseconds.
+    pub(super) fn finish_stage(&mut self, now: Duration, next: InboundBatchStage) -> u32 {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
-        self.stage = stage;
+        self.stage = next;
         u32::try_from(elapsed.as_micros()).unwrap_or(u32::MAX)
     }
 
@@ -168,7 +168,7 @@ impl Handoff {
         let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Preparing) else {
             return;
         };
-        inbound.enter_stage(now, InboundBatchStage::Waiting);
+        inbound.finish_stage(now, InboundBatchStage::Waiting);
         let donor = inbound.donor;
         let doomed = inbound.pending_failure.take();
         let mut unprepared_flows = Vec::new();
@@ -253,7 +253,7 @@ impl Handoff {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
-        inbound.enter_stage(now, InboundBatchStage::Restoring);
+        inbound.finish_stage(now, InboundBatchStage::Restoring);
         if let Some(deadline) = inbound.deadline.take() {
             self.core
                 .timers

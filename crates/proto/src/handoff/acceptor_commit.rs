@@ -24,7 +24,7 @@ impl Handoff {
         let Some(inbound) = self.inbound_in_stage(batch, InboundBatchStage::Restoring) else {
             return;
         };
-        inbound.times.restore_us = inbound.enter_stage(now, InboundBatchStage::Committing);
+        inbound.times.restore_us = inbound.finish_stage(now, InboundBatchStage::Committing);
         if let Some(reason) = inbound.pending_failure.take() {
             return self.discard_batch(batch, reason);
         }
@@ -129,7 +129,7 @@ impl Handoff {
         let Some(inbound) = self.acceptor.batches.get_mut(&batch) else {
             return;
         };
-        inbound.times.commit_us = inbound.enter_stage(now, InboundBatchStage::Activating);
+        inbound.times.commit_us = inbound.finish_stage(now, InboundBatchStage::Activating);
         let (donor, times) = (inbound.donor, inbound.times);
         let results = inbound
             .flows

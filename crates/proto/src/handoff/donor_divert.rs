@@ -59,11 +59,11 @@ impl OutboundBatch {
             .map(|(index, _)| index)
     }
 
-    /// Enters `stage`; returns the duration of the previous one.
-    pub(super) fn enter_stage(&mut self, now: Duration, stage: OutboundBatchStage) -> Duration {
+    /// Finishes the current stage and enters `next`; returns the duration of the finished stage.
+    pub(super) fn finish_stage(&mut self, now: Duration, next: OutboundBatchStage) -> Duration {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
-        self.stage = stage;
+        self.stage = next;
         elapsed
     }
 }
@@ -117,7 +117,7 @@ impl Handoff {
                 "the sender or the number of results does not match the batch",
             );
         }
-        let elapsed = batch.enter_stage(now, OutboundBatchStage::Waiting);
+        let elapsed = batch.finish_stage(now, OutboundBatchStage::Waiting);
         batch.phases.prepare += elapsed;
         let mut refused = Vec::new();
         for (index, result) in results.into_iter().enumerate() {
@@ -259,7 +259,7 @@ impl Handoff {
         let deadline = now + self.core.config.divert_timeout;
         let request = self.request_changes(now, changes, HolderRequestPurpose::Divert(seq));
         if let Some(batch) = self.donor.batches.get_mut(&seq) {
-            batch.phases.drain = batch.enter_stage(now, OutboundBatchStage::Diverting(request));
+            batch.phases.drain = batch.finish_stage(now, OutboundBatchStage::Diverting(request));
         }
         self.set_deadline(seq, Some(deadline));
         self.on_preparation_ended(now, acceptor);
@@ -278,7 +278,7 @@ impl Handoff {
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
-        batch.phases.divert = batch.enter_stage(now, OutboundBatchStage::Freezing);
+        batch.phases.divert = batch.finish_stage(now, OutboundBatchStage::Freezing);
         let acceptor = batch.acceptor;
         let transit = RecordState::Transit {
             donor: node,

@@ -10,6 +10,7 @@ use super::event::{FlowHandoffOutcome, FlowKeptReason};
 use super::handoff_core::{CommandPurpose, HolderRequestPurpose};
 use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
 use super::{Command, FlowEpoch, Handoff, RequestId};
+use crate::flow_ownership::is_disputed;
 use core::time::Duration;
 use holdfast_wire::failure::Failure;
 use holdfast_wire::{
@@ -94,6 +95,11 @@ impl Handoff {
     ) {
         let node = self.core.config.node;
         match record {
+            // Nobody has decided yet, and a flow that is not frozen never moved.
+            Some(record) if is_disputed(record) && !ending_flow.is_frozen => {
+                let epoch = ending_flow.epoch;
+                flows_to_resume.push((ending_flow, epoch));
+            }
             Some(record) => match record.state {
                 RecordState::Owned { owner } if owner == node => {
                     flows_to_resume.push((ending_flow, record.epoch));

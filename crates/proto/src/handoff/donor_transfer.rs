@@ -26,7 +26,7 @@ impl Handoff {
             return;
         };
         let acceptor = batch.acceptor;
-        batch.phases.extract = batch.enter_stage(now, OutboundBatchStage::Transferring);
+        batch.phases.extract = batch.finish_stage(now, OutboundBatchStage::Transferring);
         if let Some(reason) = batch.pending_failure.take() {
             let flows = batch.remove_all_flows(seq, true, &reason);
             self.start_settling(now, seq);
@@ -127,7 +127,7 @@ impl Handoff {
         }
         let restore = Duration::from_micros(times.restore_us.into());
         let commit = Duration::from_micros(times.commit_us.into());
-        let elapsed = batch.enter_stage(now, OutboundBatchStage::Settling);
+        let elapsed = batch.finish_stage(now, OutboundBatchStage::Settling);
         batch.phases.transfer = elapsed.saturating_sub(restore + commit);
         batch.phases.restore = restore;
         batch.phases.commit = commit;

@@ -10,8 +10,8 @@
 //! Safety: two nodes never speak for one flow, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
-//! `Hello`, `Ping` and `Pong` belong to the channel, `Move`, `Membership`, `FlowReport`, `ConfiguredServices` and `NodeLoad`
-//! to other parts; this one ignores them.
+//! `Hello`, `Ping`, `Pong` and `DatagramKey` belong to the channel, `Move`, `Membership`, `FlowReport`,
+//! `ConfiguredServices` and `NodeLoad` to other parts; this one ignores them.
 
 mod acceptor;
 mod acceptor_commit;
@@ -45,7 +45,7 @@ use self::donor::Donor;
 use self::handoff_core::{CommandPurpose, HandoffCore, HandoffTimer};
 use self::holder::Holder;
 use crate::machine_output::MachineOutput;
-use crate::view::View;
+use crate::view::{NO_NODE, View};
 use holdfast_wire::failure::{Context, Failure};
 use holdfast_wire::{Epoch, Flow, Frame, NodeId, OwnershipChange};
 use std::time::Duration;
@@ -186,7 +186,8 @@ impl Handoff {
             | Frame::Credentials(_)
             | Frame::FlowReport(_)
             | Frame::ConfiguredServices { .. }
-            | Frame::NodeLoad { .. } => {}
+            | Frame::NodeLoad { .. }
+            | Frame::DatagramKey { .. } => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
                 self.core.outputs.report_ignored(
                     from,
@@ -261,6 +262,13 @@ impl Handoff {
             self.redirect_requests_to_holder(now, holder);
         }
         self.start_possible_actions(now);
+    }
+
+    /// Handles the removal of this node from the group: there is no holder and no other node until a newer view comes.
+    /// Requests to the holder wait for that view.
+    pub fn handle_removal(&mut self, now: Duration) {
+        self.core.view = self.core.view.without_nodes();
+        self.redirect_requests_to_holder(now, NO_NODE);
     }
 
     /// Handles a new channel to `peer`. If `peer` is the holder, open requests to it are repeated at once.

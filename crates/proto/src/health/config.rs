@@ -1,9 +1,10 @@
 //! Configuration of a health machine.
 
+use super::event::CheckKind;
 use core::time::Duration;
 use holdfast_wire::NodeId;
 use holdfast_wire::health_frames::ServiceEndpoint;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The settings of a [`super::Health`]. [`HealthConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
@@ -18,6 +19,11 @@ pub struct HealthConfig {
     pub startup_grace: Duration,
     /// Time between two reports without a change (1 s).
     pub report_interval: Duration,
+    /// Shortest mean time between two reports of a node that count at once (20 ms). Of the reports of a node that sends more,
+    /// the last one counts when the node may send again.
+    pub report_gap_min: Duration,
+    /// Number of reports of a node that may follow each other at once (8).
+    pub report_burst_max: u32,
     /// Time between the announcement and the effect of shares that grow (20 ms): every node knows them before the first
     /// client is placed by them.
     pub announcement_lead: Duration,
@@ -40,6 +46,8 @@ impl HealthConfig {
             silent_after: Duration::from_millis(200),
             startup_grace: Duration::from_millis(500),
             report_interval: Duration::from_secs(1),
+            report_gap_min: Duration::from_millis(20),
+            report_burst_max: 8,
             announcement_lead: Duration::from_millis(20),
             hold_down_min: Duration::from_secs(1),
             hold_down_max: Duration::from_secs(10),
@@ -63,6 +71,8 @@ pub struct JudgedService {
     pub weights: BTreeMap<NodeId, u32>,
     /// Time after which a server that takes no waiting client hangs; `None`: never.
     pub stall_after: Option<Duration>,
+    /// The active checks of the server. Results of other checks do not count.
+    pub checks: BTreeSet<CheckKind>,
     /// Number of consecutive failed checks after which a server fails, at least 1.
     pub fall: u32,
     /// Number of consecutive good checks after which a failed server is well again, at least 1.

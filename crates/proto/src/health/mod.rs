@@ -59,6 +59,8 @@ pub struct Health {
     inspected_at: Duration,
     report_at: Duration,
     is_reported: bool,
+    /// Earliest time at which an early report of another node counts.
+    early_reports_at: Option<Duration>,
     /// True once nodes that have not connected yet are excluded.
     is_grace_over: bool,
     /// True if an input may have changed the exclusions.
@@ -86,6 +88,7 @@ impl Health {
             inspected_at: Duration::ZERO,
             report_at: Duration::ZERO,
             is_reported: false,
+            early_reports_at: None,
             is_grace_over: false,
             is_dirty: true,
             outputs: VecDeque::new(),
@@ -94,7 +97,8 @@ impl Health {
         machine
     }
 
-    /// Takes a changed list of services. A service that stays keeps its judgement and its shares in force.
+    /// Takes a changed list of services. A service that stays keeps its judgement, its shares in force and the results of
+    /// the checks that stay.
     pub fn handle_services(&mut self, now: Duration, services: Vec<JudgedService>) {
         self.set_services(services);
         self.update(now, true);
@@ -104,7 +108,10 @@ impl Health {
         let mut former = std::mem::take(&mut self.services);
         for settings in services {
             let service = match former.remove(&settings.endpoint) {
-                Some(known) => Service { settings, ..known },
+                Some(mut known) => {
+                    known.server.keep_checks(&settings);
+                    Service { settings, ..known }
+                }
                 None => Service {
                     server: ServerHealth::default(),
                     placement: Placement::configured(&settings),
@@ -229,9 +236,17 @@ impl Health {
                 let by_service = servers
                     .map(|server| (server.service, server.state))
                     .collect();
-                self.nodes.entry(from).or_default().servers = by_service;
-                self.is_dirty = true;
-                self.update(now, false);
+                let reach = self.nodes.entry(from).or_default();
+                match reach.on_report(now, by_service, &self.config) {
+                    Some(at) => {
+                        let other = self.early_reports_at;
+                        self.early_reports_at = Some(other.map_or(at, |other| other.min(at)));
+                    }
+                    None => {
+                        self.is_dirty = true;
+                        self.update(now, false);
+                    }
+                }
             }
             HealthFrame::Placement { services } => {
                 if from == self.contact && self.config.places_clients {
@@ -274,6 +289,12 @@ impl Health {
         }
         if now >= self.report_at {
             self.is_reported = false;
+        }
+        if self.early_reports_at.is_some_and(|at| now >= at) {
+            let nodes = self.nodes.values_mut();
+            let later = nodes.filter_map(|reach| reach.count_early_report(now, &self.config));
+            self.early_reports_at = later.min();
+            self.is_dirty = true;
         }
         self.judge(now);
     }
@@ -424,7 +445,8 @@ impl Health {
             true => self.inspected_at + self.config.inspection_interval(),
             false => self.report_at,
         };
-        recoveries.chain(pending).fold(regular, Duration::min)
+        let early = self.early_reports_at;
+        (recoveries.chain(pending).chain(early)).fold(regular, Duration::min)
     }
 
     /// Returns true if this node decides where new clients go.

@@ -16,9 +16,16 @@ pub(super) struct NodeReach {
     silence: Duration,
     is_silent: bool,
     hold_down: HoldDown,
-    /// The node's last report; empty before the first one.
-    pub servers: BTreeMap<ServiceEndpoint, ServerState>,
+    /// The node's last report that counts; empty before the first one.
+    servers: ReportedServers,
+    /// Time at which the counted reports would end with one report in each shortest mean time.
+    reports_until: Duration,
+    /// The last report, if it came too early to count.
+    early_report: Option<ReportedServers>,
 }
+
+/// The servers that a node has reported.
+pub(super) type ReportedServers = BTreeMap<ServiceEndpoint, ServerState>;
 
 /// A change of a node's reachability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +43,31 @@ impl NodeReach {
 
     pub fn on_lost(&mut self) {
         self.is_connected = false;
+    }
+
+    /// Takes a report. Returns none if the report counts at once, or else the time at which the last report counts.
+    pub fn on_report(
+        &mut self,
+        now: Duration,
+        servers: ReportedServers,
+        config: &HealthConfig,
+    ) -> Option<Duration> {
+        let gap = config.report_gap_min;
+        let counts_at = (self.reports_until + gap).saturating_sub(gap * config.report_burst_max);
+        if now < counts_at {
+            self.early_report = Some(servers);
+            return Some(counts_at);
+        }
+        self.servers = servers;
+        self.early_report = None;
+        self.reports_until = self.reports_until.max(now) + gap;
+        None
+    }
+
+    /// Lets an early report count if it is time. Returns the time at which it counts otherwise.
+    pub fn count_early_report(&mut self, now: Duration, config: &HealthConfig) -> Option<Duration> {
+        let early = self.early_report.take()?;
+        self.on_report(now, early, config)
     }
 
     /// Takes an inspection of the node's channel into account, `elapsed` after the previous one.

@@ -54,12 +54,21 @@ impl ServerHealth {
         self.unread_connections = connections;
     }
 
+    /// Forgets the results of checks that the service no longer has.
+    pub fn keep_checks(&mut self, settings: &JudgedService) {
+        self.checks.retain(|kind, _| settings.checks.contains(kind));
+    }
+
     pub fn on_check(
         &mut self,
         settings: &JudgedService,
         kind: CheckKind,
         result: Result<(), ServerProblem>,
     ) {
+        // A check that was removed may have been under way.
+        if !settings.checks.contains(&kind) {
+            return;
+        }
         let results = self.checks.entry(kind).or_default();
         results.problem = result.err().or(results.problem);
         if result.is_err() == results.is_failed {

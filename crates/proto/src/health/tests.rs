@@ -23,6 +23,7 @@ fn judged(weights: &[(u16, u32)]) -> JudgedService {
         stall_after: Some(ms(500)),
         fall: 2,
         rise: 3,
+        checks: [CheckKind::Connect, CheckKind::Script].into(),
     }
 }
 
@@ -333,6 +334,30 @@ fn flapping_server_is_held_down() {
 }
 
 #[test]
+fn removed_check_has_no_effect() {
+    let mut node = Node::new(2, &[(1, 1), (2, 1)]);
+    node.sample(&listening(0));
+    let problem = ServerProblem::ScriptFailed { exit_code: 1 };
+    let fail = |node: &mut Node| {
+        for _ in 0..2 {
+            let now = node.now;
+            node.machine
+                .handle_check(now, &web(), CheckKind::Script, Err(problem));
+        }
+        node.machine.own_server(&web())
+    };
+    assert_eq!(fail(&mut node), Some(ServerState::Failing(problem)));
+    let mut without = judged(&[(1, 1), (2, 1)]);
+    without.checks.remove(&CheckKind::Script);
+    node.machine.handle_services(node.now, vec![without]);
+    node.sample(&listening(0));
+    let state = node.machine.own_server(&web());
+    assert_eq!(state, Some(ServerState::Serving));
+    // The last run of the script may end later.
+    assert_eq!(fail(&mut node), Some(ServerState::Serving));
+}
+
+#[test]
 fn checks_count_after_fall_and_rise() {
     let mut node = Node::new(2, &[(1, 1), (2, 1)]);
     node.sample(&listening(0));
@@ -444,4 +469,22 @@ fn every_node_learns_whether_anybody_serves() {
     contact.report(NodeId(3), ServerState::Serving);
     contact.run(ms(100));
     assert!(tell(&mut contact));
+}
+
+#[test]
+fn node_that_reports_without_pause_changes_few_shares() {
+    let mut node = Node::contact_of_three();
+    let failing = ServerState::Failing(ServerProblem::ListenerClosed);
+    for _ in 0..500 {
+        node.report(NodeId(2), ServerState::Serving);
+        node.report(NodeId(2), failing);
+    }
+    assert!(node.events.len() <= 8, "{:?}", node.events);
+    node.report(NodeId(2), ServerState::Serving);
+    node.run(ms(50));
+    assert_eq!(
+        node.shares.last(),
+        Some(&map(&[(1, 1), (2, 1), (3, 1)])),
+        "the last report counts"
+    );
 }

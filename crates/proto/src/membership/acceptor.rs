@@ -32,7 +32,8 @@ impl Voting {
     /// Returns the time at which the proposal needs attention.
     pub fn proposal_timeout(&self) -> Option<Duration> {
         let proposal = self.proposal.as_ref()?;
-        Some(proposal.resend_at.min(proposal.give_up_at))
+        let due = proposal.give_up_at.into_iter();
+        Some(due.fold(proposal.resend_at, Duration::min))
     }
 
     /// Begins the vote on the next view.
@@ -214,10 +215,15 @@ impl Membership {
 
     /// Tells the contact node that this voter grants no lease, because the vote on the next view is open.
     pub(super) fn reject_heartbeat(&mut self, contact: &Member) {
-        let ballot = Ballot {
-            round: 0,
-            proposer: contact.id,
-        };
+        let ballot = first_ballot(contact);
         self.reject(&contact.name, self.committed_epoch() + 1, ballot);
+    }
+}
+
+/// Returns the ballot of the contact node's proposals that need no first phase.
+pub(super) fn first_ballot(contact: &Member) -> Ballot {
+    Ballot {
+        round: 0,
+        proposer: contact.id,
     }
 }

@@ -1,13 +1,12 @@
 //! A backup: grants leases to the contact node, watches it, and takes its place when it is silent.
 
+use super::acceptor::first_ballot;
 use super::event::{Event, Output, Recipient};
 use super::lease::LeasePromise;
 use super::proposal::{Phase, Proposal};
 use super::{Membership, Standing};
 use holdfast_wire::NodeId;
-use holdfast_wire::membership_frames::{
-    Heartbeat, Member, MembershipFrame, NodeName, ServerListVersion, ServerNodeChange, VotedView,
-};
+use holdfast_wire::membership_frames::{Heartbeat, Member, MembershipFrame, NodeName, VotedView};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -94,15 +93,20 @@ impl Membership {
         }
         self.contact_watch.last = number;
         self.note_heartbeat(now, heartbeat.has_lease);
-        self.check_server_list(now, from, heartbeat.server_list);
+        self.follow_server_list(now, from, heartbeat.server_list);
         // A voter that takes part in a view with another contact node has no promise to give.
         let state = &self.stored.state;
         let committed = state.committed.as_ref().and_then(VotedView::contact);
         let accepted = state.accepted.as_ref();
-        let accepted = accepted.and_then(|accepted| accepted.view.contact());
+        let next = accepted.and_then(|accepted| accepted.view.contact());
         let is_other = |next: &Member| next.name != contact.name;
-        if committed.is_some_and(is_other) || accepted.is_some_and(is_other) {
-            return self.reject_heartbeat(&contact);
+        if committed.is_some_and(is_other) || next.is_some_and(is_other) {
+            // To the contact node's own proposal, a rejection would be a refusal by a voter that has accepted.
+            let is_own = accepted.is_some_and(|accepted| accepted.ballot == first_ballot(&contact));
+            return match is_own {
+                true => {}
+                false => self.reject_heartbeat(&contact),
+            };
         }
         if self.contact_watch.vain_heartbeats <= VAIN_GRANTS_MAX {
             self.grant_lease(now, from, heartbeat);
@@ -242,59 +246,5 @@ impl Membership {
         view.voters.retain(|voter| voter.id != own.id);
         view.voters.insert(0, own);
         Some(view)
-    }
-
-    /// Compares the copy of the list of server nodes with the version of the contact node's list.
-    fn check_server_list(&mut self, now: Duration, contact: &NodeName, version: ServerListVersion) {
-        let known = self.server_list.version();
-        if known == version || now < self.list_request_at {
-            return;
-        }
-        if known.boot != version.boot && self.server_list.len() > 0 {
-            // The contact node may have restarted, and has no list of its own.
-            let whole = self.server_list.whole();
-            self.send(contact.clone(), whole);
-        }
-        self.request_server_list(now, contact);
-    }
-
-    /// Requests the whole list of server nodes, unless that has just happened.
-    pub(super) fn request_server_list(&mut self, now: Duration, contact: &NodeName) {
-        if now >= self.list_request_at {
-            self.list_request_at = now + self.config.detection_timeout;
-            self.send(contact.clone(), MembershipFrame::ServerNodesRequest);
-        }
-    }
-
-    pub(super) fn on_server_nodes(
-        &mut self,
-        now: Duration,
-        from: &NodeName,
-        version: ServerListVersion,
-        base: Option<u64>,
-        changes: Vec<ServerNodeChange>,
-    ) {
-        const NAME: &str = "ServerNodes";
-        match self.standing {
-            Standing::ContactNode if base.is_none() => self.merge_server_nodes(from, changes),
-            Standing::Backup | Standing::ServerNode if self.is_contact_name(from) => {
-                if self.standing == Standing::ServerNode && !self.wants_server_list {
-                    return self.ignore(from, NAME, "this node did not ask for the list");
-                }
-                if !self.server_list.apply(version, base, changes) {
-                    self.request_server_list(now, from);
-                }
-                self.wants_server_list = false;
-                if self.server_list.take_changed() {
-                    self.revision += 1;
-                    self.report_view();
-                }
-            }
-            _ => self.ignore(
-                from,
-                NAME,
-                "the sender does not keep the list for this node",
-            ),
-        }
     }
 }

@@ -46,6 +46,17 @@ pub struct MembershipConfig {
     pub registration_spread: Duration,
     /// Most server nodes that learn of a new view in one heartbeat interval (50).
     pub notices_per_heartbeat: usize,
+    /// Least time between two announcements of a changed list of server nodes to the server nodes (2 s), so that nodes that
+    /// come and go cause few messages.
+    pub list_announcement_interval: Duration,
+    /// Time between two checks of the contact node for silent server nodes (1 s).
+    pub server_node_check_interval: Duration,
+    /// Time without a frame of any voter that the node knows, after which the node also believes the nodes that an operator
+    /// named to join by (15 s): the group may have replaced all voters.
+    pub voters_silent_after: Duration,
+    /// Number of checks without any frame of a server node after which the contact node drops the node from its list (15).
+    /// At the last five before that, the node is asked to register.
+    pub silent_checks_max: u32,
     /// Time until an unanswered `GroupChangeRequest` is sent again (250 ms).
     pub group_change_retry_interval: Duration,
     /// Time after which a requested change of the group's settings counts as unanswered (10 s).
@@ -77,6 +88,10 @@ impl MembershipConfig {
             registration_timeout: Duration::from_secs(5),
             registration_spread: Duration::from_secs(1),
             notices_per_heartbeat: 50,
+            list_announcement_interval: Duration::from_secs(2),
+            server_node_check_interval: Duration::from_secs(1),
+            voters_silent_after: Duration::from_secs(15),
+            silent_checks_max: 15,
             group_change_retry_interval: Duration::from_millis(250),
             group_change_timeout: Duration::from_secs(10),
             save_retry_interval: Duration::from_secs(1),

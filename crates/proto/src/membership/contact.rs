@@ -1,15 +1,18 @@
-//! The contact node: renews its lease, takes nodes in, and keeps the list of server nodes.
+//! The contact node: renews its lease, and takes nodes in.
 
 use super::event::Event;
 use super::group_changes::PendingChanges;
 use super::lease::LeaseGrants;
+use super::list_keeper::ListDuties;
+use super::numbers::NumberAllowances;
 use super::{Membership, Standing};
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::{
     Heartbeat, JoinNumber, JoinRefusal, JoinRole, Member, MembershipFrame, NodeName,
-    SERVER_NODES_MAX, ServerNodeChange, VOTERS_MAX, VotedView,
+    SERVER_NODES_MAX, VOTERS_MAX, VotedView,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use rand::Rng;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -46,12 +49,14 @@ pub(super) struct ContactDuties {
     pub is_leaving: bool,
     /// Changes of the group's settings.
     pub changes: PendingChanges,
+    /// The joins that need new numbers.
+    pub allowances: NumberAllowances,
     /// Numbers reserved for server nodes.
     pub server_ids: Range<u32>,
     /// The view that the local node proposed last, and the numbers that it reserves.
     pub reserved: Option<(VotedView, Range<u32>)>,
-    /// Server nodes that have not been told of the view.
-    notices: VecDeque<NodeName>,
+    /// The work for the list of server nodes.
+    pub list: ListDuties,
 }
 
 impl ContactDuties {
@@ -59,6 +64,13 @@ impl ContactDuties {
     pub fn joiner_count(&self, role: JoinRole) -> usize {
         let has_role = |joiner: &&Joiner| joiner.role == role;
         self.joiners.values().filter(has_role).count()
+    }
+
+    /// Returns the names of the nodes that join as backups.
+    pub fn joining_backups(&self) -> impl Iterator<Item = &NodeName> {
+        let joiners = self.joiners.iter();
+        let is_backup = |(_, joiner): &(&NodeName, &Joiner)| joiner.role == JoinRole::Backup;
+        joiners.filter(is_backup).map(|(name, _)| name)
     }
 
     /// Returns true if no further node may join in a role for now.
@@ -86,7 +98,7 @@ impl Membership {
     pub(super) fn begin_contact_duties(&mut self, now: Duration) {
         self.contact.reset();
         self.contact.heartbeat_at = now;
-        self.server_list.begin(self.config.boot);
+        self.server_list.begin(self.random.random());
         self.drop_voters_from_server_list();
     }
 
@@ -188,9 +200,10 @@ impl Membership {
         for (name, _) in receivers {
             self.send(name, heartbeat.clone());
         }
-        self.send_notices();
+        self.send_notices(now);
         if self.is_serving(now) {
             self.remove_silent_backups(now);
+            self.check_server_nodes(now);
         }
         self.contact.heartbeat_at = now + self.config.heartbeat_interval;
     }
@@ -264,9 +277,24 @@ impl Membership {
         if !self.is_serving(now) {
             return self.ignore(from, "Join", "this node has no lease");
         }
+        let is_voter = view.voter(from).is_some();
+        let former = (self.server_list.former_number(from))
+            .filter(|_| role == JoinRole::ServerNode && !is_voter);
+        if let Some(id) = former {
+            let member = Member {
+                id,
+                name: from.clone(),
+                address,
+                join,
+            };
+            if self.server_list.add(member) {
+                self.contact.joiners.remove(from);
+                return self.confirm_join(from, id, join);
+            }
+        }
         let refusal = match role {
             _ if view.next_id > u32::from(u16::MAX) => Some(JoinRefusal::NodeIdsExhausted),
-            JoinRole::Backup if view.voter(from).is_none() && view.voters.len() >= VOTERS_MAX => {
+            JoinRole::Backup if !is_voter && view.voters.len() >= VOTERS_MAX => {
                 Some(JoinRefusal::VotersFull)
             }
             JoinRole::ServerNode if self.server_list.len() >= SERVER_NODES_MAX => {
@@ -275,6 +303,10 @@ impl Membership {
             _ if self.contact.joiners.contains_key(from) => None,
             _ => self.contact.is_busy(role).then_some(JoinRefusal::Busy),
         };
+        let refusal = refusal.or_else(|| {
+            let is_admitted = self.contact.allowances.admit(now, from, join);
+            (!is_admitted).then_some(JoinRefusal::TooOften)
+        });
         if let Some(reason) = refusal {
             let frame = MembershipFrame::JoinRefused { join, reason };
             return self.send(from.clone(), frame);
@@ -358,7 +390,9 @@ impl Membership {
         let Some(view) = &self.view else {
             return;
         };
-        let is_given = id.0 != 0 && u32::from(id.0) < view.next_id;
+        let number = u32::from(id.0);
+        let is_given =
+            id.0 != 0 && number < view.next_id && !self.contact.server_ids.contains(&number);
         let is_voter = |voter: &Member| voter.id == id || voter.name == *from;
         let is_free = !view.voters.iter().any(is_voter);
         let summary = view.summary();
@@ -372,6 +406,7 @@ impl Membership {
             true => MembershipFrame::Contact {
                 view: summary,
                 is_registered: true,
+                server_list: self.server_list.version(),
             },
             false => MembershipFrame::Removed {
                 view: summary,
@@ -411,13 +446,10 @@ impl Membership {
     pub(super) fn on_who_is_contact(&mut self, now: Duration, from: &NodeName) {
         match &self.view {
             Some(view) if self.is_serving(now) => {
-                let frame = MembershipFrame::Contact {
-                    view: view.summary(),
-                    is_registered: self.server_list.by_name(from).is_some(),
-                };
+                let frame = self.contact_frame(view, from);
                 self.send(from.clone(), frame);
             }
-            _ => self.ignore(from, "WhoIsContact", "only the contact node answers"),
+            _ => self.name_contact(from, "WhoIsContact"),
         }
     }
 
@@ -429,90 +461,6 @@ impl Membership {
                 self.send(to.clone(), MembershipFrame::NotContact { view });
             }
             _ => self.ignore(to, frame, "this node is outside the group"),
-        }
-    }
-
-    /// Adds server nodes that a backup knows, after a restart of the contact node.
-    pub(super) fn merge_server_nodes(&mut self, from: &NodeName, changes: Vec<ServerNodeChange>) {
-        let Some(view) = self.view.as_ref().filter(|view| view.voter(from).is_some()) else {
-            return self.ignore(from, "ServerNodes", "the sender is not a voter");
-        };
-        for change in changes {
-            if let ServerNodeChange::Added(member) = change
-                && member.id.0 != 0
-                && u32::from(member.id.0) < view.next_id
-                && view.voter(&member.name).is_none()
-                && !view.voters.iter().any(|voter| voter.id == member.id)
-                && self.server_list.by_name(&member.name).is_none()
-            {
-                self.server_list.add(member);
-            }
-        }
-    }
-
-    pub(super) fn on_server_nodes_request(&mut self, from: &NodeName) {
-        let is_member = self.server_list.by_name(from).is_some()
-            || self
-                .view
-                .as_ref()
-                .is_some_and(|view| view.voter(from).is_some());
-        match self.standing == Standing::ContactNode && is_member {
-            true => {
-                // The changes of this heartbeat interval are part of the list, and must not follow it.
-                self.send_server_list_changes();
-                let whole = self.server_list.whole();
-                self.send(from.clone(), whole);
-            }
-            false => self.ignore(
-                from,
-                "ServerNodesRequest",
-                "this node keeps no list for the sender",
-            ),
-        }
-    }
-
-    /// Tells the backups and the contact node's own observers what has changed in the list of server nodes.
-    fn send_server_list_changes(&mut self) {
-        if let (Some(frame), Some(view)) = (self.server_list.take_unsent(), &self.view) {
-            let backups = view.voters[1..].iter().map(|voter| voter.name.clone());
-            for name in backups.collect::<Vec<_>>() {
-                self.send(name, frame.clone());
-            }
-        }
-        if self.server_list.take_changed() {
-            self.revision += 1;
-            self.report_view();
-        }
-    }
-
-    /// Lets all server nodes learn of the view, a few with each heartbeat.
-    pub(super) fn notify_server_nodes(&mut self) {
-        let names = self.server_list.members().map(|member| member.name.clone());
-        self.contact.notices = names.collect();
-    }
-
-    fn send_notices(&mut self) {
-        for _ in 0..self.config.notices_per_heartbeat {
-            let (Some(name), Some(view)) = (self.contact.notices.pop_front(), &self.view) else {
-                return;
-            };
-            let frame = MembershipFrame::Contact {
-                view: view.summary(),
-                is_registered: self.server_list.by_name(&name).is_some(),
-            };
-            self.send(name, frame);
-        }
-    }
-
-    /// Removes server nodes that have become voters.
-    fn drop_voters_from_server_list(&mut self) {
-        let voters = self.view.as_ref().map_or(&[][..], |view| &view.voters[..]);
-        let former = voters
-            .iter()
-            .filter_map(|voter| self.server_list.by_name(&voter.name));
-        let former: Vec<NodeId> = former.map(|member| member.id).collect();
-        for id in former {
-            self.server_list.remove(id);
         }
     }
 }

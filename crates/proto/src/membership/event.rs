@@ -99,6 +99,9 @@ pub enum Event {
         /// The contact node.
         contact: NodeId,
     },
+    /// None of the voters that the local node knows has sent a frame for a while. The group may have gone on with other
+    /// voters, which the local node finds by its seeds only.
+    VotersSilent,
     /// This backup found the contact node silent, and stands for its place.
     TakeoverStarted {
         /// The silent contact node.
@@ -108,6 +111,11 @@ pub enum Event {
     BackupSilent {
         /// The backup.
         backup: NodeId,
+    },
+    /// The contact node dropped a server node without signs of life. A living one registers again.
+    ServerNodeSilent {
+        /// The server node.
+        node: NodeName,
     },
     /// [`super::Membership::settings`] has new settings, as in version `version` of the group data.
     SettingsChanged {

@@ -13,13 +13,16 @@ use holdfast_wire::group_data::{
     GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupSettings,
 };
 use holdfast_wire::membership_frames::{
-    GROUP_DATA_BYTES_MAX, GroupData, MembershipFrame, NodeName, VotedView,
+    GROUP_DATA_BYTES_MAX, GroupData, MembershipFrame, NodeName, ServerListVersion, VotedView,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Most changes that wait for a vote at the contact node, and most requests of a node's operator that wait for an answer.
 const PENDING_MAX: usize = 64;
+/// Most changes of one other node that wait for a vote, and that are judged in one second. The thread that judges them
+/// also renews the lease. The node repeats its request later.
+const PENDING_OF_NODE_MAX: usize = 16;
 
 /// A request of this node's operator, without an answer so far.
 #[derive(Debug)]
@@ -59,27 +62,78 @@ struct PendingChange {
     uid: Option<u32>,
 }
 
-/// The changes that wait for a vote at the contact node, in the order in which they are applied.
+/// The changes that wait for a vote at the contact node.
 #[derive(Debug, Default)]
-pub(super) struct PendingChanges(Vec<PendingChange>);
+pub(super) struct PendingChanges {
+    /// In the order in which the changes are applied.
+    changes: Vec<PendingChange>,
+    /// The settings with all changes; none if they must be computed anew.
+    applied: Option<AppliedChanges>,
+    /// Number of changes of other nodes that were judged in the second `judged_in`.
+    judged: BTreeMap<NodeName, usize>,
+    judged_in: u64,
+}
+
+/// The settings with all changes that wait.
+#[derive(Debug)]
+struct AppliedChanges {
+    /// Epoch of the view, and version of the list of server nodes, that the changes build on.
+    base: (u64, ServerListVersion),
+    /// The nodes of the group.
+    nodes: GroupNodes,
+    settings: GroupSettings,
+}
 
 impl PendingChanges {
+    /// Returns true if a further change of another node may be judged in this second.
+    fn admits(&mut self, now: Duration, from: &NodeName) -> bool {
+        if self.judged_in != now.as_secs() {
+            self.judged_in = now.as_secs();
+            self.judged.clear();
+        }
+        let waiting = self.changes.iter().filter(|change| change.from == *from);
+        let judged = self.judged.entry(from.clone()).or_default();
+        *judged += 1;
+        *judged <= PENDING_OF_NODE_MAX && waiting.count() < PENDING_OF_NODE_MAX
+    }
+
     /// Applies the changes to the settings in turn. Returns the result, and the changes that are refused.
     fn apply(
         &self,
         settings: &GroupSettings,
         nodes: &GroupNodes,
     ) -> (GroupSettings, Vec<(GroupChangeId, GroupChangeRefusal)>) {
-        let mut settings = settings.clone();
-        let mut refused = Vec::new();
-        for PendingChange { id, change, .. } in &self.0 {
-            match apply_within_bounds(&settings, *id, change, nodes) {
-                Ok(next) => settings = next,
-                Err(refusal) => refused.push((*id, refusal)),
+        let apply_with = |apply: ApplyChange| {
+            let (mut settings, mut refused) = (settings.clone(), Vec::new());
+            for PendingChange { id, change, .. } in &self.changes {
+                match apply(&settings, *id, change, nodes) {
+                    Ok(next) => settings = next,
+                    Err(refusal) => refused.push((*id, refusal)),
+                }
             }
+            (settings, refused)
+        };
+        // The length is measured once, and after each change only if one of them must be refused for it.
+        let (settings, refused) = apply_with(GroupSettings::apply);
+        match is_within_bounds(&settings) {
+            true => (settings, refused),
+            false => apply_with(apply_within_bounds),
         }
-        (settings, refused)
     }
+}
+
+/// A function that applies a change to settings.
+type ApplyChange = fn(
+    &GroupSettings,
+    GroupChangeId,
+    &GroupChange,
+    &GroupNodes,
+) -> Result<GroupSettings, GroupChangeRefusal>;
+
+/// Returns true if the settings are short enough for a view.
+fn is_within_bounds(settings: &GroupSettings) -> bool {
+    let length = settings.encode().map_or(usize::MAX, |bytes| bytes.len());
+    length <= GROUP_DATA_BYTES_MAX
 }
 
 /// Applies a change, unless the settings would be too long for a view.
@@ -90,8 +144,7 @@ fn apply_within_bounds(
     nodes: &GroupNodes,
 ) -> Result<GroupSettings, GroupChangeRefusal> {
     let next = settings.apply(id, change, nodes)?;
-    let length = next.encode().map_or(usize::MAX, |bytes| bytes.len());
-    match length <= GROUP_DATA_BYTES_MAX {
+    match is_within_bounds(&next) {
         true => Ok(next),
         false => Err(GroupChangeRefusal::TooLong),
     }
@@ -178,6 +231,11 @@ impl Membership {
         if voter.is_none() && self.server_list.by_name(from).is_none() {
             return self.ignore(from, NAME, "the sender is not a member");
         }
+        let is_known = self.settings.as_ref().is_some_and(|it| it.has_change(id))
+            || self.contact.changes.changes.iter().any(|it| it.id == id);
+        if !is_known && !self.contact.changes.admits(now, from) {
+            return self.ignore(from, NAME, "the sender requests too many changes at once");
+        }
         self.admit_change(now, from.clone(), id, change, uid);
     }
 
@@ -200,18 +258,29 @@ impl Membership {
             // The request is repeated, here or at the next contact node.
             return;
         }
-        let pending = &mut self.contact.changes.0;
+        let pending = &mut self.contact.changes.changes;
         if let Some(known) = pending.iter_mut().find(|known| known.id == id) {
             known.from = from;
             return;
         }
-        let refusal = match &self.settings {
+        let is_full = pending.len() >= PENDING_MAX;
+        let refusal = match self.take_applied_changes() {
             None => Some(GroupChangeRefusal::UnreadableSettings),
-            Some(_) if pending.len() >= PENDING_MAX => Some(GroupChangeRefusal::Busy),
-            Some(settings) => {
-                let nodes = self.group_nodes();
-                let (settings, _) = self.contact.changes.apply(settings, &nodes);
-                apply_within_bounds(&settings, id, &change, &nodes).err()
+            Some(applied) if is_full => {
+                self.contact.changes.applied = Some(applied);
+                Some(GroupChangeRefusal::Busy)
+            }
+            Some(mut applied) => {
+                let next = apply_within_bounds(&applied.settings, id, &change, &applied.nodes);
+                let refusal = match next {
+                    Ok(next) => {
+                        applied.settings = next;
+                        None
+                    }
+                    Err(refusal) => Some(refusal),
+                };
+                self.contact.changes.applied = Some(applied);
+                refusal
             }
         };
         let change = PendingChange {
@@ -222,24 +291,41 @@ impl Membership {
         };
         match refusal {
             Some(refusal) => self.end_change(change, Err(refusal)),
-            None => self.contact.changes.0.push(change),
+            None => self.contact.changes.changes.push(change),
         }
     }
 
-    /// Returns the group data with the changes that wait; none if there are none.
-    pub(super) fn changed_group_data(&mut self, data: &GroupData) -> Option<GroupData> {
-        if self.contact.changes.0.is_empty() {
-            return None;
+    /// Takes the settings with all changes that wait out of `applied`, computed anew if view or server nodes have
+    /// changed. Returns none if this release cannot read the settings.
+    fn take_applied_changes(&mut self) -> Option<AppliedChanges> {
+        let base = (self.view.as_ref()?.epoch, self.server_list.version());
+        let applied = self.contact.changes.applied.take();
+        if let Some(applied) = applied.filter(|applied| applied.base == base) {
+            return Some(applied);
         }
         let nodes = self.group_nodes();
         let settings = self.settings.as_ref()?;
-        let (changed, refused) = self.contact.changes.apply(settings, &nodes);
-        let bytes = changed.encode().ok()?;
-        let is_changed = changed != *settings;
+        let (settings, refused) = self.contact.changes.apply(settings, &nodes);
         for (id, refusal) in refused {
             // The nodes of the group have changed since the request was admitted.
             self.end_pending(|change| change.id == id, Err(refusal));
         }
+        Some(AppliedChanges {
+            base,
+            nodes,
+            settings,
+        })
+    }
+
+    /// Returns the group data with the changes that wait; none if there are none.
+    pub(super) fn changed_group_data(&mut self, data: &GroupData) -> Option<GroupData> {
+        if self.contact.changes.changes.is_empty() {
+            return None;
+        }
+        let applied = self.take_applied_changes()?;
+        let bytes = applied.settings.encode().ok()?;
+        let is_changed = self.settings.as_ref() != Some(&applied.settings);
+        self.contact.changes.applied = Some(applied);
         is_changed.then_some(GroupData {
             version: data.version + 1,
             bytes,
@@ -260,7 +346,7 @@ impl Membership {
         is_ended: impl Fn(&PendingChange) -> bool,
         result: Result<u64, GroupChangeRefusal>,
     ) {
-        let pending = &mut self.contact.changes.0;
+        let pending = &mut self.contact.changes.changes;
         let ended: Vec<PendingChange> = pending.extract_if(.., |it| is_ended(it)).collect();
         for change in ended {
             self.end_change(change, result.clone());

@@ -31,8 +31,12 @@ pub(super) struct LeaveAttempt {
 impl JoinAttempt {
     /// Returns a voter that may know the contact node.
     pub fn member(&self, name: &NodeName) -> Option<&Member> {
-        let known = self.known.as_ref()?;
-        known.voters.iter().find(|voter| voter.name == *name)
+        self.known_voters().iter().find(|voter| voter.name == *name)
+    }
+
+    /// Returns the voters of the newest view that the local node has heard of.
+    pub fn known_voters(&self) -> &[Member] {
+        (self.known.as_ref()).map_or(&[][..], |known| &known.voters[..])
     }
 }
 
@@ -176,6 +180,9 @@ impl Membership {
         }
         if view.epoch < self.committed_epoch() {
             return self.ignore(from, NAME, "the view is older than a known one");
+        }
+        if !self.is_epoch_in_reach(view.epoch) || self.stored.is_full() {
+            return self.ignore(from, NAME, "the view cannot be saved");
         }
         let state = &mut self.stored.state;
         (state.join, state.requested_join) = (Some(join), None);

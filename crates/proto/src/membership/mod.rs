@@ -19,6 +19,9 @@
 //! The daemon feeds the machine (`handle_*`), then takes outputs in order until there are none, and wakes the machine at
 //! `poll_timeout`. Frames may be lost, late or repeated.
 //!
+//! Nodes trust the voters. The word of any other node that can send frames, and each host with a certificate of the group
+//! can, changes nothing: see `trust`.
+//!
 //! Safety: two views of one epoch never exist, epochs of a node never decrease, and two nodes never hold a lease at once,
 //! as long as clocks run at most 2 % fast or slow and disks keep what they saved. Liveness: once a majority of the voters
 //! reach each other, one of them holds a lease, and living nodes are members.
@@ -31,7 +34,10 @@ mod event;
 mod group_changes;
 mod joining;
 mod lease;
+mod list_copy;
+mod list_keeper;
 mod next_view;
+mod numbers;
 mod operator;
 mod proposal;
 mod proposer;
@@ -42,6 +48,7 @@ mod stored_state;
 mod test_group;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod view_change;
 
 pub use config::MembershipConfig;
@@ -56,6 +63,7 @@ use self::joining::{JoinAttempt, LeaveAttempt};
 use self::registration::Registration;
 use self::server_list::ServerList;
 use self::stored_state::{Effect, StoredState};
+use self::trust::Trust;
 use crate::view::View;
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::GroupSettings;
@@ -100,13 +108,12 @@ pub struct Membership {
     contact_watch: ContactWatch,
     contact: ContactDuties,
     server_list: ServerList,
-    /// Time from which the whole list of server nodes may be requested again.
+    /// Time from which changes of the list of server nodes may be requested again.
     list_request_at: Duration,
-    /// True once the daemon asked for the list of server nodes.
-    wants_server_list: bool,
     joining: Option<JoinAttempt>,
     leaving: Option<LeaveAttempt>,
     registration: Registration,
+    trust: Trust,
     /// Times at which nodes with older views were sent the view.
     informed: BTreeMap<NodeName, Duration>,
 }
@@ -159,11 +166,17 @@ impl Membership {
         let mut machine = Membership::new(now, config, state);
         machine.voting.abstains_until = now + machine.config.promise_duration;
         machine.view = machine.stored.state.committed.clone();
+        if let Some(view) = &machine.view {
+            machine.server_list.note_voters(&view.voters);
+        }
         machine.update_settings(None);
         machine.standing = machine.standing_in_view();
         match machine.standing {
             Standing::ContactNode => machine.begin_contact_duties(now),
-            Standing::ServerNode => machine.register_soon(now),
+            Standing::ServerNode => {
+                machine.register_soon(now);
+                machine.request_list_of_contact(now);
+            }
             Standing::Backup => {}
             Standing::Outside => machine.start_joining(),
         }
@@ -189,10 +202,10 @@ impl Membership {
             contact: ContactDuties::default(),
             server_list: ServerList::default(),
             list_request_at: now,
-            wants_server_list: false,
             joining: None,
             leaving: None,
             registration: Registration::new(now, &config),
+            trust: Trust::new(now),
             informed: BTreeMap::new(),
             config,
         }
@@ -206,6 +219,10 @@ impl Membership {
             return self.ignore(from, frame.name(), "a node sends no frames to itself");
         }
         self.note_contact_alive(now, from);
+        self.note_server_node_alive(from);
+        let Some(frame) = self.refuse_unbelieved(now, from, frame) else {
+            return self.settle(now);
+        };
         match frame {
             F::Prepare { epoch, ballot } => self.on_prepare(now, from, epoch, ballot),
             F::Promise {
@@ -234,7 +251,8 @@ impl Membership {
             F::Contact {
                 view,
                 is_registered,
-            } => self.on_contact(now, from, view, is_registered),
+                server_list,
+            } => self.on_contact(now, from, view, is_registered.then_some(server_list)),
             F::NotContact { view } => self.on_not_contact(now, from, view),
             F::Join {
                 role,
@@ -250,7 +268,7 @@ impl Membership {
                 base,
                 changes,
             } => self.on_server_nodes(now, from, version, base, changes),
-            F::ServerNodesRequest => self.on_server_nodes_request(from),
+            F::ServerNodesRequest { known } => self.on_server_nodes_request(now, from, known),
             F::GroupChangeRequest { id, change, uid } => {
                 self.on_group_change_request(now, from, id, change, uid);
             }
@@ -280,6 +298,7 @@ impl Membership {
             // This daemon has slept, and the frames of others may still be unread.
             self.contact_watch.excused_until = now + 2 * self.config.heartbeat_interval;
             self.contact.grants.excuse_silence(now);
+            self.trust.excuse_silence(now);
         }
         if self.stored.retry_at().is_some_and(|due| due <= now) {
             self.stored.retry();
@@ -296,6 +315,7 @@ impl Membership {
         self.on_joining_timeout(now);
         self.on_leaving_timeout(now);
         self.on_group_changes_timeout(now);
+        self.on_search_timeout(now);
         self.settle(now);
     }
 
@@ -318,6 +338,7 @@ impl Membership {
             self.joining.as_ref().and_then(|joining| joining.retry_at),
             self.leaving.as_ref().map(|leaving| leaving.retry_at),
             self.own_requests.next_timeout(),
+            self.search_at(),
             of_standing,
         ];
         due.into_iter().flatten().min()
@@ -361,7 +382,7 @@ impl Membership {
         self.view.as_ref()
     }
 
-    /// Returns the server nodes that the local node knows: all of them at the contact node, a recent copy at backups.
+    /// Returns the server nodes that the local node knows: all of them at the contact node, a recent copy at other members.
     pub fn server_nodes(&self) -> impl Iterator<Item = &Member> {
         self.server_list.members()
     }
@@ -414,7 +435,7 @@ impl Membership {
         match effect {
             Effect::Send { to, epoch, frame } if epoch > committed => self.send(to, frame),
             Effect::OwnPromise { epoch, ballot } => self.count_own_promise(now, epoch, ballot),
-            Effect::OwnAccept { epoch, ballot } => self.count_own_acceptance(epoch, ballot),
+            Effect::OwnAccept { epoch, ballot } => self.count_own_acceptance(now, epoch, ballot),
             Effect::Apply { view, announce } => self.apply_view(now, view, announce),
             Effect::RequestJoin => self.request_join(now),
             Effect::Send { .. } => {}

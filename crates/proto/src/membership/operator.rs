@@ -3,7 +3,9 @@
 use super::joining::LeaveAttempt;
 use super::{Membership, Standing};
 use holdfast_wire::NodeId;
-use holdfast_wire::membership_frames::{MembershipFrame, NodeName, SERVER_NODES_MAX, VotedView};
+use holdfast_wire::membership_frames::{
+    EPOCH_MAX, MembershipFrame, NodeName, SERVER_NODES_MAX, VotedView,
+};
 use std::time::Duration;
 
 /// Bit of an epoch above the numbers that votes count: a forced takeover begins a new range.
@@ -42,6 +44,9 @@ pub enum OperatorError {
     /// Too many requests of this node wait for an answer.
     #[error("too many requests of this node wait for an answer; try again")]
     Busy,
+    /// The epoch after a forced takeover could not be followed by another one.
+    #[error("the group has no epochs left; create a new group")]
+    EpochsExhausted,
     /// A contact node with a lease is alive, so there is nothing to force.
     #[error("the contact node has given a sign of life a moment ago; a takeover is not needed")]
     ContactAlive,
@@ -139,16 +144,6 @@ impl Membership {
         Ok(())
     }
 
-    /// Requests the list of server nodes from the contact node, at a server node; [`super::Event::View`] follows. Other
-    /// nodes have the list.
-    pub fn handle_server_nodes_wanted(&mut self, now: Duration) {
-        let contact = self.contact_member().map(|contact| contact.name.clone());
-        if let (Standing::ServerNode, Some(contact)) = (self.standing, contact) {
-            self.wants_server_list = true;
-            self.request_server_list(now, &contact);
-        }
-    }
-
     /// Makes this voter the contact node and only voter of a new view, without a vote: the way out when a majority of
     /// the voters is lost for good, as in a group of two whose contact node has died.
     ///
@@ -168,6 +163,9 @@ impl Membership {
             return Err(OperatorError::ContactAlive);
         }
         let range = (committed.epoch >> FORCED_EPOCH_SHIFT) + 1;
+        if range << FORCED_EPOCH_SHIFT >= EPOCH_MAX {
+            return Err(OperatorError::EpochsExhausted);
+        }
         // Nodes that are forced at once get epochs far apart.
         let within = u64::from(own.id.0) << 16;
         let ids_end = u32::from(u16::MAX) + 1;

@@ -29,8 +29,9 @@ pub(super) struct Proposal {
     pub refused: BTreeSet<NodeId>,
     /// Time to ask the silent voters again.
     pub resend_at: Duration,
-    /// End of the attempt.
-    pub give_up_at: Duration,
+    /// End of the attempt; none before the others are asked in this phase, because the local disk must have the vote of the
+    /// local node first, and a slow disk is no reason to begin again.
+    pub give_up_at: Option<Duration>,
 }
 
 impl Proposal {
@@ -43,6 +44,7 @@ impl Proposal {
     pub fn propose(&mut self, view: VotedView) {
         self.phase = Phase::Propose { view };
         self.agreed.clear();
+        self.give_up_at = None;
     }
 
     /// Remembers the view that a voter has accepted, if its ballot is the highest so far.

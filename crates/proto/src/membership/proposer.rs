@@ -10,6 +10,10 @@ use holdfast_wire::membership_frames::{
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// Greatest step from one attempt to the round that another voter names. An attempt in a round that is too low costs a
+/// further attempt; a voter that names the last round of all must not leave the vote without rounds.
+const ROUND_STEP_MAX: u32 = 1 << 16;
+
 impl Membership {
     /// Lets a contact node begin or resume a vote, if there is a reason. Returns true if it has.
     pub(super) fn propose_pending_changes(&mut self, now: Duration) -> bool {
@@ -60,8 +64,13 @@ impl Membership {
             .state
             .promised
             .map_or(0, |promised| promised.round);
+        // A ballot must not come twice, so the last round is the end of this node's attempts in this vote.
+        let Some(round) = promised.max(self.voting.highest_round).checked_add(1) else {
+            self.back_off(now);
+            return false;
+        };
         let ballot = Ballot {
-            round: promised.max(self.voting.highest_round).saturating_add(1),
+            round,
             proposer: own.id,
         };
         if self.is_bound(now, &own.name, &own.name) || !self.promise_ballot(ballot) {
@@ -107,7 +116,7 @@ impl Membership {
             agreed: BTreeSet::new(),
             refused: BTreeSet::new(),
             resend_at: now + self.config.vote_resend_interval,
-            give_up_at: now + self.config.vote_timeout,
+            give_up_at: None,
         });
     }
 
@@ -115,18 +124,30 @@ impl Membership {
         let accepted = self.stored.state.accepted.clone();
         if let Some(own) = self.own_id_as_voter() {
             self.count_promise(now, own, epoch, ballot, accepted);
-            self.ask_voters();
+            self.begin_to_ask(now);
         }
     }
 
-    pub(super) fn count_own_acceptance(&mut self, epoch: u64, ballot: Ballot) {
+    pub(super) fn count_own_acceptance(&mut self, now: Duration, epoch: u64, ballot: Ballot) {
         if let Some(own) = self.own_id_as_voter() {
             // The others are asked first, in case that the local node alone is the majority and ends the attempt.
             if let Some(proposal) = self.proposal_in_phase(epoch, ballot, true) {
                 proposal.agreed.insert(own);
-                self.ask_voters();
+                self.begin_to_ask(now);
             }
             self.count_acceptance(own, epoch, ballot);
+        }
+    }
+
+    /// Asks the other voters, whose time for an answer begins, once the disk has the vote of the local node.
+    fn begin_to_ask(&mut self, now: Duration) {
+        let own = self.own_id_as_voter();
+        if let Some(proposal) = &mut self.voting.proposal
+            && own.is_some_and(|own| proposal.agreed.contains(&own))
+        {
+            proposal.give_up_at = Some(now + self.config.vote_timeout);
+            proposal.resend_at = now + self.config.vote_resend_interval;
+            self.ask_voters();
         }
     }
 
@@ -176,7 +197,10 @@ impl Membership {
         if epoch != self.committed_epoch() + 1 {
             return self.ignore(from, "Reject", "no such ballot is open");
         }
-        self.voting.highest_round = self.voting.highest_round.max(promised_round);
+        let promised = self.stored.state.promised;
+        let known = promised.map_or(0, |promised| promised.round);
+        let in_reach = promised_round.min(known.saturating_add(ROUND_STEP_MAX));
+        self.voting.highest_round = self.voting.highest_round.max(in_reach);
         let tolerated = self.voter_count() - self.majority();
         match &mut self.voting.proposal {
             Some(proposal) if proposal.is_for(epoch, ballot) => {
@@ -197,7 +221,7 @@ impl Membership {
         let Some(proposal) = &mut self.voting.proposal else {
             return;
         };
-        if proposal.give_up_at <= now {
+        if proposal.give_up_at.is_some_and(|at| at <= now) {
             self.back_off(now);
         } else if proposal.resend_at <= now {
             proposal.resend_at = now + self.config.vote_resend_interval;

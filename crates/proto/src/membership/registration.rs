@@ -3,7 +3,7 @@
 use super::config::MembershipConfig;
 use super::event::{Output, Recipient};
 use super::{Membership, Standing};
-use holdfast_wire::membership_frames::{MembershipFrame, NodeName, ViewSummary};
+use holdfast_wire::membership_frames::{MembershipFrame, NodeName, ServerListVersion, ViewSummary};
 use std::time::Duration;
 
 /// The registration of a server node.
@@ -15,6 +15,8 @@ pub(super) struct Registration {
     attempts: u32,
     /// Time at which to ask for the group data of a newer view.
     request_view_at: Option<Duration>,
+    /// True if the contact node has kept the group data back, since the local node is not in its list.
+    is_data_withheld: bool,
     /// The new contact node, if that has the local node in its list.
     known_by: Option<NodeName>,
 }
@@ -25,6 +27,7 @@ impl Registration {
             register_at: now + config.registration_timeout,
             attempts: 0,
             request_view_at: None,
+            is_data_withheld: false,
             known_by: None,
         }
     }
@@ -104,12 +107,13 @@ impl Membership {
         }
     }
 
+    /// Handles the word of a contact node, with the version of its list of server nodes if the local node is in the list.
     pub(super) fn on_contact(
         &mut self,
         now: Duration,
         from: &NodeName,
         view: ViewSummary,
-        is_registered: bool,
+        listed_in: Option<ServerListVersion>,
     ) {
         const NAME: &str = "Contact";
         if view
@@ -132,9 +136,14 @@ impl Membership {
         let data_version = view.group_data_version;
         self.learn_summary(now, view);
         self.request_group_data(now, data_version);
-        if is_registered {
+        if let Some(version) = listed_in {
             self.registration.postpone(now, &self.config);
             self.registration.known_by = Some(from.clone());
+            if std::mem::take(&mut self.registration.is_data_withheld) {
+                let soon = now + self.random_wait(2 * self.config.heartbeat_interval);
+                self.registration.request_view_at = Some(soon);
+            }
+            self.follow_server_list(now, from, version);
         } else {
             let wait = self.random_wait(2 * self.config.heartbeat_interval);
             self.registration.attempts = 0;
@@ -146,11 +155,20 @@ impl Membership {
         match self.standing {
             Standing::Outside => self.note_view(now, from, view),
             Standing::ServerNode => {
-                if !self.learn_summary(now, view) {
+                let is_contact = (view.voters.first()).is_some_and(|it| it.name == *from);
+                let is_news = self.learn_summary(now, view);
+                if is_contact && self.registration.request_view_at.is_some() {
+                    // The contact node would have sent the group data to a node in its list.
+                    self.registration.is_data_withheld = true;
+                    self.registration.attempts = 0;
+                    let wait = self.random_wait(2 * self.config.heartbeat_interval);
+                    self.registration.register_at = now + wait;
+                } else if !is_news {
                     self.ignore(from, "NotContact", "the view is not newer");
                 }
             }
-            _ => self.ignore(from, "NotContact", "this node is a voter"),
+            // A voter of the sender's view would have been sent the whole view.
+            _ => self.on_removed(now, from, &view, true),
         }
     }
 
@@ -163,7 +181,10 @@ impl Membership {
         };
         let data_version = summary.group_data_version;
         let view = summary.with_group_data(known.group_data.clone());
-        if !view.is_valid() || !self.learn_view(view, false) {
+        if !self.is_epoch_in_reach(view.epoch)
+            || self.stored.is_full()
+            || !self.learn_view(view, false)
+        {
             return false;
         }
         self.request_group_data(now, data_version);
@@ -183,5 +204,6 @@ impl Membership {
     /// Notes that the group data have come.
     pub(super) fn end_view_request(&mut self) {
         self.registration.request_view_at = None;
+        self.registration.is_data_withheld = false;
     }
 }

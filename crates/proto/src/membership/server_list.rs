@@ -1,23 +1,41 @@
-//! The list of server nodes: kept by the contact node without votes, copied to the backups (paper 000, section 2.3.2).
+//! The list of server nodes: kept by the contact node without votes, copied to backups and server nodes (paper 000,
+//! section 2.3.2).
 
+use super::numbers::NumberHolders;
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::{
     Member, MembershipFrame, NodeName, SERVER_NODES_MAX, ServerListVersion, ServerNodeChange,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-/// The list, at the contact node or as a backup's copy.
+/// Most changes that the list remembers. A copy that lacks more gets the whole list.
+const REMEMBERED_CHANGES_MAX: usize = 1_024;
+
+/// The list, at the contact node or as a copy.
 #[derive(Debug, Default)]
 pub(super) struct ServerList {
     entries: BTreeMap<NodeId, Member>,
     by_name: BTreeMap<NodeName, NodeId>,
+    /// Names of present and former nodes by their numbers.
+    holders: NumberHolders,
     version: ServerListVersion,
-    /// Changes that the backups have not been sent.
-    unsent: Vec<ServerNodeChange>,
-    /// Number of changes that the list had without them.
-    unsent_base: u64,
+    /// The last steps from version to version, the newest one last. A new contact node remembers the steps of the former
+    /// one, so that copies need not be sent anew.
+    steps: VecDeque<Step>,
+    /// Number of changes in `steps`, each step counted as one at least.
+    remembered: usize,
+    /// The version that the backups have been sent.
+    sent: ServerListVersion,
     /// True if the list changed since `take_changed`.
     is_changed: bool,
+}
+
+/// The changes that make the next version of the list from one version. A new contact node makes a version without
+/// changes.
+#[derive(Debug)]
+struct Step {
+    from: ServerListVersion,
+    changes: Vec<ServerNodeChange>,
 }
 
 impl ServerList {
@@ -41,22 +59,32 @@ impl ServerList {
         self.by_name.get(name).and_then(|id| self.entries.get(id))
     }
 
-    /// Makes the backup's copy the list of the new contact node. `changes` of one `boot` never repeat.
-    pub fn begin(&mut self, boot: u64) {
-        let changes = match self.version.boot == boot {
-            true => self.version.changes + 1,
-            false => 0,
-        };
-        self.version = ServerListVersion { boot, changes };
-        self.unsent.clear();
-        self.unsent_base = changes;
+    /// Notes the numbers of voters, which no server node may have.
+    pub fn note_voters(&mut self, voters: &[Member]) {
+        for voter in voters {
+            self.holders.note_voter(voter);
+        }
     }
 
-    /// Adds a node, or changes its address or join. Returns false if the list is full, or another node has the number.
+    /// Returns the number that a node had when it was in the list last.
+    pub fn former_number(&self, name: &NodeName) -> Option<NodeId> {
+        self.holders.former_number(name)
+    }
+
+    /// Makes the copy the list of the new contact node. `term` is a random number, so that no version comes twice.
+    pub fn begin(&mut self, term: u64) {
+        self.remember(self.version, Vec::new());
+        self.version = ServerListVersion { term, changes: 0 };
+        self.sent = self.version;
+    }
+
+    /// Adds a node, or changes its address or join. Returns false if the list is full, or another node has or had the
+    /// number.
     pub fn add(&mut self, member: Member) -> bool {
         match self.entries.get(&member.id) {
             Some(known) if *known == member => return true,
             Some(known) if known.name != member.name => return false,
+            _ if !self.holders.may_have(member.id, &member.name) => return false,
             _ => {}
         }
         let former = self.by_name.get(&member.name).copied();
@@ -78,17 +106,29 @@ impl ServerList {
         Some(member)
     }
 
-    /// Returns the frame with the changes since the last call, if there are any.
+    /// Returns the frame with the changes since the last call, if there are any. Backups see by the version whether they
+    /// miss more changes than the list remembers.
     pub fn take_unsent(&mut self) -> Option<MembershipFrame> {
-        if self.unsent.is_empty() {
-            return None;
-        }
-        let base = std::mem::replace(&mut self.unsent_base, self.version.changes);
-        Some(MembershipFrame::ServerNodes {
+        let base = std::mem::replace(&mut self.sent, self.version);
+        let changes = self.changes_since(base)?;
+        (!changes.is_empty()).then_some(MembershipFrame::ServerNodes {
             version: self.version,
             base: Some(base),
-            changes: std::mem::take(&mut self.unsent),
+            changes,
         })
+    }
+
+    /// Returns the frame that makes the present list from a copy of version `known`: with the changes since then, or with
+    /// the whole list if that is shorter.
+    pub fn since(&self, known: ServerListVersion) -> MembershipFrame {
+        match self.changes_since(known) {
+            Some(changes) if changes.len() <= self.len() => MembershipFrame::ServerNodes {
+                version: self.version,
+                base: Some(known),
+                changes,
+            },
+            _ => self.whole(),
+        }
     }
 
     /// Returns the frame with the whole list.
@@ -105,21 +145,33 @@ impl ServerList {
     pub fn apply(
         &mut self,
         version: ServerListVersion,
-        base: Option<u64>,
+        base: Option<ServerListVersion>,
         changes: Vec<ServerNodeChange>,
     ) -> bool {
+        let is_late = self.version.term == version.term && self.version.changes >= version.changes;
         match base {
-            None => {
-                self.entries.clear();
-                self.by_name.clear();
+            // Nothing is missing of a repeated frame.
+            _ if is_late => return true,
+            Some(base) if base != self.version => return false,
+            Some(base) => {
+                self.is_changed |= !changes.is_empty();
+                self.apply_changes(&changes);
+                self.remember(base, changes);
             }
-            Some(base) if (self.version.boot, self.version.changes) == (version.boot, base) => {}
-            // Of a repeated frame nothing is missing.
-            Some(_) => {
-                return self.version.boot == version.boot
-                    && self.version.changes >= version.changes;
+            None => {
+                let former = std::mem::take(&mut self.entries);
+                self.by_name.clear();
+                self.apply_changes(&changes);
+                self.is_changed |= self.entries != former;
+                self.steps.clear();
+                self.remembered = 0;
             }
         }
+        self.version = version;
+        true
+    }
+
+    fn apply_changes(&mut self, changes: &[ServerNodeChange]) {
         for change in changes {
             match change {
                 ServerNodeChange::Added(member) => {
@@ -128,15 +180,12 @@ impl ServerList {
                     }
                     self.erase(member.id);
                     if self.entries.len() < SERVER_NODES_MAX {
-                        self.insert(member);
+                        self.insert(member.clone());
                     }
                 }
-                ServerNodeChange::Removed(id) => drop(self.erase(id)),
+                ServerNodeChange::Removed(id) => drop(self.erase(*id)),
             }
         }
-        self.version = version;
-        self.is_changed = true;
-        true
     }
 
     /// Returns true once after each change.
@@ -145,6 +194,7 @@ impl ServerList {
     }
 
     fn insert(&mut self, member: Member) {
+        self.holders.note_server_node(&member);
         self.by_name.insert(member.name.clone(), member.id);
         self.entries.insert(member.id, member);
     }
@@ -156,14 +206,35 @@ impl ServerList {
     }
 
     fn record(&mut self, change: ServerNodeChange) {
-        self.version.changes += 1;
         self.is_changed = true;
-        self.unsent.push(change);
-        if self.unsent.len() > SERVER_NODES_MAX {
-            // The backups see by the version that changes are missing, and ask for the whole list.
-            self.unsent.clear();
-            self.unsent_base = self.version.changes;
+        self.remember(self.version, vec![change]);
+        self.version.changes += 1;
+    }
+
+    fn remember(&mut self, from: ServerListVersion, changes: Vec<ServerNodeChange>) {
+        let weight = |step: &Step| step.changes.len().max(1);
+        let step = Step { from, changes };
+        self.remembered += weight(&step);
+        self.steps.push_back(step);
+        while self.remembered > REMEMBERED_CHANGES_MAX
+            && let Some(oldest) = self.steps.pop_front()
+        {
+            self.remembered -= weight(&oldest);
         }
+    }
+
+    /// Returns the changes since a version; none if the list does not remember them.
+    fn changes_since(&self, known: ServerListVersion) -> Option<Vec<ServerNodeChange>> {
+        if known == self.version {
+            return Some(Vec::new());
+        }
+        let first = self.steps.iter().position(|step| step.from == known)?;
+        let steps = self.steps.range(first..);
+        Some(
+            steps
+                .flat_map(|step| step.changes.iter().cloned())
+                .collect(),
+        )
     }
 }
 
@@ -174,7 +245,11 @@ mod tests {
 
     fn changes_of(
         frame: MembershipFrame,
-    ) -> (ServerListVersion, Option<u64>, Vec<ServerNodeChange>) {
+    ) -> (
+        ServerListVersion,
+        Option<ServerListVersion>,
+        Vec<ServerNodeChange>,
+    ) {
         match frame {
             MembershipFrame::ServerNodes {
                 version,
@@ -239,5 +314,75 @@ mod tests {
         assert!((1..=SERVER_NODES_MAX as u16).all(|id| list.add(member(id))));
         assert!(!list.add(member(5_000)));
         assert!(list.add(member(17)), "a known node may come again");
+    }
+
+    /// Brings a copy up to date as a node does that asks for the changes. Returns the number of changes in the answer, none
+    /// for a whole list.
+    fn update(copy: &mut ServerList, list: &ServerList) -> Option<usize> {
+        let (version, base, changes) = changes_of(list.since(copy.version()));
+        let count = changes.len();
+        assert!(copy.apply(version, base, changes));
+        assert_eq!(copy.version(), list.version());
+        assert!(copy.members().eq(list.members()));
+        base.map(|_| count)
+    }
+
+    #[test]
+    fn copy_gets_the_changes_since_its_version() {
+        let (mut list, mut copy) = (ServerList::default(), ServerList::default());
+        list.begin(7);
+        for id in 20..30 {
+            assert!(list.add(member(id)));
+        }
+        assert_eq!(update(&mut copy, &list), Some(10), "both began empty");
+        assert!(list.add(member(40)) && list.remove(NodeId(21)).is_some());
+        assert_eq!(update(&mut copy, &list), Some(2));
+        assert_eq!(update(&mut copy, &list), Some(0));
+        for _ in 0..REMEMBERED_CHANGES_MAX {
+            assert!(list.add(member(50)) && list.remove(NodeId(50)).is_some());
+        }
+        assert_eq!(
+            update(&mut copy, &list),
+            None,
+            "more than the list remembers"
+        );
+        assert!(list.remembered <= REMEMBERED_CHANGES_MAX && !list.steps.is_empty());
+    }
+
+    #[test]
+    fn copies_outlive_a_change_of_the_contact_node() {
+        let [mut first, mut second, mut copy] = [(); 3].map(|()| ServerList::default());
+        first.begin(7);
+        for id in 20..30 {
+            assert!(first.add(member(id)));
+        }
+        update(&mut second, &first);
+        update(&mut copy, &first);
+        assert!(first.add(member(40)));
+        assert_eq!(update(&mut second, &first), Some(1));
+        second.begin(9);
+        assert!(second.remove(NodeId(20)).is_some());
+        assert_eq!(
+            update(&mut copy, &second),
+            Some(2),
+            "the copy missed one change"
+        );
+        assert_eq!(update(&mut first, &second), Some(1));
+        let before = second.version();
+        first.begin(8);
+        assert_ne!(first.version(), before);
+        assert_eq!(update(&mut copy, &first), Some(0));
+    }
+
+    #[test]
+    fn late_frame_changes_nothing() {
+        let (mut list, mut copy) = (ServerList::default(), ServerList::default());
+        list.begin(7);
+        assert!(list.add(member(20)));
+        let (version, base, changes) = changes_of(list.whole());
+        assert!(list.add(member(21)));
+        update(&mut copy, &list);
+        assert!(copy.apply(version, base, changes));
+        assert_eq!((copy.len(), copy.version()), (2, list.version()));
     }
 }

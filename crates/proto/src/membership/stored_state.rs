@@ -70,7 +70,12 @@ impl StoredState {
 
     /// Returns true if no vote may be added: the disk fails or is far behind.
     pub fn is_blocked(&self) -> bool {
-        self.retry_at.is_some() || self.effects.len() >= EFFECTS_MAX
+        self.retry_at.is_some() || self.is_full()
+    }
+
+    /// Returns true if no view of another node may be added: the disk is far behind.
+    pub fn is_full(&self) -> bool {
+        self.effects.len() >= EFFECTS_MAX
     }
 
     /// Returns the save to begin, if any.

@@ -57,7 +57,10 @@ pub struct TestGroup {
     pub stopped: BTreeSet<u16>,
     /// Nodes whose saves do not end.
     pub slow_disks: BTreeSet<u16>,
-    open_saves: BTreeMap<u16, (SaveToken, MembershipState)>,
+    /// Duration of a save at all other nodes.
+    pub save_duration: Duration,
+    /// The open save of each node, and its end.
+    open_saves: BTreeMap<u16, (SaveToken, MembershipState, Duration)>,
 }
 
 impl TestGroup {
@@ -116,6 +119,7 @@ impl TestGroup {
                 if is_due && !self.stopped.contains(&node) {
                     self.machine(node).handle_timeout(now);
                 }
+                self.finish_due_save(node);
             }
             self.settle();
         }
@@ -156,23 +160,33 @@ impl TestGroup {
                     0 => self.serving().first().copied().unwrap_or(0),
                     receiver => receiver,
                 };
+                if to == Recipient::ServiceAddress && receiver != 0 {
+                    self.machine(node).handle_seed(&name(receiver));
+                }
                 if receiver != node {
                     self.frames.push_back((node, receiver, frame));
                 }
             }
             Output::Save { token, state } => {
-                self.open_saves.insert(node, (token, *state));
-                if !self.slow_disks.contains(&node) {
-                    self.finish_save(node);
-                }
+                let end = self.now + self.save_duration;
+                self.open_saves.insert(node, (token, *state, end));
+                self.finish_due_save(node);
             }
             Output::Event(event) => self.events.push((node, event)),
         }
     }
 
+    fn finish_due_save(&mut self, node: u16) {
+        let save = self.open_saves.get(&node);
+        let is_due = save.is_some_and(|(_, _, end)| *end <= self.now);
+        if is_due && !self.slow_disks.contains(&node) {
+            self.finish_save(node);
+        }
+    }
+
     /// Ends the open save of a node.
     pub fn finish_save(&mut self, node: u16) {
-        if let Some((token, state)) = self.open_saves.remove(&node) {
+        if let Some((token, state, _)) = self.open_saves.remove(&node) {
             self.disks.insert(node, state);
             let now = self.now;
             self.machine(node).handle_saved(now, token, Ok(()));
@@ -181,7 +195,7 @@ impl TestGroup {
 
     /// Lets the open save of a node fail.
     pub fn fail_save(&mut self, node: u16) {
-        if let Some((token, _)) = self.open_saves.remove(&node) {
+        if let Some((token, ..)) = self.open_saves.remove(&node) {
             let now = self.now;
             self.machine(node)
                 .handle_saved(now, token, Err("disk full".to_owned()));

@@ -4,7 +4,7 @@ use super::test_group::{TestGroup, member, ms, name};
 use super::{Event, OperatorError, RemovalCause, Standing};
 use bytes::Bytes;
 use holdfast_wire::NodeId;
-use holdfast_wire::group_data::{GroupChange, GroupChangeId, GroupSecret};
+use holdfast_wire::group_data::{GroupChange, GroupChangeId};
 use holdfast_wire::membership_frames::{
     Ballot, Heartbeat, JoinNumber, JoinRole, MembershipFrame, ServerListVersion, VotedView,
 };
@@ -178,8 +178,7 @@ fn no_vote_leaves_a_node_before_the_disk_has_it() {
     };
     let before = votes(&group);
     let now = group.now;
-    let secret = GroupSecret([7; 32]);
-    let change = GroupChange::RotateKey(secret);
+    let change = GroupChange::SetWeights(Vec::new());
     let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
     assert_eq!(requested, Ok(()));
     group.run(ms(30));
@@ -187,11 +186,8 @@ fn no_vote_leaves_a_node_before_the_disk_has_it() {
     assert_eq!(group.voters(3), [1, 2, 3], "a majority of two has decided");
     let view = group.machine(3).voted_view().expect("a member").clone();
     assert_eq!(view.group_data.version, 1);
-    let key = group
-        .machine(3)
-        .settings()
-        .and_then(|settings| settings.key().copied());
-    assert_eq!(key.map(|key| key.bytes), Some(secret.0));
+    let settings = group.machine(3).settings();
+    assert!(settings.is_some_and(|settings| settings.has_change(GroupChangeId(1))));
     assert_ne!(group.epoch(2), view.epoch);
     group.slow_disks.clear();
     group.finish_save(2);
@@ -204,7 +200,7 @@ fn failed_save_stops_votes_until_a_later_one_succeeds() {
     let mut group = TestGroup::with_voters(3);
     group.slow_disks = [2].into();
     let now = group.now;
-    let change = GroupChange::RotateKey(GroupSecret([7; 32]));
+    let change = GroupChange::SetWeights(Vec::new());
     let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
     assert_eq!(requested, Ok(()));
     group.run(ms(5));
@@ -348,6 +344,44 @@ fn promoted_backup_becomes_contact_node_and_keeps_its_number() {
 }
 
 #[test]
+fn promotion_is_decided_also_if_saves_are_slow() {
+    for save_ms in [50, 200, 400, 700] {
+        let mut group = TestGroup::with_voters(3);
+        group.save_duration = ms(save_ms);
+        let (now, id) = (group.now, group.id(2));
+        group
+            .machine(1)
+            .handle_promote(now, id)
+            .expect("has a lease");
+        group.run(ms(8_000));
+        assert_eq!(group.serving().len(), 1, "{save_ms} ms");
+        assert!(group.epoch(1) > 3, "{save_ms} ms");
+    }
+}
+
+#[test]
+fn voters_that_save_an_acceptance_do_not_refuse_it() {
+    let mut group = TestGroup::with_voters(3);
+    group.slow_disks.extend([2, 3]);
+    let (now, id) = (group.now, group.id(2));
+    group
+        .machine(1)
+        .handle_promote(now, id)
+        .expect("has a lease");
+    group.settle();
+    group.sent.clear();
+    group.run(ms(150));
+    let is_reject = |frame: &MembershipFrame| matches!(frame, MembershipFrame::Reject { .. });
+    assert!(!group.sent.iter().any(|(_, _, frame)| is_reject(frame)));
+    group.slow_disks.clear();
+    for node in [2, 3] {
+        group.finish_save(node);
+    }
+    group.settle();
+    assert_eq!(group.voters(1), [2, 3, 1]);
+}
+
+#[test]
 fn removed_node_stays_outside() {
     let mut group = TestGroup::with_voters(3);
     group.start(8, JoinRole::ServerNode);
@@ -381,100 +415,6 @@ fn voter_that_lost_its_disk_gets_a_new_number() {
     group.run(ms(1_000));
     assert_eq!(group.voters(1), [1, 3, 2]);
     assert_eq!(group.id(2), NodeId(4));
-}
-
-#[test]
-fn failed_server_node_is_dropped_and_registers_again() {
-    let mut group = TestGroup::with_voters(2);
-    group.start(8, JoinRole::ServerNode);
-    group.run(ms(500));
-    let (id, now) = (group.id(8), group.now);
-    assert_eq!(group.machine(1).handle_server_node_failed(now, id), Ok(()));
-    group.run(ms(100));
-    assert_eq!(group.machine(2).server_nodes().count(), 0);
-    group.run(ms(6_000));
-    assert_eq!(group.machine(1).server_nodes().count(), 1);
-    assert_eq!(group.machine(2).server_nodes().count(), 1);
-    assert_eq!(group.id(8), id);
-}
-
-#[test]
-fn server_nodes_follow_a_new_contact_node() {
-    let mut group = TestGroup::with_voters(3);
-    group.start(8, JoinRole::ServerNode);
-    group.start(9, JoinRole::ServerNode);
-    group.run(ms(1_000));
-    let ids = [8, 9].map(|node| group.id(node));
-    group.crash(1);
-    group.run(ms(3_000));
-    let view = group.machine(2).current_view().expect("a member");
-    assert_eq!(view.server_nodes, ids.into());
-    for node in [8, 9] {
-        let own = group.machine(node).current_view().expect("a member");
-        assert_eq!((own.contact_node, own.epoch), (NodeId(2), view.epoch));
-    }
-    let now = group.now;
-    group.machine(8).handle_server_nodes_wanted(now);
-    group.run(ms(10));
-    assert_eq!(group.machine(8).server_nodes().count(), 2);
-}
-
-#[test]
-fn restarted_contact_node_gets_the_list_of_server_nodes_back() {
-    let mut group = TestGroup::with_voters(2);
-    group.start(8, JoinRole::ServerNode);
-    group.run(ms(1_000));
-    group.crash(1);
-    group.run(ms(50));
-    group.restart(1);
-    group.run(ms(400));
-    assert_eq!(group.serving(), [1]);
-    assert_eq!(group.machine(1).server_nodes().count(), 1);
-    assert_eq!(group.machine(2).server_nodes().count(), 1);
-}
-
-/// A thousand server nodes: the contact node handles at most two messages a second for each of them, also when the
-/// contact node changes.
-#[test]
-fn server_nodes_cost_the_contact_node_few_messages() {
-    let mut group = TestGroup::with_voters(3);
-    let count = 1_000;
-    for node in 100..100 + count {
-        group.start(node, JoinRole::ServerNode);
-    }
-    group.run(ms(8_000));
-    assert_eq!(group.machine(1).server_nodes().count(), usize::from(count));
-    let is_of_server_node = |from: &u16, to: &u16| *from >= 100 || *to >= 100;
-    let mut messages = |time| {
-        group.sent.clear();
-        group.run(ms(time));
-        let sent = group.sent.iter();
-        sent.filter(|(from, to, _)| is_of_server_node(from, to))
-            .count()
-    };
-    let at_rest = messages(5_000);
-    assert!(at_rest <= 2 * usize::from(count) + 100, "{at_rest} in 5 s");
-    group.crash(1);
-    group.sent.clear();
-    group.run(ms(3_000));
-    let sent = group.sent.iter();
-    let at_takeover = sent
-        .filter(|(from, to, _)| is_of_server_node(from, to))
-        .count();
-    assert!(
-        at_takeover <= 6 * usize::from(count),
-        "{at_takeover} in 3 s"
-    );
-    let contact = group
-        .machine(2)
-        .current_view()
-        .expect("a member")
-        .contact_node;
-    let own = group
-        .machine(100 + count - 1)
-        .current_view()
-        .expect("a member");
-    assert_eq!((own.contact_node, contact), (NodeId(2), NodeId(2)));
 }
 
 #[test]

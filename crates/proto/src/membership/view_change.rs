@@ -16,13 +16,11 @@ impl Membership {
         if !view.is_valid() {
             return self.ignore(from, NAME, "the view is impossible");
         }
-        let committed = self.stored.state.committed.as_ref();
-        let is_known = committed.is_some_and(|committed| committed.voter(from).is_some());
-        if view.voter(from).is_none() && !is_known {
-            return self.ignore(from, NAME, "the sender is not a voter");
-        }
         if self.standing == Standing::Outside && !self.is_joined_in(&view) {
             return self.note_view(now, from, view.summary());
+        }
+        if !self.is_epoch_in_reach(view.epoch) || self.stored.is_full() {
+            return self.ignore(from, NAME, "the view cannot be saved");
         }
         if !self.learn_view(view, false) {
             return self.ignore(from, NAME, "the view is not newer");
@@ -72,6 +70,7 @@ impl Membership {
         }
         let former_standing = self.standing;
         let former = self.view.replace(view.clone());
+        self.server_list.note_voters(&view.voters);
         self.update_settings(former.as_ref().map(|former| &former.group_data));
         if announce {
             self.announce_view(former.as_ref(), &view);
@@ -126,6 +125,9 @@ impl Membership {
         if let Some(id) = self.own_id() {
             self.report(Event::Joined { id });
         }
+        if self.standing == Standing::ServerNode {
+            self.request_list_of_contact(now);
+        }
     }
 
     /// Tells the voters of a committed view and of the one before, as its proposer.
@@ -149,6 +151,13 @@ impl Membership {
         for (name, rejoin) in removed {
             let view = view.summary();
             self.send(name, MembershipFrame::Removed { view, rejoin });
+        }
+        // A joining node believes the voters that it knows. One that becomes a voter next must know all present ones.
+        let joining = self.contact.joining_backups();
+        let joining = joining.filter(|name| view.voter(name).is_none());
+        for name in joining.cloned().collect::<Vec<_>>() {
+            let frame = self.contact_frame(view, &name);
+            self.send(name, frame);
         }
     }
 
@@ -179,11 +188,19 @@ impl Membership {
         self.send(to.clone(), MembershipFrame::Commit { view });
     }
 
+    /// Answers members with the view, and others with the view without the group data, which contain secrets.
     pub(super) fn on_view_request(&mut self, from: &NodeName, epoch: u64) {
-        if let Some(view) = self.view.as_ref().filter(|view| view.epoch > epoch) {
-            let view = view.clone();
-            self.send(from.clone(), MembershipFrame::Commit { view });
-        }
+        let Some(view) = self.view.as_ref().filter(|view| view.epoch > epoch) else {
+            return;
+        };
+        let is_member = view.voter(from).is_some() || self.server_list.by_name(from).is_some();
+        let frame = match is_member {
+            true => MembershipFrame::Commit { view: view.clone() },
+            false => MembershipFrame::NotContact {
+                view: view.summary(),
+            },
+        };
+        self.send(from.clone(), frame);
     }
 
     pub(super) fn on_removed(
@@ -195,19 +212,19 @@ impl Membership {
     ) {
         const NAME: &str = "Removed";
         let is_own = |member: &Member| self.is_own(member);
-        // The sender itself may have left with this view.
         let committed = self.stored.state.committed.as_ref();
-        let is_from_voter = view.voters.iter().any(|voter| voter.name == *from)
-            || committed.is_some_and(|committed| committed.voter(from).is_some());
+        let contacts = [committed.and_then(VotedView::contact), view.voters.first()];
+        let is_from_contact = (contacts.into_iter().flatten()).any(|contact| contact.name == *from);
         let is_news = match self.standing {
             Standing::ContactNode | Standing::Backup => view.epoch > self.committed_epoch(),
             Standing::ServerNode => view.epoch >= self.committed_epoch(),
             Standing::Outside => false,
         };
-        if !is_from_voter || !is_news || view.voters.iter().any(is_own) {
+        if !is_news || view.voters.iter().any(is_own) {
             return self.ignore(from, NAME, "the view is not one that removes this node");
         }
-        let cause = match (self.leaving.is_some(), rejoin) {
+        // Operators remove nodes at the contact node.
+        let cause = match (self.leaving.is_some(), rejoin || !is_from_contact) {
             (true, _) => RemovalCause::Left,
             (false, true) => RemovalCause::Suspected,
             (false, false) => RemovalCause::Operator,

@@ -53,6 +53,8 @@ pub(super) struct InboundMove {
     /// Flows of the running process, and their epochs.
     pub owned_flows: Vec<(Flow, Epoch)>,
     pub lost_flows: Vec<Flow>,
+    /// Flows that were closed here since the commit.
+    pub closed_flows: BTreeSet<Flow>,
     pub times: AcceptorPhaseTimes,
     pub steps: Vec<StepTime>,
     /// Wait until the next `Done`.
@@ -78,6 +80,7 @@ impl InboundMove {
             is_committed: false,
             owned_flows: Vec::new(),
             lost_flows: Vec::new(),
+            closed_flows: BTreeSet::new(),
             times: AcceptorPhaseTimes::default(),
             steps: Vec::new(),
             done_retry_wait: Duration::ZERO,
@@ -85,11 +88,11 @@ impl InboundMove {
         }
     }
 
-    /// Enters `stage`; returns the duration of the previous one, in microseconds.
-    pub(super) fn enter_stage(&mut self, now: Duration, stage: InboundMoveStage) -> u32 {
+    /// Finishes the current stage and enters `next`; returns the duration of the finished stage, in microseconds.
+    pub(super) fn finish_stage(&mut self, now: Duration, next: InboundMoveStage) -> u32 {
         let elapsed = self.micros_in_stage(now);
         self.since = now;
-        self.stage = stage;
+        self.stage = next;
         elapsed
     }
 
@@ -171,7 +174,7 @@ impl Migration {
             return;
         };
         let offer = inbound.offer.take();
-        inbound.enter_stage(now, InboundMoveStage::Building);
+        inbound.finish_stage(now, InboundMoveStage::Building);
         let refusals = result.err().unwrap_or_default();
         let refused = !refusals.is_empty();
         self.core
@@ -193,7 +196,7 @@ impl Migration {
         let Some(inbound) = self.inbound_in_stage(id, InboundMoveStage::Building) else {
             return;
         };
-        inbound.enter_stage(now, InboundMoveStage::Waiting);
+        inbound.finish_stage(now, InboundMoveStage::Waiting);
         let failed = result.clone().err();
         self.core.send(id.donor, id, MoveFrame::Ready(result));
         if let Some(error) = failed {
@@ -258,6 +261,20 @@ impl Migration {
         self.core.send(id.donor, id, frame);
     }
 
+    /// Tells the donor that this node knows of the commit.
+    fn send_committed(&mut self, id: MoveId) {
+        let Some(inbound) = self.inbound_moves.get(&id) else {
+            return;
+        };
+        let frame = MoveFrame::Done {
+            result: Ok(inbound.epoch),
+            times: inbound.times,
+            since_resume_us: 0,
+            steps: Vec::new(),
+        };
+        self.core.send(id.donor, id, frame);
+    }
+
     /// Gives up a move for which no commit was requested, or whose commit was refused.
     pub(super) fn discard(&mut self, id: MoveId, reason: impl Into<Failure>) {
         let Some(inbound) = self.inbound_moves.get(&id) else {
@@ -308,6 +325,8 @@ impl Migration {
                 self.discard(id, reason.within(Context::DonorAborted));
                 self.send_never_runs(id, PeerFault::MoveAborted);
             }
+            // The process may not run before the original has ended: the original may have its file locks.
+            Some(InboundMoveStage::Resuming) => self.send_committed(id),
             Some(_) => {}
         }
     }

@@ -42,7 +42,7 @@ impl Migration {
             self.discard(id, ProtocolViolation::UnannouncedFlows);
             return self.send_never_runs(id, ProtocolViolation::UnannouncedFlows);
         }
-        inbound.enter_stage(now, InboundMoveStage::Restoring);
+        inbound.finish_stage(now, InboundMoveStage::Restoring);
         inbound.flows = flows.clone();
         inbound.peers = peers.clone();
         self.set_inbound_deadline(id, None);
@@ -66,7 +66,7 @@ impl Migration {
             self.discard(id, failure.clone());
             return self.send_never_runs(id, failure);
         }
-        inbound.times.restore_us = inbound.enter_stage(now, InboundMoveStage::Committing);
+        inbound.times.restore_us = inbound.finish_stage(now, InboundMoveStage::Committing);
         // The flows are the ones diverted with the process: none was closed before the freeze, and none appeared late.
         if inbound.arm_count == 1 && inbound.flows.len() == inbound.held_flows.len() {
             let flows = inbound.flows.len() as u32;
@@ -207,11 +207,14 @@ impl Migration {
             return;
         };
         inbound.steps = report.steps;
-        inbound.times.commit_us = inbound.enter_stage(
+        inbound.times.commit_us = inbound.finish_stage(
             now.saturating_sub(report.running_for),
             InboundMoveStage::Running,
         );
         inbound.done_retry_wait = self.core.config.retry_min;
+        let moving = self.core.moving_flows.iter();
+        let closed = moving.filter(|(_, moving)| moving.id == id && moving.is_closed());
+        inbound.closed_flows = closed.map(|(flow, _)| *flow).collect();
         let flows = inbound.owned_flows.clone();
         let owned_flows: BTreeMap<Flow, _> = flows.iter().copied().collect();
         // The donor waits for this frame, but no node for the rest.
@@ -289,10 +292,26 @@ impl Migration {
         };
         inbound.stage = InboundMoveStage::Forgetting;
         // A holder that crashed after it decided about all flows may have written none of their records.
-        let flows = std::mem::take(&mut inbound.committed_unnamed);
+        let mut flows = std::mem::take(&mut inbound.committed_unnamed);
+        // The donor may have reported the transit of a flow that was closed here to a new holder, which committed nothing.
+        let closed_flows = std::mem::take(&mut inbound.closed_flows);
+        flows.retain(|flow| !closed_flows.contains(&flow.flow));
+        let is_closed = |flow: &&DonorFlow| closed_flows.contains(&flow.flow);
+        let closed = inbound.flows.iter().filter(is_closed);
+        let ends = closed.flat_map(|flow| [commit_change(flow), removal(flow)]);
         let mut changes: Vec<OwnershipChange> = flows.iter().map(commit_change).collect();
+        changes.extend(ends);
         changes.push(process_change(id, ChangeKind::Remove, inbound.epoch));
         self.request_changes(now, changes, HolderRequestPurpose::Remove(id));
+    }
+
+    /// Notes that a flow was closed here, if the flow came with a process whose move has not ended yet.
+    pub(super) fn note_closed_flow(&mut self, flow: Flow) {
+        for inbound in self.inbound_moves.values_mut() {
+            if inbound.stage == InboundMoveStage::Running && inbound.held_flows.contains(&flow) {
+                inbound.closed_flows.insert(flow);
+            }
+        }
     }
 
     /// Forgets the saved state of a move whose record is gone.
@@ -329,6 +348,15 @@ pub(super) fn process_and_flow_changes(
     std::iter::once(process_change(id, kind, TRANSIT_EPOCH))
         .chain(flows)
         .collect()
+}
+
+/// Returns the removal of a flow after its commit.
+fn removal(flow: &DonorFlow) -> OwnershipChange {
+    OwnershipChange {
+        flow: flow.flow,
+        kind: ChangeKind::Remove,
+        epoch: flow.epoch.saturating_add(TRANSIT_EPOCH),
+    }
 }
 
 /// Returns the commit of a single flow.

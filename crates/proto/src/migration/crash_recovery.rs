@@ -119,6 +119,8 @@ impl Migration {
         outbound.flows = outbound_flows.collect();
         outbound.peers = peers;
         outbound.divert_requested = divert_requested;
+        outbound.maybe_diverted =
+            divert_requested && (outbound.maybe_stopped || !outbound.flows.is_empty());
         // Peers may have been told of the move.
         outbound.arm_count = 1;
         let flow_names: Vec<Flow> = outbound.flows.keys().copied().collect();
@@ -143,6 +145,7 @@ impl Migration {
     ) {
         let was_restoring = restored.is_some();
         let (flows, peers) = restored.unwrap_or_default();
+        inbound.held_flows = flows.iter().map(|flow| flow.flow).collect();
         inbound.flows = flows;
         inbound.peers = peers;
         if resumed {

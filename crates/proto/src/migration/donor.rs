@@ -63,6 +63,8 @@ pub(super) struct OutboundMove {
     pub acceptor_ready: bool,
     /// True if the holder was, or may have been, asked to divert.
     pub divert_requested: bool,
+    /// True if the process's record is, or may be, in transit.
+    pub maybe_diverted: bool,
     /// True if the process was, or may have been, stopped.
     pub maybe_stopped: bool,
     pub rounds: CopyRounds,
@@ -77,6 +79,10 @@ pub(super) struct OutboundMove {
     pub clone_runs: bool,
     /// True if the holder has no record of the process.
     pub in_doubt: bool,
+    /// True if the holder has committed the process.
+    pub is_committed: bool,
+    /// True if the acceptor has reported that the process runs.
+    pub acceptor_runs: bool,
     /// Bytes that compression saved during the freeze.
     pub freeze_saved_bytes: u64,
     pub summary: MoveMeasurements,
@@ -107,6 +113,7 @@ impl OutboundMove {
             armed: false,
             acceptor_ready: false,
             divert_requested: false,
+            maybe_diverted: false,
             maybe_stopped: false,
             rounds: CopyRounds::default(),
             post_copy_allowed: false,
@@ -115,16 +122,18 @@ impl OutboundMove {
             record_epoch: None,
             clone_runs: false,
             in_doubt: false,
+            is_committed: false,
+            acceptor_runs: false,
             freeze_saved_bytes: 0,
             summary: MoveMeasurements::default(),
         }
     }
 
-    /// Enters `stage`; returns the duration of the previous one.
-    pub(super) fn enter_stage(&mut self, now: Duration, stage: OutboundMoveStage) -> Duration {
+    /// Finishes the current stage and enters `next`; returns the duration of the finished stage.
+    pub(super) fn finish_stage(&mut self, now: Duration, next: OutboundMoveStage) -> Duration {
         let elapsed = now.saturating_sub(self.since);
         self.since = now;
-        self.stage = stage;
+        self.stage = next;
         elapsed
     }
 }
@@ -353,7 +362,7 @@ impl Migration {
                 (holder, MigrationStep::Divert)
             }
             OutboundMoveStage::Transferring => (to, MigrationStep::Transfer),
-            OutboundMoveStage::Settling if outbound.in_doubt => {
+            OutboundMoveStage::Settling if outbound.in_doubt || outbound.is_committed => {
                 return self.request_rollback(now, id);
             }
             _ => return,

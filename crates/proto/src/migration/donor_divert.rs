@@ -290,6 +290,7 @@ impl Migration {
                     ProcessKeptReason::NotDiverted(ChangeRefusal { current }),
                 );
             }
+            outbound.maybe_diverted = true;
         }
         let mut failure = None;
         let mut missing = false;

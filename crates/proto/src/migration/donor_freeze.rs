@@ -15,9 +15,6 @@ use holdfast_wire::move_frames::{DonorFlow, MoveFrame, StepTime};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of processes that moved away to remember, for a new holder that must know who has them.
-const RELEASED_MOVES_MAX: usize = 64;
-
 impl Migration {
     /// Commands the freeze once everything is diverted; a repeated freeze sends the flows that appeared late.
     pub(super) fn freeze(&mut self, now: Duration, id: MoveId) {
@@ -28,7 +25,8 @@ impl Migration {
         outbound.stage = OutboundMoveStage::Freezing;
         let clone = outbound.options.clone;
         if !outbound.maybe_stopped {
-            outbound.summary.phases.divert = outbound.enter_stage(now, OutboundMoveStage::Freezing);
+            outbound.summary.phases.divert =
+                outbound.finish_stage(now, OutboundMoveStage::Freezing);
             self.model
                 .learn_scan_to_freeze(now.saturating_sub(outbound.rounds.last_ended));
         }
@@ -124,7 +122,7 @@ impl Migration {
             return;
         };
         outbound.summary.phases.extract =
-            outbound.enter_stage(now, OutboundMoveStage::Transferring);
+            outbound.finish_stage(now, OutboundMoveStage::Transferring);
         let (to, bytes) = (outbound.to, outbound.summary.freeze_bytes);
         let frame = MoveFrame::Final {
             flows: outbound.flows_in(OutboundFlowState::Frozen).collect(),
@@ -171,7 +169,16 @@ impl Migration {
                 self.end_committed(id);
             }
             // Otherwise the donor waits for the holder, which also tells the flows that did not move.
-            (OutboundMoveStage::Settling, Ok(_)) if outbound.in_doubt => self.end_committed(id),
+            (OutboundMoveStage::Settling, Ok(_)) => {
+                outbound.acceptor_runs = true;
+                if outbound.in_doubt || outbound.is_committed {
+                    self.end_committed(id);
+                }
+            }
+            // The acceptor has lost the process since its commit.
+            (OutboundMoveStage::Settling, Err(_)) if outbound.is_committed => {
+                self.end_committed(id);
+            }
             (OutboundMoveStage::Settling, Err(_)) if outbound.in_doubt => {
                 self.thaw_without_record(now, id)
             }
@@ -224,7 +231,6 @@ impl Migration {
         };
         outbound.clone_runs = outbound.options.clone;
         let (clone_runs, bytes) = (outbound.clone_runs, outbound.summary.post_copy_bytes);
-        let to = outbound.to;
         if bytes > 0 {
             self.core
                 .outputs
@@ -232,10 +238,6 @@ impl Migration {
         }
         if clone_runs {
             return self.command_thaw(id, 1);
-        }
-        self.released_moves.push_back((id, to));
-        if self.released_moves.len() > RELEASED_MOVES_MAX {
-            self.released_moves.pop_front();
         }
         self.command_release(id, 1);
     }

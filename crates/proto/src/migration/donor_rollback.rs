@@ -6,17 +6,18 @@
 
 use super::Migration;
 use super::command::{Command, FlowEpoch};
-use super::donor::OutboundMoveStage;
+use super::donor::{OutboundMove, OutboundMoveStage};
 use super::donor_divert::OutboundFlowState;
 use super::event::{Event, MoveOutcome, ProcessKeptReason};
-use super::migration_core::CommandPurpose;
+use super::migration_core::{CommandPurpose, MovingFlow};
 use super::requests_to_holder::{
     HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, TRANSIT_EPOCH, process_change,
 };
+use crate::flow_ownership::is_disputed;
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, PeerFault};
 use holdfast_wire::move_frames::MoveFrame;
-use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange};
+use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange, OwnershipRecord, RecordState};
 use std::collections::BTreeMap;
 
 impl Migration {
@@ -86,7 +87,10 @@ impl Migration {
 
     pub(super) fn on_rolled_back(&mut self, now: Duration, id: MoveId, answers: HolderAnswers) {
         let node = self.core.config.node;
-        let Some(outbound) = self.outbound_in_stage(id, OutboundMoveStage::Settling) else {
+        let moving = &self.core.moving_flows;
+        let is_settling =
+            |outbound: &&mut OutboundMove| outbound.stage == OutboundMoveStage::Settling;
+        let Some(outbound) = self.outbound_moves.get_mut(&id).filter(is_settling) else {
             return;
         };
         outbound.holder_request = None;
@@ -103,36 +107,86 @@ impl Migration {
                 }
                 self.thaw(now, id);
             }
-            // A flow closed before the freeze did not move with the process: this request rolled its transit back.
+            Some(record) if is_disputed(record) && !outbound.maybe_stopped => self.thaw(now, id),
+            Some(record) if is_disputed(record) => self.resolve_doubt(now, id),
+            // A flow closed before the freeze did not move with the process: its transit is rolled back.
             Some(_) => {
-                for (entry, record) in outbound.flows.values_mut().zip(records) {
+                let mut returns = Vec::new();
+                for ((flow, entry), record) in outbound.flows.iter_mut().zip(records) {
+                    let is_closed_here = moving.get(flow).is_some_and(MovingFlow::is_closed);
                     match record {
                         None => entry.state = OutboundFlowState::Unrecorded,
                         Some(record) if record.is_owned_by(node) => {
                             (entry.state, entry.epoch) = (OutboundFlowState::Closed, record.epoch);
                         }
+                        Some(OwnershipRecord {
+                            epoch,
+                            state: RecordState::Transit { donor, .. },
+                        }) if donor == node && is_closed_here => {
+                            let (flow, kind) = (*flow, ChangeKind::Rollback);
+                            returns.push(OwnershipChange { flow, kind, epoch });
+                            let epoch = epoch.saturating_add(1);
+                            (entry.state, entry.epoch) = (OutboundFlowState::Closed, epoch);
+                        }
                         Some(_) => {}
                     }
                 }
-                self.end_committed(id);
+                outbound.is_committed = true;
+                if !returns.is_empty() {
+                    self.request_changes(now, returns, HolderRequestPurpose::ReturnFlows);
+                }
+                self.end_or_ask_acceptor(now, id);
             }
             // The state was never sent, so the original is the only process.
             None if !outbound.maybe_stopped => self.thaw(now, id),
-            None => self.ask_acceptor(now, id),
+            // A holder that has not heard of the commit, and cannot hear of it from an acceptor that is lost.
+            None if outbound.is_committed => self.end_or_ask_acceptor(now, id),
+            None => self.resolve_doubt(now, id),
+        }
+    }
+
+    /// Ends a committed move once the acceptor knows of the commit, or asks the acceptor.
+    ///
+    /// The acceptor may have missed the holder's answer. If the holder is lost, a new one decides by what donor and
+    /// acceptor report, so until the acceptor knows, the donor must be there to say that the process is not its own.
+    fn end_or_ask_acceptor(&mut self, now: Duration, id: MoveId) {
+        let view = &self.core.view;
+        match self.outbound_moves.get(&id) {
+            // The group has given up an acceptor outside of the view. A node with another number than at the move's beginning gets
+            // no answer from the acceptor, which knows the former number.
+            Some(outbound)
+                if outbound.acceptor_runs
+                    || !view.contains(outbound.to)
+                    || id.donor != self.core.config.node =>
+            {
+                self.end_committed(id);
+            }
+            Some(outbound) => {
+                let reason = outbound.reason.failure();
+                self.ask_acceptor(now, id, reason);
+            }
+            None => {}
         }
     }
 
     /// Asks the acceptor, because the holder lost its table, and with it the answer whether the acceptor had committed.
-    fn ask_acceptor(&mut self, now: Duration, id: MoveId) {
+    fn resolve_doubt(&mut self, now: Duration, id: MoveId) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;
         };
-        let to = outbound.to;
         if !std::mem::replace(&mut outbound.in_doubt, true) {
             self.core.outputs.push_event(Event::HolderLostTable { id });
         }
-        let reason = PeerFault::HolderLostRecord.into();
-        self.core.send(to, id, MoveFrame::Abort { reason });
+        self.ask_acceptor(now, id, PeerFault::HolderLostRecord.into());
+    }
+
+    /// Has the acceptor say whether the process runs there. An acceptor that may still commit does not answer, so holder
+    /// and acceptor are asked again later.
+    fn ask_acceptor(&mut self, now: Duration, id: MoveId, reason: Failure) {
+        let Some(outbound) = self.outbound_moves.get(&id) else {
+            return;
+        };
+        self.core.send(outbound.to, id, MoveFrame::Abort { reason });
         let retry_at = now + self.core.config.retry_max;
         self.set_deadline(id, Some(retry_at));
     }

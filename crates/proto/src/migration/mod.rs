@@ -27,6 +27,9 @@
 //!
 //! The *stub process* is an empty process that the acceptor makes during the rounds. It becomes the restored process.
 //!
+//! The donor ends the original only when the acceptor knows of the commit, or has left the group. If the holder is lost
+//! before, the new holder decides by what donor and acceptor know ([`crate::table_rebuild`]).
+//!
 //! Safety: a process never runs at two nodes, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, the process runs at one node, which owns its flows, and nothing of
 //! the process is left at the other.
@@ -62,16 +65,16 @@ pub use event::{Event, MoveMeasurements, MoveOutcome, MovePhaseTimes, ProcessKep
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 pub use holdfast_wire::failure::MigrationStep;
 
-use self::acceptor::InboundMove;
+use self::acceptor::{InboundMove, InboundMoveStage};
 use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
 use self::migration_core::{CommandPurpose, MigrationCore, MoveTimer};
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
 use crate::machine_output::MachineOutput;
-use crate::view::View;
+use crate::view::{NO_NODE, View};
 use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{MoveFrame, SocketStrategy};
-use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
+use holdfast_wire::{ChangeKind, Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -151,8 +154,6 @@ pub struct Migration {
     inbound_moves: BTreeMap<MoveId, InboundMove>,
     /// Ended moves to this node.
     ended_moves: VecDeque<MoveId>,
-    /// The last processes that moved away, with their acceptors.
-    released_moves: VecDeque<(MoveId, NodeId)>,
     translate_requests: BTreeMap<(MoveId, NodeId), TranslateRequest>,
     prepared_translations: BTreeMap<MoveId, PreparedTranslation>,
     model: FreezeCostModel,
@@ -166,7 +167,6 @@ impl Migration {
             outbound_moves: BTreeMap::new(),
             inbound_moves: BTreeMap::new(),
             ended_moves: VecDeque::new(),
-            released_moves: VecDeque::new(),
             translate_requests: BTreeMap::new(),
             prepared_translations: BTreeMap::new(),
             model: FreezeCostModel::new(),
@@ -233,7 +233,8 @@ impl Migration {
         }
     }
 
-    /// Defers changes to report to the holder for flows that are moving ([`Migration::is_moving`]). A deferred change
+    /// Defers changes to report to the holder for flows that are moving ([`Migration::is_moving`]), and notes the ends of
+    /// flows that came with a process ([`Migration::has_arrived`]). A deferred change
     /// follows as [`Event::ReportChanges`] after the move, if it still applies then. Changes of other flows are returned at
     /// once by the same event.
     pub fn handle_changes(&mut self, changes: Vec<OwnershipChange>) {
@@ -241,7 +242,12 @@ impl Migration {
         for change in changes {
             match self.core.moving_flows.get_mut(&change.flow) {
                 Some(moving) => moving.deferred.push(change),
-                None => not_moving.push(change),
+                None => {
+                    if change.kind == ChangeKind::Remove {
+                        self.note_closed_flow(change.flow);
+                    }
+                    not_moving.push(change);
+                }
             }
         }
         if !not_moving.is_empty() {
@@ -270,6 +276,13 @@ impl Migration {
         if holder != self.core.holder_client.holder() {
             self.redirect_requests_to_holder(now, holder);
         }
+    }
+
+    /// Handles the removal of this node from the group: there is no holder and no other node until a newer view comes.
+    /// Requests to the holder wait for that view.
+    pub fn handle_removal(&mut self, now: Duration) {
+        self.core.view = self.core.view.without_nodes();
+        self.redirect_requests_to_holder(now, NO_NODE);
     }
 
     /// Handles a new channel to `peer`: frames that wait for an answer from it are repeated at once.
@@ -320,6 +333,15 @@ impl Migration {
     /// Returns true if the flow takes part in a move on this node.
     pub fn is_moving(&self, flow: &Flow) -> bool {
         self.core.moving_flows.contains_key(flow)
+    }
+
+    /// Returns true if the flow came here with a process whose move has not ended: [`Migration::handle_changes`] must hear
+    /// of the flow's end.
+    pub fn has_arrived(&self, flow: &Flow) -> bool {
+        let inbound_moves = self.inbound_moves.values();
+        let mut running =
+            inbound_moves.filter(|inbound| inbound.stage == InboundMoveStage::Running);
+        running.any(|inbound| inbound.held_flows.contains(flow))
     }
 
     /// Returns the predicted freeze of a process.

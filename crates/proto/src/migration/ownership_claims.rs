@@ -6,7 +6,7 @@ use super::crash_recovery::COMMITTED_EPOCH;
 use super::donor::{OutboundMove, OutboundMoveStage};
 use super::donor_divert::OutboundFlowState;
 use super::requests_to_holder::TRANSIT_EPOCH;
-use holdfast_wire::{Flow, MoveId, OwnershipRecord};
+use holdfast_wire::{Epoch, Flow, MoveId, OwnershipRecord};
 
 /// Flows and processes with this node's claims; none for one about which another node decides.
 type Claims = Vec<(Flow, Option<OwnershipRecord>)>;
@@ -19,10 +19,6 @@ impl Migration {
         let mut claims = Vec::new();
         for (id, outbound) in &self.outbound_moves {
             self.add_outbound_claims(*id, outbound, &mut claims);
-        }
-        for (id, to) in &self.released_moves {
-            let owned = OwnershipRecord::owned(*to, COMMITTED_EPOCH);
-            claims.push((Flow::process_key(*id), Some(owned)));
         }
         for (id, inbound) in &self.inbound_moves {
             self.add_inbound_claims(*id, inbound, &mut claims);
@@ -38,24 +34,14 @@ impl Migration {
             OutboundMoveStage::Thawing => true,
             _ => false,
         };
-        let is_gone = outbound.stage == OutboundMoveStage::Releasing;
-        let is_in_transit = |state| matches!(state, Diverted | Frozen);
-        // A process that may be stopped was diverted, also if it has no flows.
-        let is_diverted = outbound.divert_requested
-            && (outbound.maybe_stopped
-                || matches!(
-                    outbound.stage,
-                    OutboundMoveStage::Freezing | OutboundMoveStage::Transferring
-                )
-                || outbound
-                    .flows
-                    .values()
-                    .any(|flow| is_in_transit(flow.state)));
+        let is_gone = outbound.is_committed || outbound.stage == OutboundMoveStage::Releasing;
         let process = Flow::process_key(id);
         if is_back {
             let owned = |epoch| (process, Some(OwnershipRecord::owned(node, epoch)));
             claims.extend(outbound.record_epoch.map(owned));
-        } else if is_diverted && !is_gone {
+        } else if is_gone {
+            claims.push((process, Some(OwnershipRecord::owned(to, COMMITTED_EPOCH))));
+        } else if outbound.maybe_diverted {
             let transit = OwnershipRecord::transit(node, to, TRANSIT_EPOCH);
             claims.push((process, Some(transit)));
         }
@@ -83,10 +69,13 @@ impl Migration {
         let node = self.core.config.node;
         let process = Flow::process_key(id);
         match inbound.stage {
-            // The map shows which flows were committed with the process.
+            // The daemon may have died before the map showed that the flows were committed with the process.
             InboundMoveStage::Committing if inbound.is_committed => {
-                let owned = OwnershipRecord::owned(node, COMMITTED_EPOCH);
-                claims.push((process, Some(owned)));
+                let owned = |epoch| Some(OwnershipRecord::owned(node, epoch));
+                claims.push((process, owned(COMMITTED_EPOCH)));
+                let flows = inbound.flows.iter();
+                let committed = |epoch: Epoch| owned(epoch.saturating_add(TRANSIT_EPOCH));
+                claims.extend(flows.map(|flow| (flow.flow, committed(flow.epoch))));
             }
             InboundMoveStage::Committing => {
                 let transit = |epoch| Some(OwnershipRecord::transit(id.donor, node, epoch));

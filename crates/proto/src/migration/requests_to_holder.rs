@@ -132,12 +132,20 @@ impl Migration {
         }
     }
 
-    /// Submits all open requests to the holder of a new view.
+    /// Submits all open requests to the holder of a new view. The requests get new numbers, because an earlier term of
+    /// that node may have answered the former ones: the answer may still be under way, and others have decided since.
     pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
-        for request in self.core.holder_client.restart_waits() {
+        for former in self.core.holder_client.restart_waits() {
+            let request = self.core.next_number() | REQUEST_BIT;
+            self.core.holder_client.renumber(former, request);
+            for outbound in self.outbound_moves.values_mut() {
+                if outbound.holder_request == Some(former) {
+                    outbound.holder_request = Some(request);
+                }
+            }
             if let Some(repetition) = self.core.holder_client.repeat(now, request) {
-                let timer = MoveTimer::HolderRequest(request);
+                let timer = MoveTimer::HolderRequest(former);
                 self.core.timers.remove(&(repetition.previous_due, timer));
                 self.submit_request(request, repetition.body, repetition.due);
             }

@@ -6,7 +6,7 @@
 //! session that closes before an answer teaches nothing; one that loses its element counts as slow.
 
 use super::cached_pool::CachedPool;
-use super::probe_links::ProbeState;
+use super::probe_links::ElementProbeState;
 use super::{PoolUser, SessionId};
 use crate::element_choice::{LatencyChooser, ProbeChooser, ProbeSettings};
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
@@ -37,7 +37,7 @@ pub(super) struct PoolObservations {
     pub(super) latency: LatencyChooser,
     pub(super) probes: ProbeChooser,
     /// Elements that were probed.
-    pub(super) probe_states: BTreeMap<ElementId, ProbeState>,
+    pub(super) probe_states: BTreeMap<ElementId, ElementProbeState>,
     /// Sessions that wait for answers to probes.
     pub(super) waiting_sessions: Vec<SessionId>,
 }

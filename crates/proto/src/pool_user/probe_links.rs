@@ -27,7 +27,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of an element's probes.
 #[derive(Debug, Default)]
-pub(super) struct ProbeState {
+pub(super) struct ElementProbeState {
     /// The open probe: its time, and its link.
     open_probe: Option<(Duration, LinkId)>,
     /// True if the probe counts as lost. Its answer may still arrive.
@@ -39,7 +39,7 @@ pub(super) struct ProbeState {
     next_probe: Duration,
 }
 
-impl ProbeState {
+impl ElementProbeState {
     fn is_silent(&self) -> bool {
         !self.has_answered && self.lost_in_a_row > 0
     }
@@ -235,9 +235,9 @@ impl PoolUser {
         if state.open_probe.is_none_or(|(_, asked)| asked != link) {
             return;
         }
-        *state = ProbeState {
+        *state = ElementProbeState {
             has_answered: true,
-            ..ProbeState::default()
+            ..ElementProbeState::default()
         };
         let latency = latency_us.map(|us| Duration::from_micros(us.into()));
         let elements = pool.elements.len();
@@ -293,7 +293,7 @@ impl CachedPool {
         let candidates = self.candidates(now);
         candidates.into_iter().partition(|id| {
             let state = self.observations.probe_states.get(id);
-            state.is_some_and(ProbeState::is_silent) || self.asap_transport(*id).is_none()
+            state.is_some_and(ElementProbeState::is_silent) || self.asap_transport(*id).is_none()
         })
     }
 

@@ -1,48 +1,13 @@
 //! The new holder's side: requests reports, and turns claims into records.
 
-use super::{Admission, Claim, Command, Event, TableRebuild};
+use super::statements::{RemovedFlows, Statements};
+use super::{Admission, Claim, Command, DecidedFlow, Dispute, Event, TableRebuild};
+use crate::flow_ownership::{CLAIMED_EPOCH_MAX, claimant};
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::flow_report_frames::FlowReportFrame;
-use holdfast_wire::{
-    ChangeKind, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord, RecordState,
-};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-/// Maximum number of transits that acceptors claim and that have no record, and of flows that their donors have yielded:
-/// as many flows as all nodes together can reasonably have in transit, or have had lately.
-const ACCEPTOR_CLAIMS_MAX: usize = 1 << 18;
-
-/// Maximum number of remembered removals.
-const REMOVALS_MAX: usize = 1 << 16;
-
-/// Flows that were removed while reports are missing. A donor that does not know the end of its handoff would bring a
-/// flow back that has moved and was closed by the acceptor.
-#[derive(Debug, Default)]
-struct RemovedFlows {
-    epochs: BTreeMap<Flow, Epoch>,
-    /// The flows by age, oldest first.
-    order: VecDeque<Flow>,
-}
-
-impl RemovedFlows {
-    fn add(&mut self, flow: Flow, epoch: Epoch) {
-        if self.epochs.insert(flow, epoch).is_none() {
-            self.order.push_back(flow);
-        }
-        if self.order.len() > REMOVALS_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.epochs.remove(&oldest);
-        }
-    }
-
-    /// Returns true if the flow was removed at the record's epoch or a later one.
-    fn has(&self, flow: &Flow, record: &OwnershipRecord) -> bool {
-        let removed = self.epochs.get(flow);
-        removed.is_some_and(|epoch| *epoch >= record.epoch)
-    }
-}
+use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, RecordState};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Progress of a node's report.
 #[derive(Debug, Clone, Copy, Default)]
@@ -61,12 +26,9 @@ pub(super) struct Collector {
     pending: BTreeMap<NodeId, InboundReport>,
     /// Nodes whose report is complete.
     reported: BTreeSet<NodeId>,
-    /// Transits about which the holder decides only after the report of the given node, the other party.
-    awaited: BTreeMap<NodeId, BTreeSet<Flow>>,
-    /// Transits that only the acceptor claims.
-    acceptor_claims: BTreeMap<Flow, OwnershipRecord>,
-    /// Flows of which former owners say that another node has them: the last former owner, and the record.
-    yielded: BTreeMap<Flow, (NodeId, OwnershipRecord)>,
+    statements: Statements,
+    /// True from the end of a rebuild until the statements that only a rebuild needs are dropped.
+    is_just_complete: bool,
     removed: RemovedFlows,
     /// Time at which the holder serves without the missing reports; none once the holder serves.
     ready_at: Option<Duration>,
@@ -82,9 +44,8 @@ impl Collector {
             term: view.epoch,
             pending: BTreeMap::new(),
             reported: nodes_of(view).collect(),
-            awaited: BTreeMap::new(),
-            acceptor_claims: BTreeMap::new(),
-            yielded: BTreeMap::new(),
+            statements: Statements::default(),
+            is_just_complete: false,
             removed: RemovedFlows::default(),
             ready_at: None,
             request_at: None,
@@ -104,36 +65,50 @@ impl Collector {
         self.ready_at.into_iter().chain(self.request_at).min()
     }
 
-    fn is_awaited(&self, flow: &Flow) -> bool {
-        self.awaited.values().any(|flows| flows.contains(flow))
+    pub(super) fn has_disputes(&self) -> bool {
+        self.statements.has_disputes()
     }
 
-    /// Takes the claim of an acceptor that asks for a decision about the very transit, and returns the record for it: the
-    /// commit, if the donor has yielded the flow to the acceptor; the transit, if the donor is outside of the view and the
-    /// acceptor wants to commit. Otherwise the donor may have taken the flow back, and there is no record.
+    pub(super) fn disputed_claims(&self) -> Vec<Claim> {
+        self.statements.disputed_claims()
+    }
+
+    /// Returns true if a node wants a decision about a transit of which the other party has not reported.
+    fn is_awaited(&self, asker: NodeId, change: &OwnershipChange) -> bool {
+        let said = self.statements.get(&change.flow, asker);
+        said.is_some_and(|record| match record.state {
+            RecordState::Owned { .. } => false,
+            RecordState::Transit { donor, acceptor } => {
+                let other = if donor == asker { acceptor } else { donor };
+                self.pending.contains_key(&other)
+            }
+        })
+    }
+
+    /// Takes the claim of an acceptor that asks for a decision about the very transit. Returns the transit as the record for
+    /// the decision if the donor is outside of the view and the acceptor wants to commit. Otherwise the donor may have
+    /// taken the flow back, and there is no record but that of a granted commit.
     fn take_acceptor_claim(
         &mut self,
         view: &View,
         asker: NodeId,
         change: &OwnershipChange,
     ) -> Option<Claim> {
-        let record = *self.acceptor_claims.get(&change.flow)?;
+        let record = self.statements.get(&change.flow, asker)?;
         let RecordState::Transit { donor, acceptor } = record.state else {
             return None;
         };
         if acceptor != asker || record.epoch != change.epoch {
             return None;
         }
-        let committed = OwnershipRecord::owned(acceptor, record.epoch.saturating_add(1));
-        let is_yielded = self.yielded.get(&change.flow) == Some(&(donor, committed));
-        let decided = match change.kind {
-            _ if is_yielded => committed,
-            ChangeKind::Rollback => return None,
-            _ if view.contains(donor) => return None,
-            _ => record,
-        };
-        self.acceptor_claims.remove(&change.flow);
-        Some((change.flow, decided))
+        // A report that is missing may tell how the flow came to the donor: then the donor's word shows where it went.
+        match self.pending.is_empty() {
+            true => self.statements.forget_decided(&change.flow),
+            false if self.statements.is_disputed(&change.flow) => {}
+            false => self.statements.remove(&change.flow, asker),
+        }
+        let is_lost = change.kind != ChangeKind::Rollback && !view.contains(donor);
+        is_lost.then_some((change.flow, record))
     }
 }
 
@@ -148,9 +123,8 @@ impl TableRebuild {
         self.collector = Some(Collector {
             term,
             reported: BTreeSet::new(),
-            awaited: BTreeMap::new(),
-            acceptor_claims: BTreeMap::new(),
-            yielded: BTreeMap::new(),
+            statements: Statements::default(),
+            is_just_complete: false,
             removed: RemovedFlows::default(),
             ready_at: Some(now + self.config.report_wait_max),
             request_at: Some(now + wait),
@@ -177,10 +151,14 @@ impl TableRebuild {
         let view = &self.view;
         collector.reported.retain(|node| view.contains(*node));
         let has_left = |node: &NodeId| !view.contains(*node);
-        let left: BTreeSet<NodeId> = (collector.pending.keys().chain(collector.awaited.keys()))
-            .copied()
-            .filter(has_left)
-            .collect();
+        let left = collector.pending.keys().copied().filter(has_left);
+        let left: Vec<NodeId> = left.collect();
+        let disputed = match collector.has_disputes() {
+            true => collector
+                .statements
+                .drop_disputants(|node| view.contains(node)),
+            false => Vec::new(),
+        };
         if !new.is_empty() {
             collector.request_wait = self.config.request_retry_min;
             collector.request_at = Some(now + collector.request_wait);
@@ -190,6 +168,7 @@ impl TableRebuild {
         for peer in new {
             self.send(peer, FlowReportFrame::Request { term });
         }
+        self.decide_disputed(disputed);
         for node in left {
             self.settle(node);
         }
@@ -226,8 +205,8 @@ impl TableRebuild {
                     false => (false, 0),
                 }
             }
-            // A repetition: claims may be repeated without harm.
-            None if collector.reported.contains(&from) => (true, part.saturating_add(1)),
+            // A repetition, whose claims may be older than what the holder has decided since.
+            None if collector.reported.contains(&from) => (false, part.saturating_add(1)),
             None => {
                 return (self.outputs).report_ignored(
                     from,
@@ -252,49 +231,56 @@ impl TableRebuild {
         let Some(collector) = &mut self.collector else {
             return;
         };
+        let statements = &mut collector.statements;
         let mut records = Vec::with_capacity(claims.len());
-        let mut foreign = 0_usize;
+        let mut disputed = Vec::new();
+        let (mut foreign, mut excess) = (0_usize, 0_usize);
         for (flow, record) in claims {
-            if collector.removed.has(&flow, &record) {
+            if collector.removed.has(&flow, (from, record), statements) {
                 continue;
             }
-            let other = match record.state {
-                RecordState::Owned { owner } if owner == from => {
-                    records.push((flow, record));
-                    continue;
-                }
-                RecordState::Owned { .. } => {
-                    let known = collector.yielded.get(&flow);
-                    let is_newer = known.is_none_or(|(_, known)| known.epoch < record.epoch);
-                    if is_newer && collector.yielded.len() < ACCEPTOR_CLAIMS_MAX {
-                        collector.yielded.insert(flow, (from, record));
+            let is_own = match record.state {
+                RecordState::Owned { owner } => owner == from,
+                RecordState::Transit { donor, acceptor } => {
+                    if donor == acceptor || (donor != from && acceptor != from) {
+                        foreign += 1;
+                        continue;
                     }
-                    continue;
-                }
-                RecordState::Transit { donor, acceptor } if donor == from => {
-                    records.push((flow, record));
-                    acceptor
-                }
-                RecordState::Transit { donor, acceptor } if acceptor == from => {
-                    if collector.acceptor_claims.len() < ACCEPTOR_CLAIMS_MAX {
-                        collector.acceptor_claims.insert(flow, record);
-                    }
-                    donor
-                }
-                RecordState::Transit { .. } => {
-                    foreign += 1;
-                    continue;
+                    donor == from
                 }
             };
-            if self.view.contains(other) && !collector.reported.contains(&other) {
-                collector.awaited.entry(other).or_default().insert(flow);
+            let is_plain = is_own && matches!(record.state, RecordState::Owned { .. });
+            let is_disputed = statements.is_disputed(&flow);
+            if is_plain {
+                statements.remove(&flow, from);
+            }
+            let is_admitted = record.epoch <= CLAIMED_EPOCH_MAX
+                && (is_plain || statements.add(flow, from, record));
+            if !is_admitted {
+                excess += 1;
+            } else if is_disputed {
+                statements.add_disputed(flow, from, record);
+                disputed.push(flow);
+            } else if is_own {
+                records.push((flow, record));
+            } else {
+                let committed = statements.granted_commit(&flow, from);
+                records.extend(committed.map(|record| (flow, record)));
             }
         }
         if !records.is_empty() {
             self.outputs.execute(Command::StoreNewer { records });
         }
+        self.decide_disputed(disputed);
         if foreign > 0 {
             (self.outputs).report_ignored(from, "FlowReport", "claims about flows of other nodes");
+        }
+        if excess > 0 {
+            (self.outputs).report_ignored(
+                from,
+                "FlowReport",
+                "too many claims, or epochs too high",
+            );
         }
         if is_last {
             self.settle(from);
@@ -308,7 +294,6 @@ impl TableRebuild {
             return;
         };
         let was_pending = collector.pending.remove(&node).is_some();
-        collector.awaited.remove(&node);
         if is_in_view {
             collector.reported.insert(node);
         }
@@ -316,6 +301,7 @@ impl TableRebuild {
         if was_pending && collector.pending.is_empty() {
             collector.request_at = None;
             collector.removed = RemovedFlows::default();
+            collector.is_just_complete = true;
             self.report_ready();
             self.outputs.push_event(Event::Complete);
         }
@@ -379,21 +365,28 @@ impl TableRebuild {
                 ChangeKind::Commit | ChangeKind::CommitAll { .. } | ChangeKind::Rollback
             )
         };
-        let is_awaited = |change: &OwnershipChange| collector.is_awaited(&change.flow);
-        if !collector.awaited.is_empty() && changes.iter().filter(decides).any(is_awaited) {
+        let is_awaited = |change: &OwnershipChange| collector.is_awaited(asker, change);
+        let is_complete = collector.is_complete();
+        if !is_complete && changes.iter().filter(decides).any(is_awaited) {
             return Admission::Deferred;
         }
-        let is_complete = collector.is_complete();
-        if is_complete && collector.acceptor_claims.is_empty() {
+        // Until now the daemon may have had claims of the last report to judge.
+        if is_complete && std::mem::take(&mut collector.is_just_complete) {
+            collector.statements.keep_undecided();
+        }
+        if is_complete && collector.statements.is_empty() {
             return Admission::Admitted;
         }
-        let mut records = Vec::new();
+        let (mut records, mut disputed) = (Vec::new(), Vec::new());
         for change in changes {
             match change.kind {
                 ChangeKind::Remove => {
-                    collector.acceptor_claims.remove(&change.flow);
+                    collector.statements.remove(&change.flow, asker);
+                    if collector.statements.is_disputed(&change.flow) {
+                        disputed.push(change.flow);
+                    }
                     if !is_complete {
-                        collector.removed.add(change.flow, change.epoch);
+                        collector.removed.add(change.flow, asker, change.epoch);
                     }
                 }
                 // Without a record a commit or rollback is refused, and the acceptor gives the flow up.
@@ -406,7 +399,43 @@ impl TableRebuild {
         if !records.is_empty() {
             self.outputs.execute(Command::StoreMissing { records });
         }
+        self.decide_disputed(disputed);
         Admission::Admitted
+    }
+
+    /// Registers claims that contradict the table's records, and returns the records that these flows get.
+    pub(super) fn on_disputes(&mut self, disputes: Vec<Dispute>) -> Vec<DecidedFlow> {
+        let (holder, view) = (self.config.node, &self.view);
+        let Some(collector) = &mut self.collector else {
+            return Vec::new();
+        };
+        let mut records = Vec::with_capacity(disputes.len());
+        for dispute in disputes {
+            let flow = dispute.flow;
+            for claim in [dispute.recorded, dispute.claimed] {
+                let node = match claim.state {
+                    RecordState::Transit { donor, acceptor } if !view.contains(donor) => acceptor,
+                    _ => claimant(claim),
+                };
+                collector.statements.add_disputed(flow, node, claim);
+            }
+            let is_in_view = |node| view.contains(node);
+            let record = collector.statements.decide(&flow, holder, is_in_view);
+            records.push((flow, record));
+        }
+        records
+    }
+
+    /// Decides about disputed flows again.
+    fn decide_disputed(&mut self, flows: Vec<Flow>) {
+        let (holder, view) = (self.config.node, &self.view);
+        let Some(collector) = self.collector.as_mut().filter(|_| !flows.is_empty()) else {
+            return;
+        };
+        let is_in_view = |node| view.contains(node);
+        let decide = |flow| (flow, collector.statements.decide(&flow, holder, is_in_view));
+        let records = flows.into_iter().map(decide).collect();
+        self.outputs.execute(Command::SetRecords { records });
     }
 }
 

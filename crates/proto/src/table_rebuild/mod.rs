@@ -6,20 +6,27 @@
 //!
 //! | claim | by | at the holder |
 //! | --- | --- | --- |
-//! | owned, epoch e | the owner | record, if no node claims a higher epoch |
-//! | in transit, epoch e | the donor | record, if no node claims a higher epoch |
-//! | in transit, epoch e | the acceptor | kept aside: the acceptor makes its claim before the donor diverts. When the acceptor asks for a decision: its ownership becomes the record if the donor has yielded the flow, the transit if the donor is outside of the view |
+//! | owned, epoch e | the owner | record, in place of an older one of the owner or of a transit to the owner |
+//! | in transit, epoch e | the donor | record, in place of an older one of the donor or of a transit to the donor |
+//! | in transit, epoch e | the acceptor | kept aside: the acceptor makes its claim before the donor diverts. The acceptor's ownership becomes the record if the donor has yielded the flow; the transit becomes the record when the acceptor wants to commit and the donor is outside of the view |
 //! | owned by another node | the former owner | yields the flow to that node |
 //!
 //! The former holder may have decided about a transit, and only one of donor and acceptor knows. Therefore the holder
 //! decides about a transit only after both have reported. A node outside of the view counts as having reported: the
 //! group has given the node up. A request of a node that has not reported waits as well ([`TableRebuild::admit`]).
 //!
+//! A node may lie, and a higher epoch proves nothing. So a flow changes hands only by the word of the node that has it: its
+//! claim names the acceptor, which may have yielded the flow to a third node, and so on. If two nodes of the view claim a
+//! flow in any other way, the flow is *disputed*: neither gets its packets, and no change to its record is granted, until
+//! one of the two removes the flow or leaves the view. The holder believes its own ownership. Claims count until the node's report is
+//! complete; from then on the node changes records by requests alone.
+//!
 //! The holder serves when all nodes have reported, or after [`TableRebuildConfig::report_wait_max`]. A node that has not
 //! reported by then is asked again until it does; its flows have no record, and their packets get no answer meanwhile.
 
 mod collector;
 mod reporter;
+mod statements;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +40,20 @@ use holdfast_wire::{Flow, Frame, NodeId, OwnershipChange, OwnershipRecord};
 
 /// A statement of a node about a flow: [`OwnershipRecord`] as the holder of the steering table would have it.
 pub type Claim = (Flow, OwnershipRecord);
+
+/// A flow and the record that it gets; none if its record is to be removed.
+pub type DecidedFlow = (Flow, Option<OwnershipRecord>);
+
+/// A claim to a flow that another node claims as well ([`crate::flow_ownership::ClaimVerdict::Disputed`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dispute {
+    /// The flow.
+    pub flow: Flow,
+    /// The record in the table.
+    pub recorded: OwnershipRecord,
+    /// The claim.
+    pub claimed: OwnershipRecord,
+}
 
 /// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,15 +77,22 @@ pub enum Command {
         /// The flows.
         flows: Vec<Flow>,
     },
-    /// Store each record that is newer than the table's ([`crate::flow_ownership::newer_record`]).
+    /// Store each claim whose flow has no record, or an older one ([`crate::flow_ownership::judge_claim`]), and then call
+    /// [`TableRebuild::handle_disputes`] with the disputed ones, if any.
     StoreNewer {
         /// The records.
         records: Vec<Claim>,
     },
-    /// Store each record whose flow has none in the table.
+    /// Store each record whose flow has none in the table, and then call [`TableRebuild::handle_disputes`] with those that
+    /// [`crate::flow_ownership::judge_claim`] calls disputed, if any.
     StoreMissing {
         /// The records.
         records: Vec<Claim>,
+    },
+    /// Store or remove each record, whatever the table has.
+    SetRecords {
+        /// The records.
+        records: Vec<DecidedFlow>,
     },
 }
 
@@ -208,6 +236,12 @@ impl TableRebuild {
         }
     }
 
+    /// Handles the removal of this node from the group: it neither holds the table nor reports to a holder.
+    pub fn handle_removal(&mut self) {
+        self.view = self.view.without_nodes();
+        (self.report, self.early_request, self.collector) = (None, None, None);
+    }
+
     /// Handles a frame from a node (as named by the channel's certificate).
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: FlowReportFrame) {
         match frame {
@@ -235,6 +269,12 @@ impl TableRebuild {
     /// Handles the answer to [`Command::ReadClaims`].
     pub fn handle_claims(&mut self, token: CommandToken, claims: Vec<Claim>) {
         self.on_claims_read(token, claims);
+    }
+
+    /// Handles claims that contradict the table. Returns the records of their flows, which the daemon stores at once.
+    #[must_use]
+    pub fn handle_disputes(&mut self, disputes: Vec<Dispute>) -> Vec<DecidedFlow> {
+        self.on_disputes(disputes)
     }
 
     /// Handles a new channel to `peer`: a missing report is requested at once.
@@ -265,6 +305,19 @@ impl TableRebuild {
     /// Returns true if this node is the holder and all nodes have reported.
     pub fn is_complete(&self) -> bool {
         self.collector.as_ref().is_some_and(Collector::is_complete)
+    }
+
+    /// Returns true if several nodes claim a flow. The claims are not in the table, so a later daemon must not adopt the
+    /// table.
+    pub fn has_disputes(&self) -> bool {
+        self.collector.as_ref().is_some_and(Collector::has_disputes)
+    }
+
+    /// Returns the claims to disputed flows, those to one flow behind each other. A dispute before
+    /// [`Event::Complete`] may end with the report of a node through which the flow has passed.
+    pub fn disputed_claims(&self) -> Vec<Claim> {
+        let collector = self.collector.as_ref();
+        collector.map_or_else(Vec::new, Collector::disputed_claims)
     }
 
     /// Decides whether the holder may handle a request of `asker` (a node, or this node) to change records. Transits that

@@ -63,7 +63,8 @@ impl TableRebuild {
             );
         }
         match &self.report {
-            Some(report) if report.holder == from && report.term == term => {
+            // The holder may have restarted before the first part arrived, and flows may have begun since.
+            Some(report) if report.holder == from && report.term == term && report.part > 0 => {
                 // Report or answer were lost with a channel.
                 if report.stage == ReportStage::AwaitingAck {
                     self.read_part(

@@ -1,4 +1,6 @@
+use super::statements::Statements;
 use super::*;
+use crate::flow_ownership::disputed_record;
 use holdfast_wire::ChangeKind;
 use std::collections::BTreeSet;
 
@@ -112,6 +114,10 @@ fn change(kind: ChangeKind, epoch: u32) -> [OwnershipChange; 1] {
     [OwnershipChange { flow, kind, epoch }]
 }
 
+fn is_command(output: &Output) -> bool {
+    matches!(output, Output::Execute(_))
+}
+
 fn transit() -> Claim {
     (flow(1), OwnershipRecord::transit(DONOR, ACCEPTOR, 5))
 }
@@ -185,25 +191,19 @@ fn transit_is_decided_when_other_party_leaves_the_view() {
 }
 
 #[test]
-fn claim_of_acceptor_alone_becomes_record_at_its_commit() {
+fn claim_of_acceptor_becomes_record_when_donor_yields() {
     let mut holder = holder();
     holder.handle_frame(ms(1), ACCEPTOR, report(vec![transit()]));
     let commit = change(ChangeKind::Commit, 5);
     assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Deferred);
+    assert!(!outputs(&mut holder).iter().any(is_command));
     let yielded = (flow(1), OwnershipRecord::owned(ACCEPTOR, 6));
     holder.handle_frame(ms(2), DONOR, report(vec![yielded]));
-    let before = outputs(&mut holder);
-    let is_stored = |output: &Output| {
-        matches!(
-            output,
-            Output::Execute(Command::StoreNewer { .. } | Command::StoreMissing { .. })
-        )
-    };
-    assert!(!before.iter().any(is_stored));
-    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Admitted);
     let records = vec![yielded];
-    let store = Output::Execute(Command::StoreMissing { records });
-    assert_eq!(outputs(&mut holder), [store]);
+    let store = Output::Execute(Command::StoreNewer { records });
+    assert!(outputs(&mut holder).contains(&store));
+    assert_eq!(holder.admit(ACCEPTOR, &commit), Admission::Admitted);
+    assert_eq!(outputs(&mut holder), []);
 }
 
 #[test]
@@ -260,6 +260,47 @@ fn removed_flow_does_not_come_back_by_late_report_of_its_donor() {
 }
 
 #[test]
+fn repeated_report_is_acknowledged_and_stores_nothing() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), ACCEPTOR, report(Vec::new()));
+    holder.handle_frame(ms(1), DONOR, report(vec![transit()]));
+    outputs(&mut holder);
+    // The flow may have moved and ended since.
+    holder.handle_frame(ms(2), DONOR, report(vec![transit()]));
+    let ack = FlowReportFrame::Ack {
+        term: TERM,
+        report: 5,
+        next_part: 1,
+    };
+    let answer = Output::Send {
+        to: DONOR,
+        frame: Frame::FlowReport(ack),
+    };
+    assert_eq!(outputs(&mut holder), [answer]);
+}
+
+#[test]
+fn flows_that_donor_has_yielded_are_committed_with_its_report() {
+    let mut holder = holder();
+    let process: Flow = Flow::process_key(holdfast_wire::MoveId {
+        donor: DONOR,
+        boot: 1,
+        seq: 1,
+    });
+    let moving = (process, OwnershipRecord::transit(DONOR, ACCEPTOR, 2));
+    let other = (flow(2), OwnershipRecord::transit(DONOR, ACCEPTOR, 5));
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![moving, transit(), other]));
+    outputs(&mut holder);
+    let yielded = vec![
+        (process, OwnershipRecord::owned(ACCEPTOR, 3)),
+        (flow(1), OwnershipRecord::owned(ACCEPTOR, 6)),
+    ];
+    holder.handle_frame(ms(2), DONOR, report(yielded.clone()));
+    let store = Output::Execute(Command::StoreNewer { records: yielded });
+    assert!(outputs(&mut holder).contains(&store));
+}
+
+#[test]
 fn claims_about_flows_of_others_are_ignored() {
     let mut holder = holder();
     let foreign = vec![(flow(1), OwnershipRecord::transit(FORMER, ACCEPTOR, 3))];
@@ -292,10 +333,6 @@ fn report_has_parts_that_wait_for_each_other() {
     };
     assert_eq!(node.poll_output(), Some(part(0, &claims[..2], false)));
     assert_eq!(node.poll_output(), None);
-    // A repeated request has the part sent again, with the claims of that time.
-    node.handle_frame(ms(1), HOLDER, FlowReportFrame::Request { term: TERM });
-    read_own(&mut node, &claims[1..]);
-    assert_eq!(node.poll_output(), Some(part(0, &claims[1..2], false)));
     let ack = |next_part| FlowReportFrame::Ack {
         term: TERM,
         report: BOOT + 1,
@@ -304,8 +341,27 @@ fn report_has_parts_that_wait_for_each_other() {
     node.handle_frame(ms(2), HOLDER, ack(1));
     read_own(&mut node, &claims);
     assert_eq!(node.poll_output(), Some(part(1, &claims[2..], true)));
-    node.handle_frame(ms(3), HOLDER, ack(2));
+    // A repeated request has the part sent again, with the claims of that time.
+    node.handle_frame(ms(3), HOLDER, FlowReportFrame::Request { term: TERM });
+    read_own(&mut node, &[]);
+    assert_eq!(node.poll_output(), Some(part(1, &[], true)));
+    node.handle_frame(ms(4), HOLDER, ack(2));
     assert_eq!(outputs(&mut node), []);
+}
+
+#[test]
+fn report_without_acknowledged_part_begins_again_with_new_flows() {
+    let mut node = machine(DONOR);
+    node.handle_view(ms(0), view(TERM));
+    node.handle_frame(ms(0), HOLDER, FlowReportFrame::Request { term: TERM });
+    report_own(&mut node, &[]);
+    outputs(&mut node);
+    // The holder has restarted, and a flow has begun.
+    node.handle_frame(ms(1), HOLDER, FlowReportFrame::Request { term: TERM });
+    assert!(matches!(
+        outputs(&mut node)[..],
+        [Output::Execute(Command::ListFlows { .. })]
+    ));
 }
 
 #[test]
@@ -380,4 +436,151 @@ fn adopted_table_is_complete() {
     assert_eq!(outputs(&mut holder), []);
     let rollback = change(ChangeKind::Rollback, 5);
     assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+}
+
+#[test]
+fn removed_holder_collects_no_reports() {
+    let mut holder = holder();
+    assert!(holder.poll_timeout().is_some());
+    holder.handle_removal();
+    while holder.poll_output().is_some() {}
+    assert_eq!(holder.poll_timeout(), None);
+    assert!(!holder.is_complete());
+    // The records that the node had are those of an earlier view.
+    holder.handle_view(ms(1), view(TERM + 1));
+    assert_eq!(
+        holder.poll_output(),
+        Some(Output::Execute(Command::ClearTable))
+    );
+}
+
+/// A claim of the donor, and the same flow claimed by the acceptor, although nothing is in transit.
+fn disputed_flow(holder: &mut TableRebuild) -> [OwnershipRecord; 2] {
+    let claims = [DONOR, ACCEPTOR].map(|node| OwnershipRecord::owned(node, u32::from(node.0)));
+    let [recorded, claimed] = claims;
+    holder.handle_frame(ms(1), DONOR, report(vec![(flow(1), recorded)]));
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![(flow(1), claimed)]));
+    let flow = flow(1);
+    let dispute = Dispute {
+        flow,
+        recorded,
+        claimed,
+    };
+    let records = holder.handle_disputes(vec![dispute]);
+    assert_eq!(records, [(flow, Some(disputed_record(HOLDER)))]);
+    assert!(holder.has_disputes());
+    assert_eq!(holder.disputed_claims(), claims.map(|claim| (flow, claim)));
+    outputs(holder);
+    claims
+}
+
+fn decided(record: Option<OwnershipRecord>) -> Output {
+    let records = vec![(flow(1), record)];
+    Output::Execute(Command::SetRecords { records })
+}
+
+#[test]
+fn claims_after_the_complete_report_are_ignored() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), DONOR, report(Vec::new()));
+    outputs(&mut holder);
+    let late = (flow(1), OwnershipRecord::owned(DONOR, 9));
+    holder.handle_frame(ms(2), DONOR, report(vec![late]));
+    let ack = FlowReportFrame::Ack {
+        term: TERM,
+        report: 5,
+        next_part: 1,
+    };
+    let answer = Output::Send {
+        to: DONOR,
+        frame: Frame::FlowReport(ack),
+    };
+    assert_eq!(outputs(&mut holder), [answer]);
+}
+
+#[test]
+fn disputed_flow_is_decided_when_one_node_removes_it() {
+    let mut holder = holder();
+    let [_, claimed] = disputed_flow(&mut holder);
+    let by_stranger = holder.admit(HOLDER, &change(ChangeKind::Remove, 9));
+    assert_eq!(by_stranger, Admission::Admitted);
+    let still = decided(Some(disputed_record(HOLDER)));
+    assert_eq!(outputs(&mut holder), [still]);
+    assert_eq!(
+        holder.admit(DONOR, &change(ChangeKind::Remove, 3)),
+        Admission::Admitted
+    );
+    assert_eq!(outputs(&mut holder), [decided(Some(claimed))]);
+    assert!(!holder.has_disputes());
+}
+
+#[test]
+fn disputed_flow_is_decided_when_one_node_leaves() {
+    let mut holder = holder();
+    let [recorded, _] = disputed_flow(&mut holder);
+    let without_acceptor = View {
+        server_nodes: BTreeSet::new(),
+        ..view(TERM + 1)
+    };
+    holder.handle_view(ms(3), without_acceptor);
+    assert!(outputs(&mut holder).contains(&decided(Some(recorded))));
+    assert!(!holder.has_disputes());
+}
+
+#[test]
+fn flow_follows_the_words_of_the_nodes_that_gave_it_on() {
+    let mut holder = holder();
+    let (donor, acceptor) = (transit(), OwnershipRecord::owned(HOLDER, 8));
+    holder.handle_frame(ms(1), DONOR, report(vec![donor]));
+    holder.handle_frame(ms(1), ACCEPTOR, report(vec![(flow(1), acceptor)]));
+    outputs(&mut holder);
+    let dispute = Dispute {
+        flow: flow(1),
+        recorded: donor.1,
+        claimed: acceptor,
+    };
+    let records = holder.handle_disputes(vec![dispute]);
+    assert_eq!(records, [(flow(1), Some(acceptor))]);
+    assert!(!holder.has_disputes());
+}
+
+#[test]
+fn removal_by_a_node_without_the_flow_hides_no_claim() {
+    let mut holder = holder();
+    holder.handle_frame(ms(1), ACCEPTOR, report(Vec::new()));
+    let remove = change(ChangeKind::Remove, u32::MAX);
+    assert_eq!(holder.admit(ACCEPTOR, &remove), Admission::Admitted);
+    outputs(&mut holder);
+    let records = vec![(flow(1), OwnershipRecord::owned(DONOR, 3))];
+    holder.handle_frame(ms(2), DONOR, report(records.clone()));
+    assert!(outputs(&mut holder).contains(&Output::Execute(Command::StoreNewer { records })));
+}
+
+#[test]
+fn claim_with_an_epoch_near_the_end_is_ignored() {
+    let mut holder = holder();
+    let records = vec![(flow(1), OwnershipRecord::owned(DONOR, u32::MAX))];
+    holder.handle_frame(ms(1), DONOR, report(records));
+    assert!(!outputs(&mut holder).iter().any(is_command));
+}
+
+#[test]
+fn statements_of_one_node_are_bounded_and_leave_room_for_those_of_others() {
+    let mut statements = Statements::default();
+    let record = OwnershipRecord::transit(DONOR, ACCEPTOR, 5);
+    let flows = |host: u8| (0..u16::MAX).map(move |port| flow_of_host(host, port));
+    let all = (0..5).flat_map(flows);
+    let added = all
+        .filter(|flow| statements.add(*flow, DONOR, record))
+        .count();
+    assert_eq!(added, 1 << 18);
+    assert!(statements.add(flow_of_host(9, 1), ACCEPTOR, record));
+    assert!(statements.add(flow_of_host(0, 1), DONOR, record), "known");
+}
+
+fn flow_of_host(host: u8, port: u16) -> Flow {
+    Flow {
+        remote: ([10, 0, 2, host], port).into(),
+        ..flow(1)
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use holdfast_proto::machine_output::IgnoredInput;
+use holdfast_proto::view::NO_NODE;
 use holdfast_wire::OwnershipChange;
 
 /// A view after the first one, with another contact node.
@@ -102,4 +103,23 @@ fn node_outside_of_view_takes_no_flows() {
         matches!(refused, Err(FlowHandoffRequestError::UnknownNode(B))),
         "{refused:?}"
     );
+}
+
+#[test]
+fn removed_node_neither_decides_nor_hands_off_until_it_has_a_view() {
+    let mut machine = new_machine(HOLDER, HOLDER);
+    report(&mut machine);
+    let Command::Arbitrate { .. } = take_command(&mut machine) else {
+        panic!("the holder decides");
+    };
+    machine.handle_removal(ms(1));
+    let (to, _) = take_sent_frame(&mut machine);
+    assert_eq!(to, NO_NODE);
+    let refused = machine.handle_request(ms(2), new_request(DrainPolicy::No));
+    assert!(
+        matches!(refused, Err(FlowHandoffRequestError::UnknownNode(B))),
+        "{refused:?}"
+    );
+    machine.handle_view(ms(3), later_view(A));
+    assert!(matches!(take_sent_frame(&mut machine), (A, _)));
 }

@@ -15,7 +15,7 @@ use rustix::net::{Shutdown, shutdown};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::task::coop::{consume_budget, unconstrained};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::pipe_pool::PipePool;
 
@@ -35,6 +35,18 @@ pub(crate) enum Side {
     Server,
 }
 
+/// Time limits of a join.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimeLimits {
+    /// Maximum silence of a client after the server has ended its stream: a server that closed its connection would leave
+    /// the proxy with a half-open connection for as long as such a client lives. The kernel limits the same state of its
+    /// own connections (FIN-WAIT-2, tcp_fin_timeout).
+    pub(crate) silence_after_server_end: Duration,
+    /// Maximum time in which a side takes none of the bytes that wait for it in a pipe. The kernel gives up a peer that
+    /// answers nothing, but not one that keeps its window closed.
+    pub(crate) stall: Duration,
+}
+
 /// Numbers of bytes that a join has passed on.
 #[derive(Debug, Default)]
 pub(crate) struct ByteCounts {
@@ -47,15 +59,15 @@ pub(crate) struct ByteCounts {
 pub(crate) enum JoinFailure {
     /// The connection of this side was reset, or its peer is unreachable.
     Broken(Side),
+    /// A side took no bytes for too long.
+    Stalled,
     /// The system gave no pipe.
     NoPipe(io::Error),
 }
 
 /// Passes bytes both ways until both streams have ended; then every byte is in a send queue.
 ///
-/// Ends too if the server has ended its stream and the client sends nothing for `silence_max`: a server that closed its
-/// connection would leave the proxy with a half-open connection for as long as such a client lives. The kernel limits
-/// the same state of its own connections (FIN-WAIT-2, tcp_fin_timeout).
+/// Ends too if the server has ended its stream and the client is silent for too long (see [`TimeLimits`]).
 ///
 /// # Errors
 /// See [`JoinFailure`]. The caller resets both connections then; the bytes that one side sent before its reset have
@@ -64,12 +76,24 @@ pub(crate) async fn join(
     streams: JoinedStreams<'_>,
     pipes: &PipePool,
     bytes: &ByteCounts,
-    silence_max: Duration,
+    limits: TimeLimits,
 ) -> Result<(), JoinFailure> {
     let client = End(streams.client, Side::Client);
     let server = End(streams.server, Side::Server);
-    let mut to_server = pin!(pass_stream(client, server, pipes, &bytes.to_server));
-    let mut to_client = pin!(pass_stream(server, client, pipes, &bytes.to_client));
+    let mut to_server = pin!(pass_stream(
+        client,
+        server,
+        pipes,
+        &bytes.to_server,
+        limits.stall
+    ));
+    let mut to_client = pin!(pass_stream(
+        server,
+        client,
+        pipes,
+        &bytes.to_client,
+        limits.stall
+    ));
     let (mut is_to_server_done, mut is_to_client_done) = (false, false);
     let failure = loop {
         let step = tokio::select! {
@@ -85,7 +109,7 @@ pub(crate) async fn join(
             }
             failure = client.failure() => Err(failure),
             failure = server.failure() => Err(failure),
-            () = silence(&bytes.to_server, silence_max), if is_to_client_done => return Ok(()),
+            () = silence(&bytes.to_server, limits.silence_after_server_end), if is_to_client_done => return Ok(()),
         };
         match step {
             Ok(()) if is_to_server_done && is_to_client_done => return Ok(()),
@@ -135,6 +159,7 @@ async fn pass_stream(
     to: End<'_>,
     pipes: &PipePool,
     bytes: &AtomicU64,
+    stall_max: Duration,
 ) -> Result<(), JoinFailure> {
     loop {
         let ready = from.0.readable().await;
@@ -153,7 +178,8 @@ async fn pass_stream(
                         bytes.fetch_add(moved as u64, Ordering::Relaxed);
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        let ready = to.0.writable().await;
+                        let ready = timeout(stall_max, to.0.writable()).await;
+                        let ready = ready.map_err(|_| JoinFailure::Stalled)?;
                         ready.map_err(|_| to.broken())?;
                     }
                     Err(_) => return Err(to.broken()),

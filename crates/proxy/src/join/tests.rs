@@ -33,6 +33,14 @@ impl RunningJoin {
     }
 
     async fn start_with_silence_max(silence_max: Duration) -> Self {
+        Self::start_with(TimeLimits {
+            silence_after_server_end: silence_max,
+            stall: PATIENCE,
+        })
+        .await
+    }
+
+    async fn start_with(limits: TimeLimits) -> Self {
         let (client, client_near) = connected_pair().await;
         let (server_near, server) = connected_pair().await;
         let pipes = Arc::new(PipePool::default());
@@ -46,7 +54,7 @@ impl RunningJoin {
                 client: &client_near,
                 server: &server_near,
             };
-            let result = join(streams, &pool, &bytes, silence_max).await;
+            let result = join(streams, &pool, &bytes, limits).await;
             if result.is_ok() {
                 for stream in [&client_near, &server_near] {
                     set_socket_linger(stream, None).unwrap();
@@ -278,6 +286,26 @@ async fn slow_reader_gets_every_byte() {
     );
     drop(running.server);
     complete(running.result).await;
+}
+
+#[tokio::test]
+async fn side_that_takes_no_bytes_is_given_up() {
+    let mut running = RunningJoin::start_with(TimeLimits {
+        silence_after_server_end: PATIENCE,
+        stall: Duration::from_millis(50),
+    })
+    .await;
+    // The client reads nothing.
+    let mut server = running.server;
+    let writing = tokio::spawn(async move {
+        let bytes = numbered_bytes(QUEUED_BYTES_MAX, 5);
+        server.write_all(&bytes).await
+    });
+    let result = patient(running.result).await.unwrap().0;
+    assert!(matches!(result, Err(JoinFailure::Stalled)), "{result:?}");
+    assert_reset(patient(writing).await.unwrap());
+    let (_, ended) = read_to_end(&mut running.client).await;
+    assert_reset(ended);
 }
 
 #[tokio::test]

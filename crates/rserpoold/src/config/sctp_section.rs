@@ -12,7 +12,7 @@ pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct SctpSection {
+pub(super) struct SctpConfigSection {
     rto_initial_ms: Option<u64>,
     rto_min_ms: Option<u64>,
     rto_max_ms: Option<u64>,
@@ -23,7 +23,7 @@ pub(super) struct SctpSection {
     path_mtu: Option<u32>,
 }
 
-impl SctpSection {
+impl SctpConfigSection {
     pub(super) fn apply(self, failure: &mut FailureDetection, path_mtu: &mut u32) {
         set_if_present(path_mtu, self.path_mtu);
         set_ms(&mut failure.rto_initial, self.rto_initial_ms);

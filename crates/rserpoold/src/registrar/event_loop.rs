@@ -9,12 +9,12 @@ use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, DialId, Output, PoolProtocol, Registrar};
 use holdfast_sctp::{AssocId, MessageToSend, PathState, TransportEndpoint, TransportEvent};
 
+use super::adaptive_batch_delay::AdaptiveBatchDelay;
 use super::asap_tcp_streams::StreamsStatus;
 use super::associations::{AssociationLookup, AssociationTable, association_id, endpoint_of};
 use super::backlog::Backlog;
 use super::control::{RegistrarRequest, ReloadedConfig};
 use super::event_log::log_event;
-use super::request_batcher::RequestBatcher;
 use crate::mailbox::Inbox;
 use crate::multicast::MulticastGroups;
 
@@ -31,7 +31,7 @@ pub(super) struct RegistrarEventLoop {
     pub(super) remote_encapsulation: Option<u16>,
     /// Messages to peers.
     pub(super) backlog: Backlog,
-    pub(super) pacer: RequestBatcher,
+    pub(super) batch_delay: AdaptiveBatchDelay,
     pub(super) requests: Inbox<RegistrarRequest>,
     /// State of TCP and TLS of `asap`.
     pub(super) streams: StreamsStatus,
@@ -53,7 +53,7 @@ impl RegistrarEventLoop {
             self.send_backlog();
             self.asap.flush()?;
             self.enrp.flush()?;
-            let ready = match self.pacer.next_batch_delay(self.now()) {
+            let ready = match self.batch_delay.next_batch_delay(self.now()) {
                 Some(pause) => self.collect_requests(pause)?,
                 None => self.wait()?,
             };
@@ -143,7 +143,7 @@ impl RegistrarEventLoop {
             TransportEvent::Message { assoc, message } => {
                 let from = association_id(protocol, assoc);
                 if protocol == PoolProtocol::Asap {
-                    self.pacer.count_request(from);
+                    self.batch_delay.count_request(from);
                 }
                 match protocol {
                     _ if message.ppid != protocol.ppid() && message.ppid != 0 => {

@@ -3,6 +3,7 @@
 //! One thread has the machine and all its sockets ([`run`]). Another thread serves the control API, and sends its
 //! requests to the first.
 
+mod adaptive_batch_delay;
 mod asap_tcp_streams;
 mod associations;
 mod backlog;
@@ -11,7 +12,6 @@ mod event_log;
 mod event_loop;
 mod metrics;
 mod operator_view;
-mod request_batcher;
 mod round_trips;
 mod setup;
 mod wait;

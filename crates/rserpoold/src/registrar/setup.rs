@@ -15,12 +15,12 @@ use holdfast_sys::caps::keep_only_capabilities;
 use holdfast_sys::syscall_confinement::confine;
 use holdfast_wire::rserpool::{RegistrarId, Transport};
 
+use super::adaptive_batch_delay::AdaptiveBatchDelay;
 use super::asap_tcp_streams;
 use super::associations::AssociationTable;
 use super::backlog::Backlog;
 use super::control::RegistrarApiServer;
 use super::event_loop::RegistrarEventLoop;
-use super::request_batcher::RequestBatcher;
 use crate::asap_over_tcp::tls_security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
@@ -107,7 +107,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         links: AssociationTable::default(),
         encapsulations: config.encapsulations(),
         backlog: Backlog::new(config.update_delay, config.send_to_all_at_once),
-        pacer: RequestBatcher::new(config.batch_delay),
+        batch_delay: AdaptiveBatchDelay::new(config.batch_delay),
         requests,
         streams,
         sends_refused: 0,

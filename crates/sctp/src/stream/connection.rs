@@ -30,7 +30,7 @@ enum Phase {
 
 /// Reason for the end of a connection.
 #[derive(Debug)]
-pub(super) enum EndReason {
+pub(super) enum ConnectionEndReason {
     /// Both sides finished sending.
     Orderly,
     /// The connection failed, or the other side broke the rules.
@@ -39,9 +39,9 @@ pub(super) enum EndReason {
     LocalClose,
 }
 
-impl From<io::Error> for EndReason {
+impl From<io::Error> for ConnectionEndReason {
     fn from(error: io::Error) -> Self {
-        EndReason::Broken(error.to_string())
+        ConnectionEndReason::Broken(error.to_string())
     }
 }
 
@@ -122,7 +122,7 @@ impl StreamConnection {
         now: Instant,
         buffer: &mut [u8],
         events: &mut Vec<TransportEvent>,
-    ) -> Result<(), EndReason> {
+    ) -> Result<(), ConnectionEndReason> {
         if self.phase == Phase::Connecting && !self.is_connected()? {
             return Ok(());
         }
@@ -159,11 +159,13 @@ impl StreamConnection {
         id: AssocId,
         rules: &ConnectionRules,
         events: &mut Vec<TransportEvent>,
-    ) -> Result<(), EndReason> {
+    ) -> Result<(), ConnectionEndReason> {
         if self.phase != Phase::Handshaking || !self.layer.is_established() {
             return Ok(());
         }
-        self.name = self.admitted_peer_name(rules).map_err(EndReason::Broken)?;
+        self.name = self
+            .admitted_peer_name(rules)
+            .map_err(ConnectionEndReason::Broken)?;
         self.phase = Phase::Up;
         events.push(TransportEvent::Up {
             assoc: id,
@@ -194,10 +196,10 @@ impl StreamConnection {
         }
     }
 
-    fn end_of_peer(&self) -> EndReason {
+    fn end_of_peer(&self) -> ConnectionEndReason {
         match self.is_up() && !self.splitter.has_incomplete() {
-            true => EndReason::Orderly,
-            false => EndReason::Broken("the peer closed the connection".to_owned()),
+            true => ConnectionEndReason::Orderly,
+            false => ConnectionEndReason::Broken("the peer closed the connection".to_owned()),
         }
     }
 
@@ -208,7 +210,7 @@ impl StreamConnection {
         now: Instant,
         bytes: &[u8],
         events: &mut Vec<TransportEvent>,
-    ) -> Result<(), EndReason> {
+    ) -> Result<(), ConnectionEndReason> {
         self.report_up(id, rules, events)?;
         self.splitter.push(bytes);
         while let Some(data) = self.splitter.next_message()? {
@@ -240,7 +242,7 @@ impl StreamConnection {
     }
 
     /// Writes queued data until the socket's buffer is full.
-    pub(super) fn write_queued(&mut self, now: Instant) -> Result<(), EndReason> {
+    pub(super) fn write_queued(&mut self, now: Instant) -> Result<(), ConnectionEndReason> {
         if self.phase == Phase::Connecting {
             return Ok(());
         }

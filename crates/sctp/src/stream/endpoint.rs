@@ -1,6 +1,6 @@
 //! The [`TransportEndpoint`] interface of TCP connections.
 
-use super::connection::{EndReason, StreamConnection};
+use super::connection::{ConnectionEndReason, StreamConnection};
 use super::security::{SecurityLayer, TlsSecurity};
 use super::{LISTENER_NUMBER_MIN, StreamProtocol, StreamTransport, assoc_of as name_of, socket};
 use crate::{AssocId, MessageToSend, TransportEndpoint, TransportEvent};
@@ -130,7 +130,7 @@ impl TransportEndpoint for StreamTransport {
         for (number, reason) in refused {
             let remote = self.connections[&number].remote;
             events.push(TransportEvent::Refused { remote, reason });
-            self.end_connection(number, EndReason::LocalClose, &mut events);
+            self.end_connection(number, ConnectionEndReason::LocalClose, &mut events);
         }
         self.events = events;
     }
@@ -170,7 +170,7 @@ impl TransportEndpoint for StreamTransport {
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
         let (number, _) = self.connection_mut(assoc)?;
         let mut events = std::mem::take(&mut self.events);
-        self.end_connection(number, EndReason::LocalClose, &mut events);
+        self.end_connection(number, ConnectionEndReason::LocalClose, &mut events);
         self.events = events;
         self.poller.arm(Instant::now(), !self.events.is_empty())
     }

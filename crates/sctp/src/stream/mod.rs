@@ -17,7 +17,7 @@ pub use message_splitter::{MessageLength, MessageSplitter};
 pub use security::TlsSecurity;
 
 use super::{AssocId, DownReason, FailureDetection, TransportEvent};
-use connection::{EndReason, StreamConnection};
+use connection::{ConnectionEndReason, StreamConnection};
 use listener::{ConnectionCounts, Listener};
 use poller::Poller;
 use security::SecurityLayer;
@@ -207,7 +207,12 @@ impl StreamTransport {
     }
 
     /// Removes a connection and reports its end.
-    fn end_connection(&mut self, number: u32, end: EndReason, events: &mut Vec<TransportEvent>) {
+    fn end_connection(
+        &mut self,
+        number: u32,
+        end: ConnectionEndReason,
+        events: &mut Vec<TransportEvent>,
+    ) {
         let Some(connection) = self.connections.remove(&number) else {
             return;
         };
@@ -219,15 +224,15 @@ impl StreamTransport {
             self.hosts.on_closed(connection.remote.ip(), is_up);
         }
         let (assoc, remote) = (assoc_of(number), connection.remote);
-        if !matches!(end, EndReason::Orderly) {
+        if !matches!(end, ConnectionEndReason::Orderly) {
             socket::reset_on_close(&connection.socket);
         }
         let reason = match end {
-            EndReason::Orderly => DownReason::Shutdown,
+            ConnectionEndReason::Orderly => DownReason::Shutdown,
             _ if is_up => DownReason::Lost,
             _ => DownReason::NotStarted,
         };
-        if let (EndReason::Broken(reason_text), false) = (end, is_up) {
+        if let (ConnectionEndReason::Broken(reason_text), false) = (end, is_up) {
             events.push(TransportEvent::Refused {
                 remote,
                 reason: reason_text,
@@ -313,7 +318,7 @@ impl StreamTransport {
             connection.deadline = None;
             self.end_connection(
                 number,
-                EndReason::Broken("the peer reads too slowly".to_owned()),
+                ConnectionEndReason::Broken("the peer reads too slowly".to_owned()),
                 events,
             );
         }

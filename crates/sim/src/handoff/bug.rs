@@ -38,11 +38,13 @@ pub enum HandoffBug {
     ReportsWithoutDecisions,
     /// An acceptor reports flows in transit as its own.
     AcceptorClaimsFlow,
+    /// A new holder believes the claim with the highest epoch, whoever makes it.
+    BelievesHighestEpoch,
 }
 
 impl HandoffBug {
     /// All bugs.
-    pub const ALL: [HandoffBug; 17] = [
+    pub const ALL: [HandoffBug; 18] = [
         HandoffBug::ActivatesBeforeCommitted,
         HandoffBug::ResumesBeforeAnswer,
         HandoffBug::StaleEpochAccepted,
@@ -60,5 +62,6 @@ impl HandoffBug {
         HandoffBug::DecidesBeforeReports,
         HandoffBug::ReportsWithoutDecisions,
         HandoffBug::AcceptorClaimsFlow,
+        HandoffBug::BelievesHighestEpoch,
     ];
 }

@@ -4,6 +4,7 @@ use super::HandoffBug;
 use super::node::KernelFlowState;
 use super::world::{HandoffDaemonAction, HandoffWorld};
 use crate::node_group::{DEFERRED_RETRY, GroupWorld as _, RebuildingWorld, TableRebuilds, node_id};
+use holdfast_proto::flow_ownership::{ClaimVerdict, judge_claim};
 use holdfast_proto::handoff::{CommandToken, Handoff};
 use holdfast_proto::table_rebuild::Claim;
 use holdfast_proto::view::View;
@@ -63,7 +64,24 @@ impl RebuildingWorld for HandoffWorld {
         self.nodes[node].kernel.keys().copied().collect()
     }
 
-    fn own_claims(&self, node: usize, flows: &[Flow]) -> Vec<Claim> {
+    fn judge_claim(
+        &self,
+        current: Option<OwnershipRecord>,
+        claimed: OwnershipRecord,
+    ) -> ClaimVerdict {
+        let is_newer = current.is_none_or(|current| claimed.epoch > current.epoch);
+        match self.bug {
+            Some(HandoffBug::BelievesHighestEpoch) if is_newer => ClaimVerdict::Stored,
+            Some(HandoffBug::BelievesHighestEpoch) => ClaimVerdict::Known,
+            _ => judge_claim(current, claimed, |_| true),
+        }
+    }
+
+    fn has_liar(&self) -> bool {
+        self.liar.is_some()
+    }
+
+    fn own_claims(&mut self, node: usize, flows: &[Flow]) -> Vec<Claim> {
         let own = node_id(node);
         let machine = self.core.daemons[node].machine.as_ref();
         let decided = machine.map(|machine| machine.ownership_claims());
@@ -90,7 +108,11 @@ impl RebuildingWorld for HandoffWorld {
             };
             Some((*flow, record))
         };
-        flows.iter().filter_map(claim).collect()
+        let mut claims: Vec<Claim> = flows.iter().filter_map(claim).collect();
+        if self.liar.as_ref().is_some_and(|liar| liar.node == node) && node != self.core.holder {
+            self.add_lies(&mut claims);
+        }
+        claims
     }
 }
 

@@ -4,12 +4,15 @@
 //! A socket's state is the number of bytes it has processed. After every event the oracle checks that exactly the node
 //! in the record may send for a flow, that this node has every byte of the flow, and that epochs only grow. At the end
 //! every live flow has one owner. While a new contact node rebuilds the records, a sender need not agree with them yet.
+//!
+//! In some runs a node lies: it claims flows of other nodes. No such flow may become the node's.
 
 mod actors;
 mod bug;
 mod contact_change;
 mod daemon;
 mod frame_delivery;
+mod liar;
 mod node;
 mod oracle;
 #[cfg(test)]
@@ -33,6 +36,8 @@ pub struct HandoffSpecificConfig {
     pub batch_flows_max: usize,
     /// The deliberate bug, if any.
     pub bug: Option<HandoffBug>,
+    /// Index of the node that claims flows of other nodes, if any.
+    pub liar: Option<usize>,
 }
 
 /// Configuration of a run.
@@ -65,12 +70,22 @@ pub fn draw_run_config(
 ) -> HandoffRunConfig {
     let with_requests: &[AccompanyingAction] =
         &[(CONTACT_CHANGE, |draw| GroupAction::ChangeContact { draw })];
-    node_group::draw_run_config(setting, seed, with_requests, |random, _| {
+    node_group::draw_run_config(setting, seed, with_requests, |random, nodes| {
         HandoffSpecificConfig {
             batch_flows_max: random.between(1, 5) as usize,
             bug,
+            // Nothing but lies shows this bug.
+            liar: (bug == Some(HandoffBug::BelievesHighestEpoch)).then_some(seed as usize % nodes),
         }
     })
+}
+
+/// As [`draw_run_config`], with a node that claims flows of other nodes.
+#[must_use]
+pub fn draw_run_config_with_liar(setting: &PlanDistribution, seed: u64) -> HandoffRunConfig {
+    let mut config = draw_run_config(setting, seed, None);
+    config.specific.liar = Some(seed as usize % config.nodes);
+    config
 }
 
 /// Simulates a config with a seed: the same two always give the same outcome. With `trace`, every event and every
@@ -94,4 +109,13 @@ pub fn shrink(
     bug: Option<HandoffBug>,
 ) -> Option<node_group::ShrunkSeedFailure<HandoffRunConfig>> {
     node_group::shrink::<HandoffWorld>(draw_run_config(setting, seed, bug), seed)
+}
+
+/// As [`shrink`], with a node that claims flows of other nodes.
+#[must_use]
+pub fn shrink_with_liar(
+    setting: &PlanDistribution,
+    seed: u64,
+) -> Option<node_group::ShrunkSeedFailure<HandoffRunConfig>> {
+    node_group::shrink::<HandoffWorld>(draw_run_config_with_liar(setting, seed), seed)
 }

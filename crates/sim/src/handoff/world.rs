@@ -1,5 +1,6 @@
 //! A group with daemons that hand flows off.
 
+use super::liar::Liar;
 use super::node::{KernelFlowState, SimulatedNode};
 use super::{HandoffBug, HandoffRunConfig, HandoffSpecificConfig};
 use crate::node_group::{self, GroupCore, RebuildingWorld as _, TableRebuilds, client_flow, pairs};
@@ -51,6 +52,7 @@ pub(super) struct HandoffWorld {
     pub(super) bug: Option<HandoffBug>,
     pub(super) batch_flows_max: usize,
     pub(super) rebuilds: TableRebuilds,
+    pub(super) liar: Option<Liar>,
 }
 
 impl node_group::GroupWorld for HandoffWorld {
@@ -69,6 +71,7 @@ impl node_group::GroupWorld for HandoffWorld {
             bug: config.specific.bug,
             batch_flows_max: config.specific.batch_flows_max,
             rebuilds: TableRebuilds::new(config.nodes, config.holder),
+            liar: config.specific.liar.map(Liar::new),
         };
         for node in 0..config.nodes {
             world.restart(node);
@@ -153,6 +156,7 @@ impl node_group::GroupWorld for HandoffWorld {
 
     fn serve_all(&mut self) {
         self.serve();
+        self.lie_to_holder();
     }
 
     fn close(&mut self, random: &mut Random) {

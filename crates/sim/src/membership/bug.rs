@@ -36,13 +36,17 @@ pub enum MembershipBug {
     JoinsOnce,
     /// The contact node answers a request to change the settings before the vote.
     AnswersBeforeVote,
+    /// A daemon asks only once for the list of server nodes.
+    AsksForListOnce,
+    /// The channel takes the guest's word for its name.
+    GuestPassesForContact,
     /// The state machines' timers do not fire.
     NoTimers,
 }
 
 impl MembershipBug {
     /// All bugs.
-    pub const ALL: [MembershipBug; 17] = [
+    pub const ALL: [MembershipBug; 19] = [
         MembershipBug::VotesBeforeDisk,
         MembershipBug::GrantCountsFromArrival,
         MembershipBug::LeaseOutlivesPromise,
@@ -59,6 +63,8 @@ impl MembershipBug {
         MembershipBug::NeverTellsRemoved,
         MembershipBug::JoinsOnce,
         MembershipBug::AnswersBeforeVote,
+        MembershipBug::AsksForListOnce,
+        MembershipBug::GuestPassesForContact,
         MembershipBug::NoTimers,
     ];
 }

@@ -5,11 +5,12 @@ use super::node::node_index;
 use super::world::{Event, MembershipWorld};
 use crate::time::Time;
 use holdfast_proto::membership::Recipient;
-use holdfast_wire::membership_frames::{Ballot, Heartbeat, MembershipFrame, VotedView};
+use holdfast_wire::membership_frames::{Ballot, Heartbeat, MembershipFrame, NodeName, VotedView};
 
 impl MembershipWorld<'_> {
     /// Sends a frame of a state machine.
     pub(super) fn send(&mut self, from: usize, to: &Recipient, frame: MembershipFrame) {
+        let is_by_address = *to == Recipient::ServiceAddress;
         let to = match to {
             Recipient::Node(name) => node_index(name),
             // The service address is at the node that had the last lease.
@@ -19,8 +20,18 @@ impl MembershipWorld<'_> {
                 last.map_or(0, |(index, _)| index)
             }
         };
+        if to == self.guest() && self.config.guest {
+            return self.check_frame_to_guest(from, &frame);
+        }
         if to >= self.nodes.len() || to == from {
             return;
+        }
+        if is_by_address {
+            // The address is one that an operator named.
+            let name = self.nodes[to].name.clone();
+            if let Some(machine) = &mut self.nodes[from].machine {
+                machine.handle_seed(&name);
+            }
         }
         if let MembershipFrame::Heartbeat(Heartbeat { sequence, .. }) = frame {
             self.nodes[from].last_heartbeat = sequence;
@@ -30,7 +41,15 @@ impl MembershipWorld<'_> {
         }
     }
 
-    fn transmit(&mut self, from: usize, to: usize, frame: MembershipFrame) {
+    /// Counts a frame that a node sends or receives; the guest is no node.
+    fn count_frame(&mut self, node: usize) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.frames += 1;
+        }
+    }
+
+    pub(super) fn transmit(&mut self, from: usize, to: usize, frame: MembershipFrame) {
+        self.count_frame(from);
         if self.cuts.contains(&(from, to)) {
             return self.count("lost by a cut");
         }
@@ -55,6 +74,7 @@ impl MembershipWorld<'_> {
             return;
         };
         if self.config.bug == Some(MembershipBug::AnswersBeforeVote)
+            && from < self.nodes.len()
             && let MembershipFrame::GroupChangeRequest { id, .. } = frame
             && self.serving_nodes().contains(&to)
         {
@@ -65,8 +85,25 @@ impl MembershipWorld<'_> {
                 MembershipFrame::GroupChangeResponse { id, result },
             );
         }
-        let name = self.nodes[from].name.clone();
+        self.count_frame(to);
+        let name = self.sender_name(from, to);
         self.drive(to, |machine, now| machine.handle_frame(now, &name, frame));
+    }
+
+    /// Returns the name that the receiver's channel gives to a sender.
+    fn sender_name(&self, from: usize, to: usize) -> NodeName {
+        if from != self.guest() {
+            return self.nodes[from].name.clone();
+        }
+        let machine = self.nodes[to].machine.as_ref();
+        let view = machine.and_then(|machine| machine.voted_view());
+        let contact = view.and_then(VotedView::contact);
+        match self.config.bug {
+            Some(MembershipBug::GuestPassesForContact) => {
+                contact.map_or_else(|| self.guest_name(), |contact| contact.name.clone())
+            }
+            _ => self.guest_name(),
+        }
     }
 
     /// Returns the frame that a receiver with the deliberate bug sees.
@@ -103,6 +140,12 @@ impl MembershipWorld<'_> {
             {
                 return None;
             }
+            // A voter learns from the view without itself, too.
+            (Some(MembershipBug::NeverTellsRemoved), MembershipFrame::NotContact { .. })
+                if receiver.is_voter() =>
+            {
+                return None;
+            }
             (_, frame) => frame,
         })
     }
@@ -113,6 +156,10 @@ impl MembershipWorld<'_> {
             (Some(MembershipBug::JoinsOnce), MembershipFrame::Join { .. }) => {
                 let has_joined = &mut self.nodes[from].has_joined_once;
                 !std::mem::replace(has_joined, true)
+            }
+            (Some(MembershipBug::AsksForListOnce), MembershipFrame::ServerNodesRequest { .. }) => {
+                let has_requested = &mut self.nodes[from].has_list_request;
+                !std::mem::replace(has_requested, true)
             }
             (
                 Some(MembershipBug::CountsSilentVoters),

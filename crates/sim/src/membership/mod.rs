@@ -5,15 +5,21 @@
 //! after every event that an epoch has one committed view, that a majority of the voters had the view on their disks,
 //! that no node's epoch decreases, that at most one node has a lease, and that no number is given twice. After the end
 //! of all faults one node has a lease, and soon all nodes are members and agree.
+//!
+//! In some seeds a hostile guest, which has a certificate of the group, sends forged frames. No node obeys a view with the
+//! guest as a voter, or leaves the group for good without an operator's word; the group's secrets stay with its members.
 
 mod bug;
 mod frame_delivery;
+mod frame_rates;
+mod guest;
 mod node;
 mod oracle;
 mod plan;
 mod world;
 
 pub use bug::MembershipBug;
+pub use frame_rates::{FrameRates, measure_frame_rates};
 pub use plan::{
     MembershipAction, MembershipPlanDistribution, MembershipRunConfig, draw_run_config,
 };
@@ -35,6 +41,7 @@ pub const DEFAULT: MembershipPlanDistribution = MembershipPlanDistribution {
     action_delay_max: Time::from_micros(300_000),
     clock_drift_ppm: 20_000,
     impatient: 0.25,
+    guest: 0.3,
     crash: 0.5,
     cut: 0.2,
     isolate: 0.2,
@@ -76,8 +83,9 @@ pub fn shrink(
     let mut config = draw_run_config(setting, seed, bug);
     let fails = |config: &MembershipRunConfig| try_run(config, seed, None).err();
     let mut violation = fails(&config)?;
-    let with_fewer_faults: [fn(&mut MembershipRunConfig); 5] = [
+    let with_fewer_faults: [fn(&mut MembershipRunConfig); 6] = [
         |config| config.impatient = false,
+        |config| config.guest = false,
         |config| config.hostile = false,
         |config| config.failing = false,
         |config| config.faults = FaultFrequencies::NONE,

@@ -2,13 +2,16 @@
 
 use super::{MembershipBug, MembershipRunConfig};
 use crate::time::Time;
-use holdfast_proto::membership::{Membership, MembershipConfig, SaveToken};
+use holdfast_proto::membership::{Membership, MembershipConfig, SaveToken, Standing};
 use holdfast_wire::membership_frames::{JoinRole, MembershipState, NodeName};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// Time after which impatient nodes take a silent node for failed.
 const IMPATIENT_DETECTION_TIMEOUT: Duration = Duration::from_millis(80);
+
+/// Time between two checks for silent server nodes.
+const SERVER_NODE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A clock that runs fast or slow.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +40,7 @@ impl Clock {
 #[derive(Debug)]
 pub(super) struct SimulatedNode {
     pub(super) name: NodeName,
-    role: JoinRole,
+    pub(super) role: JoinRole,
     impatient: bool,
     pub(super) clock: Clock,
     /// The daemon's state machine; none if the daemon is dead.
@@ -59,8 +62,13 @@ pub(super) struct SimulatedNode {
     pub(super) last_heartbeat: u64,
     /// True if the daemon has asked to join.
     pub(super) has_joined_once: bool,
+    /// True if the daemon has asked for the list of server nodes.
+    pub(super) has_list_request: bool,
     /// True if the node has left the group for good.
     pub(super) is_gone: bool,
+    /// Frames that the node has sent and received.
+    pub(super) frames: u64,
+    pub(super) server_node_check_interval: Duration,
 }
 
 /// Returns the name of the node with this index.
@@ -97,7 +105,10 @@ impl SimulatedNode {
             epoch: 0,
             last_heartbeat: 0,
             has_joined_once: false,
+            has_list_request: false,
             is_gone: false,
+            frames: 0,
+            server_node_check_interval: SERVER_NODE_CHECK_INTERVAL,
         }
     }
 
@@ -105,15 +116,23 @@ impl SimulatedNode {
         self.role == JoinRole::Backup
     }
 
+    /// Returns true if the daemon runs and votes.
+    pub(super) fn is_voter(&self) -> bool {
+        let standing = self.machine.as_ref().map(Membership::standing);
+        matches!(standing, Some(Standing::ContactNode | Standing::Backup))
+    }
+
     /// Starts the daemon with the state on the disk. The first node creates the group if its disk is empty: no frame has
     /// left it then.
     pub(super) fn start(&mut self, now: Time, seed: u64, bug: Option<MembershipBug>) {
         let index = node_index(&self.name);
-        let address = SocketAddr::from((Ipv4Addr::new(10, 0, 0, index as u8 + 1), 7400));
+        let address = SocketAddr::from((Ipv4Addr::from(0x0a00_0001 + index as u32), 7400));
         let boot = self.incarnation + 1;
         let mut config = MembershipConfig::new(self.name.clone(), address, self.role, boot);
         config.random_seed = seed ^ (boot << 32);
         config.seeds = vec![node_name(0), node_name(1)];
+        // Server nodes that are gone leave the list long before the end of a run.
+        config.server_node_check_interval = self.server_node_check_interval;
         if self.impatient {
             config.detection_timeout = IMPATIENT_DETECTION_TIMEOUT;
         }
@@ -136,7 +155,8 @@ impl SimulatedNode {
             }
         };
         self.machine = Some(machine);
-        (self.next_wake, self.last_heartbeat, self.has_joined_once) = (None, 0, false);
+        (self.next_wake, self.last_heartbeat) = (None, 0);
+        (self.has_joined_once, self.has_list_request) = (false, false);
     }
 
     /// Kills the daemon. `is_saved` tells whether the open save has reached the disk.

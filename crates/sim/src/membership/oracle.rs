@@ -1,13 +1,13 @@
 //! The invariants after every event, and after the end of all faults.
 
 use super::MembershipBug;
-use super::node::node_index;
+use super::node::node_name;
 use super::world::MembershipWorld;
 use crate::time::Time;
-use holdfast_proto::membership::{Membership, Standing};
+use holdfast_proto::membership::{Membership, RemovalCause, Standing};
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::GroupChangeId;
-use holdfast_wire::membership_frames::{JoinNumber, MembershipState, NodeName, VotedView};
+use holdfast_wire::membership_frames::{JoinNumber, Member, MembershipState, NodeName, VotedView};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -20,8 +20,10 @@ pub(super) struct Oracle {
     on_disks: BTreeMap<u64, Vec<(VotedView, BTreeSet<NodeName>)>>,
     /// The voter that got each number.
     voters: BTreeMap<NodeId, (NodeName, JoinNumber)>,
-    /// Numbers with which nodes have joined.
-    joined: BTreeSet<NodeId>,
+    /// The nodes that have joined with each number, and whether as backups.
+    joined: BTreeMap<NodeId, (NodeName, bool)>,
+    /// Nodes that an operator has removed.
+    removed: BTreeSet<NodeName>,
     /// Changes of the settings that an operator was told to be made.
     acknowledged: BTreeSet<GroupChangeId>,
 }
@@ -38,15 +40,55 @@ impl Oracle {
         }
     }
 
-    pub(super) fn on_joined(&mut self, id: NodeId) -> Result<(), String> {
-        match self.joined.insert(id) {
-            true => Ok(()),
-            false => Err(format!("number {id} was given twice")),
+    /// Checks the number of a node that has joined. A server node may get the number that it had.
+    pub(super) fn on_joined(
+        &mut self,
+        id: NodeId,
+        name: &NodeName,
+        is_backup: bool,
+    ) -> Result<(), String> {
+        match self.joined.insert(id, (name.clone(), is_backup)) {
+            Some((former, was_backup)) if was_backup || is_backup || former != *name => {
+                Err(format!("number {id} was given twice"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn on_removal_requested(&mut self, name: &NodeName) {
+        self.removed.insert(name.clone());
+    }
+
+    pub(super) fn on_removed(
+        &mut self,
+        name: &NodeName,
+        cause: RemovalCause,
+    ) -> Result<(), String> {
+        match cause == RemovalCause::Operator && !self.removed.contains(name) {
+            true => Err(format!(
+                "{name} leaves for good, and no operator removed it"
+            )),
+            false => Ok(()),
         }
     }
 
     pub(super) fn on_change_acknowledged(&mut self, id: GroupChangeId) {
         self.acknowledged.insert(id);
+    }
+
+    /// Returns true if a majority of the view before has had a view with these voters on disk.
+    fn is_decided(&self, view: &VotedView) -> bool {
+        let Some(former) = self.committed.get(&view.epoch.wrapping_sub(1)) else {
+            return false;
+        };
+        let views = self.on_disks.get(&view.epoch);
+        let views = views.map_or(&[][..], Vec::as_slice).iter();
+        let mut same = views.filter(|(known, _)| known.voters == view.voters);
+        same.any(|(_, nodes)| {
+            let voters = former.voters.iter();
+            let count = voters.filter(|voter| nodes.contains(&voter.name)).count();
+            count >= former.majority()
+        })
     }
 
     /// Checks a view that a voter obeys; returns true for the first one that does.
@@ -97,6 +139,7 @@ impl Oracle {
 impl MembershipWorld<'_> {
     /// Checks the view that a node has begun to obey.
     pub(super) fn check_view(&mut self, node: usize) -> Result<(), String> {
+        let nodes = self.nodes.len();
         let state = &mut self.nodes[node];
         let Some(machine) = state.machine.as_ref() else {
             return Ok(());
@@ -111,10 +154,17 @@ impl MembershipWorld<'_> {
             ));
         }
         state.epoch = view.epoch;
+        if view.voter(&node_name(nodes)).is_some() {
+            return Err(format!("{} obeys a view of the guest", state.name));
+        }
         if machine.standing() == Standing::ServerNode {
             // A server node has the group data a little later.
-            let known = self.oracle.committed.get(&view.epoch);
-            return match known.is_some_and(|known| known.voters == view.voters) {
+            // The voters may all be outside the group by this view, or have the view on their disks only.
+            let is_committed = match self.oracle.committed.get(&view.epoch) {
+                Some(known) => known.voters == view.voters,
+                None => self.oracle.is_decided(&view),
+            };
+            return match is_committed {
                 true => Ok(()),
                 false => Err(format!("{} obeys a view that is not committed", state.name)),
             };
@@ -197,10 +247,7 @@ impl MembershipWorld<'_> {
             return self.set_violation(what);
         }
         let view = machine.voted_view().cloned();
-        let listed: BTreeSet<usize> = machine
-            .server_nodes()
-            .map(|member| node_index(&member.name))
-            .collect();
+        let listed: Vec<Member> = machine.server_nodes().cloned().collect();
         for node in 0..self.nodes.len() {
             if let Err(what) = self.check_member(node, view.as_ref(), &listed) {
                 let name = self.nodes[node].name.clone();
@@ -213,13 +260,14 @@ impl MembershipWorld<'_> {
         &self,
         node: usize,
         view: Option<&VotedView>,
-        listed: &BTreeSet<usize>,
+        listed: &[Member],
     ) -> Result<(), String> {
         let state = &self.nodes[node];
+        let is_listed = listed.iter().any(|member| member.name == state.name);
         if state.is_gone {
             let is_voter = view.is_some_and(|view| view.voter(&state.name).is_some());
-            return match is_voter {
-                true => Err("has left, and is still a voter".to_owned()),
+            return match is_voter || is_listed {
+                true => Err("has left, and is still a member".to_owned()),
                 false => Ok(()),
             };
         }
@@ -230,14 +278,16 @@ impl MembershipWorld<'_> {
             .and_then(|machine| machine.voted_view());
         let is_right = match standing {
             Some(Standing::ContactNode | Standing::Backup) => state.is_backup(),
-            Some(Standing::ServerNode) => !state.is_backup() && listed.contains(&node),
+            Some(Standing::ServerNode) => !state.is_backup() && is_listed,
             _ => false,
         };
         if !is_right {
-            return Err(format!(
-                "is {standing:?}, in the list: {}",
-                listed.contains(&node)
-            ));
+            return Err(format!("is {standing:?}, in the list: {is_listed}"));
+        }
+        let known = state.machine.iter().flat_map(Membership::server_nodes);
+        let known: Vec<&Member> = known.collect();
+        if !known.iter().copied().eq(listed) {
+            return Err(format!("has the list {known:?} and not {listed:?}"));
         }
         match own_view == view {
             true => Ok(()),

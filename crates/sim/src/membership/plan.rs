@@ -28,6 +28,8 @@ pub struct MembershipPlanDistribution {
     /// Share of seeds whose nodes take others for failed after 80 ms already, so that leases alone prevent two contact
     /// nodes.
     pub impatient: f64,
+    /// Share of seeds in which a host with a certificate of the group sends forged frames.
+    pub guest: f64,
     /// Probability that a node's daemon dies; it restarts within 1 s.
     pub crash: f64,
     /// Probability that no frames pass from one node to another, in this direction, for at most 1.5 s.
@@ -54,9 +56,10 @@ pub struct MembershipPlanDistribution {
 
 impl MembershipPlanDistribution {
     /// Returns all probabilities and shares.
-    pub(crate) fn shares(&self) -> [f64; 11] {
+    pub(crate) fn shares(&self) -> [f64; 12] {
         [
             self.impatient,
+            self.guest,
             self.crash,
             self.cut,
             self.isolate,
@@ -82,6 +85,8 @@ pub struct MembershipRunConfig {
     pub clock_drifts_ppm: Vec<i64>,
     /// True if nodes take others for failed after 80 ms already.
     pub impatient: bool,
+    /// True if a host with a certificate of the group sends forged frames.
+    pub guest: bool,
     /// True if frames are lost and repeated.
     pub hostile: bool,
     /// True if saves can fail.
@@ -210,6 +215,7 @@ pub fn draw_run_config(
     for _ in 0..setting.incidents.draw(&mut planner.random) {
         planner.add_incident();
     }
+    let guest = planner.random.chance(setting.guest);
     let mut plan = planner.plan;
     plan.sort_by_key(|(at, _)| *at);
     MembershipRunConfig {
@@ -217,6 +223,7 @@ pub fn draw_run_config(
         server_nodes,
         clock_drifts_ppm,
         impatient,
+        guest,
         hostile,
         failing,
         faults: setting.faults,

@@ -12,13 +12,15 @@ use holdfast_proto::membership::{
     Event as MembershipEvent, Membership, Output, RemovalCause, SaveToken, Standing,
 };
 use holdfast_wire::NodeId;
-use holdfast_wire::group_data::{GROUP_KEY_BYTES, GroupChange, GroupChangeId, GroupSecret};
-use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState};
+use holdfast_wire::group_data::{GroupChange, GroupChangeId};
+use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState, NodeName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most events of a run; a run with more never comes to rest.
 const EVENTS_MAX: u64 = 2_000_000;
+/// Time of the guest's first frame.
+const GUEST_BEGINS: Time = Time::from_micros(100_000);
 
 /// A queued event.
 #[derive(Debug)]
@@ -53,6 +55,8 @@ pub(super) enum Event {
     Heal,
     /// One node must have a lease from now on.
     LeaseDeadline,
+    /// The guest sends a frame.
+    Guest,
 }
 
 impl Event {
@@ -65,6 +69,7 @@ impl Event {
             Event::SaveEnded { node, .. } => (3, *node, 0),
             Event::Start(node) => (4, *node, 0),
             Event::Planned(_) | Event::Heal | Event::LeaseDeadline => (5, 0, 0),
+            Event::Guest => (6, 0, 0),
         };
         kind << 40 | (a as u64) << 20 | b as u64
     }
@@ -93,6 +98,8 @@ pub(super) struct MembershipWorld<'a> {
     /// True until the end of all faults.
     pub(super) is_faulty: bool,
     pub(super) oracle: Oracle,
+    /// Numbers that the guest was given.
+    pub(super) guest_numbers: BTreeSet<NodeId>,
     violation: Option<Violation>,
     counts: BTreeMap<String, u64>,
     events: u64,
@@ -121,6 +128,7 @@ impl<'a> MembershipWorld<'a> {
             hostile: config.hostile,
             is_faulty: true,
             oracle: Oracle::default(),
+            guest_numbers: BTreeSet::new(),
             violation: None,
             counts: BTreeMap::new(),
             events: 0,
@@ -136,6 +144,9 @@ impl<'a> MembershipWorld<'a> {
         for (at, action) in &config.plan {
             world.queue.push(*at, Event::Planned(*action));
         }
+        if config.guest {
+            world.queue.push(GUEST_BEGINS, Event::Guest);
+        }
         world.queue.push(config.faults_end, Event::Heal);
         let deadline = config.faults_end + config.lease_deadline;
         world.queue.push(deadline, Event::LeaseDeadline);
@@ -145,6 +156,22 @@ impl<'a> MembershipWorld<'a> {
     /// Runs to the end.
     pub(super) fn run(&mut self) -> Result<GroupRunOutcome, Violation> {
         let end = self.config.faults_end + self.config.agreement_deadline;
+        self.run_until(end);
+        if self.violation.is_none() {
+            self.check_agreement();
+        }
+        match self.violation.take() {
+            Some(violation) => Err(violation),
+            None => Ok(GroupRunOutcome {
+                counts: std::mem::take(&mut self.counts),
+                events: self.events,
+                digest: self.digest,
+            }),
+        }
+    }
+
+    /// Runs to a time, or to the first violation.
+    pub(super) fn run_until(&mut self, end: Time) {
         while self.violation.is_none()
             && let Some((at, event)) = self.queue.pop_until(end)
         {
@@ -158,17 +185,6 @@ impl<'a> MembershipWorld<'a> {
             self.handle(event);
         }
         self.now = end;
-        if self.violation.is_none() {
-            self.check_agreement();
-        }
-        match self.violation.take() {
-            Some(violation) => Err(violation),
-            None => Ok(GroupRunOutcome {
-                counts: std::mem::take(&mut self.counts),
-                events: self.events,
-                digest: self.digest,
-            }),
-        }
     }
 
     pub(super) fn take_trace(&mut self) -> Vec<String> {
@@ -251,6 +267,7 @@ impl<'a> MembershipWorld<'a> {
             Event::Planned(action) => self.execute(action),
             Event::Heal => self.heal(),
             Event::LeaseDeadline => self.check_lease_holder(),
+            Event::Guest => self.send_guest_frame(),
         }
     }
 
@@ -367,11 +384,14 @@ impl<'a> MembershipWorld<'a> {
             }
             MembershipEvent::Lease { until } => return self.on_lease(node, *until),
             MembershipEvent::Joined { id } => {
-                let check = self.oracle.on_joined(*id);
+                let node = &self.nodes[node];
+                let check = self.oracle.on_joined(*id, &node.name, node.is_backup());
                 check.unwrap_or_else(|what| self.set_violation(what));
                 "joined".to_owned()
             }
             MembershipEvent::Removed { cause } => {
+                let check = self.oracle.on_removed(&self.nodes[node].name, *cause);
+                check.unwrap_or_else(|what| self.set_violation(what));
                 let is_final = matches!(cause, RemovalCause::Left | RemovalCause::Operator);
                 self.nodes[node].is_gone |= is_final;
                 format!("removed: {cause:?}")
@@ -379,8 +399,10 @@ impl<'a> MembershipWorld<'a> {
             MembershipEvent::Ignored { frame, reason, .. } => format!("ignored: {frame}: {reason}"),
             MembershipEvent::JoinRefused { reason } => format!("join refused: {reason:?}"),
             MembershipEvent::ContactSilent { .. } => "contact silent".to_owned(),
+            MembershipEvent::VotersSilent => "voters silent".to_owned(),
             MembershipEvent::TakeoverStarted { .. } => "takeover started".to_owned(),
             MembershipEvent::BackupSilent { .. } => "backup silent".to_owned(),
+            MembershipEvent::ServerNodeSilent { .. } => "server node silent".to_owned(),
             MembershipEvent::SaveFailed { .. } => "save failed".to_owned(),
             MembershipEvent::GroupChangeEnded { id, result: Ok(_) } => {
                 self.oracle.on_change_acknowledged(*id);
@@ -481,6 +503,9 @@ impl<'a> MembershipWorld<'a> {
         let is_needed =
             self.nodes[node].is_backup() && view.is_none_or(|view| view.voters.len() <= 2);
         if !is_needed && self.nodes[node].stopped_until <= self.now {
+            // A node that crashes before the answer takes the answer for a removal.
+            let name = self.nodes[node].name.clone();
+            self.oracle.on_removal_requested(&name);
             self.drive(node, |machine, now| drop(machine.handle_leave(now)));
         }
     }
@@ -500,6 +525,10 @@ impl<'a> MembershipWorld<'a> {
             .voted_view()
             .map_or(&[][..], |view| &view.voters[..]);
         let id = |member: &Member| member.id;
+        let members = voters.iter().chain(machine.server_nodes());
+        let names: BTreeMap<NodeId, NodeName> = members
+            .map(|member| (member.id, member.name.clone()))
+            .collect();
         let server_nodes: Vec<NodeId> = machine.server_nodes().map(id).collect();
         let backups: Vec<NodeId> = voters.iter().skip(1).map(id).collect();
         let choices = match operation {
@@ -511,6 +540,9 @@ impl<'a> MembershipWorld<'a> {
             return;
         };
         self.count(&format!("{operation:?}"));
+        if let (Operation::Remove, Some(name)) = (operation, names.get(&chosen)) {
+            self.oracle.on_removal_requested(name);
+        }
         self.drive(node, |machine, now| {
             // A refusal is part of the simulation.
             let _ = match operation {
@@ -532,9 +564,7 @@ impl<'a> MembershipWorld<'a> {
             return;
         };
         self.count("GroupData");
-        let mut secret = [0; GROUP_KEY_BYTES];
-        secret[..8].copy_from_slice(&draw.to_be_bytes());
-        let change = GroupChange::RotateKey(GroupSecret(secret));
+        let change = GroupChange::SetWeights(Vec::new());
         self.drive(node, |machine, now| {
             // A node outside the group refuses.
             let _ = machine.handle_group_change(now, GroupChangeId(draw), change, None);

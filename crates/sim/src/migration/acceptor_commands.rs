@@ -77,7 +77,7 @@ impl MigrationWorld {
         let host = &mut self.hosts[node];
         for (flow, epoch) in held {
             match host.entries.get(&flow).map(|entry| entry.state) {
-                None | Some(KernelFlowState::Moved) => {}
+                None | Some(KernelFlowState::Moved(_)) => {}
                 Some(KernelFlowState::Incoming) if host.entries[&flow].id == Some(id) => {}
                 Some(_) => return Err(NodeFault::FlowInOtherMove(flow).into()),
             }
@@ -121,11 +121,6 @@ impl MigrationWorld {
         }
         match step {
             0 => {
-                if let Some(written) = host.move_records.get_mut(id)
-                    && let RecoveredRole::Acceptor { committed, .. } = &mut written.role
-                {
-                    *committed = true;
-                }
                 for flow in flows {
                     let entry = host.entries.get(&flow.flow);
                     if entry.is_some_and(|entry| entry.state == KernelFlowState::Incoming) {
@@ -165,6 +160,9 @@ impl MigrationWorld {
                 .set_violation(format!("{id} resumes an empty process"));
         };
         image.hops += 1;
+        if !lost.is_empty() {
+            self.core.count("flow lost");
+        }
         image.flows.retain(|flow| !lost.contains(flow));
         if matches!(image.identity, ProcessIdentity::Clone(_)) {
             self.clones_run.insert(image.identity);

@@ -9,7 +9,6 @@ use holdfast_proto::migration::{
     Event, Migration, MigrationMachineConfig, MoveOutcome, MoveRequest, MoveRequestOptions,
     ProcessId, ProcessKeptReason, RecoveredRole,
 };
-use holdfast_proto::view::View;
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange};
 use std::time::Duration;
@@ -205,8 +204,7 @@ impl MigrationWorld {
     /// Starts a daemon with the state it finds.
     pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
-        let peers = (0..core.nodes()).map(node_id);
-        let view = View::configured(node_id(core.holder), peers);
+        let view = self.rebuilds.view.clone();
         let config = MigrationMachineConfig::new(node_id(node), core.incarnation(node));
         core.daemons[node].machine = Some(Migration::new(config, view));
         let recovered = self.hosts[node].recovered();

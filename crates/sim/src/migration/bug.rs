@@ -38,11 +38,17 @@ pub enum MigrationBug {
     DoneReportsSuccess,
     /// The state machines' timers do not fire.
     NoTimers,
+    /// A new holder decides about moves before both donor and acceptor have reported.
+    DecidesBeforeReports,
+    /// A node reports the flows in its filters, and not what it knows about moves.
+    ReportsFlowsAlone,
+    /// An acceptor reports processes that are not committed as its own.
+    AcceptorClaimsProcess,
 }
 
 impl MigrationBug {
     /// All bugs.
-    pub const ALL: [MigrationBug; 17] = [
+    pub const ALL: [MigrationBug; 20] = [
         MigrationBug::ResumesBeforeCommitted,
         MigrationBug::ThawsBeforeAnswer,
         MigrationBug::ReleasesEarly,
@@ -60,5 +66,8 @@ impl MigrationBug {
         MigrationBug::RecordRemovedEarly,
         MigrationBug::DoneReportsSuccess,
         MigrationBug::NoTimers,
+        MigrationBug::DecidesBeforeReports,
+        MigrationBug::ReportsFlowsAlone,
+        MigrationBug::AcceptorClaimsProcess,
     ];
 }

@@ -11,6 +11,13 @@ use holdfast_wire::{Flow, MoveId};
 impl MigrationWorld {
     pub(super) fn begin_command(&mut self, node: usize, command: Command) {
         let (token, _, id) = command_info(&command);
+        // The daemon stores that the process is committed before frames tell others.
+        if let Command::Resume { id, .. } = &command
+            && let Some(written) = self.hosts[node].move_records.get_mut(id)
+            && let RecoveredRole::Acceptor { committed, .. } = &mut written.role
+        {
+            *committed = true;
+        }
         let of_holder = matches!(command, Command::Arbitrate { .. } | Command::Lookup { .. });
         let running = RunningCommand { command, step: 0 };
         self.hosts[node].running.insert(token, running);
@@ -41,7 +48,9 @@ impl MigrationWorld {
     }
 
     pub(super) fn execute_effect(&mut self, node: usize, token: CommandToken) {
-        let Some(mut running) = self.hosts[node].running.remove(&token) else {
+        let running = self.hosts[node].running.remove(&token);
+        let running = running.and_then(|running| self.defer_own_request(node, token, running));
+        let Some(mut running) = running else {
             return;
         };
         let (_, steps, _) = command_info(&running.command);

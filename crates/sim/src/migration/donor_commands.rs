@@ -62,9 +62,13 @@ impl MigrationWorld {
                 last.then_some(Results::Thawed(outcome))
             }
             Command::Release {
-                id, flows, kept, ..
+                id,
+                to,
+                flows,
+                kept,
+                ..
             } => {
-                let moved = flows.iter().map(|of| (of, KernelFlowState::Moved));
+                let moved = flows.iter().map(|of| (of, KernelFlowState::Moved(*to)));
                 let kept = kept.iter().map(|of| (of, KernelFlowState::Owned));
                 for (of, state) in moved.chain(kept) {
                     host.set_state(of.flow, state, of.epoch);
@@ -234,10 +238,16 @@ impl MigrationWorld {
         }
     }
 
+    /// Resumes a process that this move stopped; another move may have stopped it since.
     pub(super) fn thaw(&mut self, node: usize, id: MoveId) {
         let host = &mut self.hosts[node];
-        if let Some(process) = host.outbound_process(id)
-            && let Some(process) = host.processes.get_mut(&process)
+        let role = host.move_records.get(&id).map(|written| &written.role);
+        if let Some(RecoveredRole::Donor {
+            process,
+            maybe_stopped: true,
+            ..
+        }) = role
+            && let Some(process) = host.processes.get_mut(process)
         {
             process.running = true;
         }

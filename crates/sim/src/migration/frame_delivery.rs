@@ -3,7 +3,7 @@
 use super::MigrationBug;
 use super::holder::is_commit;
 use super::world::MigrationWorld;
-use crate::node_group::{GroupWorld as _, node_id};
+use crate::node_group::{GroupWorld as _, RebuildingWorld as _, node_id};
 use holdfast_wire::move_frames::MoveFrame;
 use holdfast_wire::{ChangeKind, Frame, MoveId, OwnershipChange};
 
@@ -61,22 +61,14 @@ impl MigrationWorld {
 
     pub(super) fn deliver_frame(&mut self, from: usize, to: usize, frame: Frame) {
         match frame {
-            Frame::ChangeRequest { .. } | Frame::Query { .. } if to != self.core.holder => {
-                let message = format!(
-                    "node {} received a request but is not the holder",
-                    node_id(to)
-                );
-                self.core.set_violation(message);
-            }
-            Frame::ChangeRequest { request, changes } => {
-                let results = self.arbitrate(node_id(from), &changes);
-                self.send(to, from, Frame::ChangeResponse { request, results });
-            }
-            Frame::Query { request, flows } => {
-                let steering = &self.core.steering;
-                let records = flows.iter().map(|flow| steering.get(flow).copied());
-                let records = records.collect();
-                self.send(to, from, Frame::QueryResponse { request, records });
+            Frame::FlowReport(frame) => self.deliver_report(from, to, frame),
+            Frame::ChangeRequest { .. } | Frame::Query { .. } => {
+                if to != self.core.holder || !self.rebuilds.has_heard(to) {
+                    return self.core.count("request to no holder");
+                }
+                if let Some(frame) = self.defer_request(from, frame) {
+                    self.handle_request(from, to, frame);
+                }
             }
             frame => self.drive_machine(to, |machine, now| {
                 machine.handle_frame(now, node_id(from), frame);

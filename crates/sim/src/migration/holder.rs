@@ -11,16 +11,26 @@ use holdfast_wire::{
 };
 
 impl MigrationWorld {
-    /// Handles all changes of one request atomically.
+    /// Handles all changes of one request atomically. Refusing a process's record also refuses the flows named after it.
     pub(super) fn arbitrate(
         &mut self,
         asker: NodeId,
         changes: &[OwnershipChange],
     ) -> Vec<Result<Option<OwnershipRecord>, ChangeRefusal>> {
-        let each = changes.iter();
-        let results: Vec<_> = each
-            .map(|change| self.arbitrate_one(asker, *change))
-            .collect();
+        let mut is_refused = false;
+        let mut results = Vec::new();
+        for change in changes {
+            if is_refused && !change.flow.is_process() {
+                let current = self.core.steering.get(&change.flow).copied();
+                results.push(Err(ChangeRefusal { current }));
+                continue;
+            }
+            let result = self.arbitrate_one(asker, *change);
+            if change.flow.is_process() {
+                is_refused = result.is_err();
+            }
+            results.push(result);
+        }
         self.group_commit.record_results(changes, &results);
         results
     }
@@ -97,7 +107,8 @@ impl MigrationWorld {
         let holder = self.core.holder;
         let reached =
             self.core.is_alive(holder) && (node == holder || self.core.is_up(node, holder));
-        if !reached {
+        let has_heard = self.rebuilds.has_heard(node) && self.rebuilds.has_heard(holder);
+        if !reached || !has_heard || !self.decides_now(node, &[change]) {
             let later = self.core.now + Time::from_micros(20_000);
             return self.core.schedule_action(
                 node,

@@ -12,7 +12,8 @@ pub(super) enum KernelFlowState {
     Owned,
     Outgoing,
     Incoming,
-    Moved,
+    /// The flow has moved to this node.
+    Moved(NodeId),
     Closing,
 }
 
@@ -152,7 +153,7 @@ impl SimulatedHost {
             && entry.epoch <= epoch
             && !matches!(
                 entry.state,
-                KernelFlowState::Closing | KernelFlowState::Moved
+                KernelFlowState::Closing | KernelFlowState::Moved(_)
             )
         {
             (entry.state, entry.epoch) = (state, epoch);

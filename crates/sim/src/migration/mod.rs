@@ -11,6 +11,7 @@ mod acceptor_commands;
 mod actors;
 mod bug;
 mod commands;
+mod contact_change;
 mod donor_commands;
 mod frame_delivery;
 mod holder;
@@ -80,6 +81,9 @@ pub const DEFAULT: MigrationPlanDistribution = MigrationPlanDistribution {
     clone_share: 0.12,
 };
 
+/// Probability, per request, that the contact node changes soon after.
+const CONTACT_CHANGE: f64 = 0.2;
+
 /// Derives a config from a setting and a seed.
 #[must_use]
 pub fn draw_run_config(
@@ -87,9 +91,10 @@ pub fn draw_run_config(
     seed: u64,
     bug: Option<MigrationBug>,
 ) -> MigrationRunConfig {
-    let with_requests: [AccompanyingAction; 2] = [
+    let with_requests: [AccompanyingAction; 3] = [
         (setting.kill, |draw| GroupAction::Kill { draw }),
         (setting.cancel, |_| GroupAction::Cancel),
+        (CONTACT_CHANGE, |draw| GroupAction::ChangeContact { draw }),
     ];
     node_group::draw_run_config(&setting.group, seed, &with_requests, |random, nodes| {
         let count = setting.processes.draw(random);

@@ -5,11 +5,14 @@ use super::host::{
     SimulatedImage,
 };
 use super::{MigrationBug, MigrationRunConfig, MigrationSpecificConfig};
-use crate::node_group::{self, GroupCore, client_flow, node_id, pairs};
+use crate::node_group::{
+    self, GroupCore, RebuildingWorld as _, TableRebuilds, client_flow, node_id, pairs,
+};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::flow_ownership::ProcessTransits;
 use holdfast_proto::migration::{Command, CommandToken, Completion, Event, Migration, Results};
+use holdfast_proto::view::View;
 use holdfast_wire::failure::{Failure, KernelFault, SystemError};
 use holdfast_wire::move_frames::TranslationStep;
 use holdfast_wire::{Flow, Frame, MoveId, OwnershipChange, Protocol};
@@ -26,6 +29,13 @@ pub(super) enum MigrationDaemonAction {
         token: CommandToken,
         results: Results,
     },
+    /// The group's membership has a new view.
+    HearView(View),
+    /// The holder considers the waiting requests of a node again.
+    RetryDeferred {
+        from: usize,
+    },
+    WakeRebuild,
     /// The daemon reports a flow to the holder, as the handoff state machine does.
     Report {
         change: OwnershipChange,
@@ -59,6 +69,7 @@ pub(super) struct MigrationWorld {
     /// Translation requests to peers: sender, its incarnation, move, peer, step.
     pub(super) translation_requests: BTreeSet<(usize, u64, MoveId, usize, u8)>,
     pub(super) bug: Option<MigrationBug>,
+    pub(super) rebuilds: TableRebuilds,
     /// Share of requests for a clone.
     pub(super) clone_share: f64,
     flows_made: u64,
@@ -85,6 +96,7 @@ impl node_group::GroupWorld for MigrationWorld {
             clones_run: BTreeSet::new(),
             translation_requests: BTreeSet::new(),
             bug: config.specific.bug,
+            rebuilds: TableRebuilds::new(config.nodes, config.holder),
             clone_share: config.specific.clone_share,
             flows_made: 0,
         };
@@ -135,12 +147,16 @@ impl node_group::GroupWorld for MigrationWorld {
                 })
             }
             MigrationDaemonAction::Report { change } => self.report(node, change),
+            MigrationDaemonAction::HearView(view) => self.hear_view(node, view),
+            MigrationDaemonAction::RetryDeferred { from } => self.retry_deferred(node, from),
+            MigrationDaemonAction::WakeRebuild => self.wake_rebuild(node),
         }
     }
 
     fn crash(&mut self, node: usize) {
         self.count_crash(node);
         self.hosts[node].crash();
+        self.rebuilds.crash(node);
         if node == self.core.holder {
             self.group_commit = ProcessTransits::default();
         }
@@ -149,6 +165,7 @@ impl node_group::GroupWorld for MigrationWorld {
 
     fn restart(&mut self, node: usize) {
         self.start_daemon(node);
+        self.start_rebuild(node);
         self.core.connect_to_others(node);
     }
 
@@ -172,8 +189,9 @@ impl node_group::GroupWorld for MigrationWorld {
         self.connect_client(random);
     }
 
-    /// Does nothing: the contact node stays.
-    fn change_contact(&mut self, _: &mut Random) {}
+    fn change_contact(&mut self, random: &mut Random) {
+        self.change_contact_node(random);
+    }
 
     fn kill(&mut self, random: &mut Random) {
         self.kill_process(random);

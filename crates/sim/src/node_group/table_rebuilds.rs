@@ -6,13 +6,14 @@
 use super::{GroupWorld, node_id, node_index};
 use crate::random::Random;
 use crate::time::Time;
-use holdfast_proto::flow_ownership::newer_record;
+use holdfast_proto::flow_ownership::ClaimVerdict;
 use holdfast_proto::table_rebuild::{
-    Admission, Claim, Command, Event, Output, TableRebuild, TableRebuildConfig,
+    Admission, Claim, Command, DecidedFlow, Dispute, Event, Output, TableRebuild,
+    TableRebuildConfig,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::flow_report_frames::FlowReportFrame;
-use holdfast_wire::{Flow, Frame, OwnershipChange};
+use holdfast_wire::{Flow, Frame, OwnershipChange, OwnershipRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -95,8 +96,18 @@ pub(crate) trait RebuildingWorld: GroupWorld {
     /// Returns the flows about which a node may have a claim.
     fn claimed_flows(&self, node: usize) -> Vec<Flow>;
 
+    /// Judges a claim as the holder.
+    fn judge_claim(
+        &self,
+        current: Option<OwnershipRecord>,
+        claimed: OwnershipRecord,
+    ) -> ClaimVerdict;
+
+    /// Returns true if a node claims flows of other nodes.
+    fn has_liar(&self) -> bool;
+
     /// Returns the claims of a node about flows.
-    fn own_claims(&self, node: usize, flows: &[Flow]) -> Vec<Claim>;
+    fn own_claims(&mut self, node: usize, flows: &[Flow]) -> Vec<Claim>;
 
     /// Makes another live node the contact node.
     fn change_contact_node(&mut self, random: &mut Random) {
@@ -185,6 +196,13 @@ pub(crate) trait RebuildingWorld: GroupWorld {
         is_admitted
     }
 
+    /// Returns true if the holder may answer a query now.
+    fn is_query_admitted(&mut self) -> bool {
+        let holder = self.core().holder;
+        let machine = self.rebuilds().nodes[holder].machine.as_ref();
+        machine.is_none_or(|machine| machine.admit_query() == Admission::Admitted)
+    }
+
     /// Lets a request wait at the holder if the holder may not handle the request yet, or an earlier one of the sender
     /// waits. Returns the request if it need not wait.
     fn defer_request(&mut self, from: usize, frame: Frame) -> Option<Frame> {
@@ -240,6 +258,12 @@ pub(crate) trait RebuildingWorld: GroupWorld {
                 Output::Event(Event::Complete) => {
                     self.core().count("table complete");
                     let is_holder = node == self.core().holder;
+                    let machine = self.rebuilds().nodes[node].machine.as_ref();
+                    let claims = machine.map_or_else(Vec::new, TableRebuild::disputed_claims);
+                    if !claims.is_empty() && !self.has_liar() && !self.core().was_hostile {
+                        let text = format!("honest nodes claim the same flow: {claims:?}");
+                        self.core().set_violation(text);
+                    }
                     let rebuilds = self.rebuilds();
                     rebuilds.is_table_complete |= is_holder && rebuilds.has_heard(node);
                 }
@@ -277,20 +301,45 @@ pub(crate) trait RebuildingWorld: GroupWorld {
             }
             Command::StoreNewer { records } => self.store_claims(node, records, false),
             Command::StoreMissing { records } => self.store_claims(node, records, true),
+            Command::SetRecords { records } => self.set_records(node, records),
         }
     }
 
     fn store_claims(&mut self, node: usize, records: Vec<Claim>, only_missing: bool) {
         // A former holder that has not heard of the view yet has a table of its own, which decides about nothing.
-        let core = self.core();
-        if node != core.holder {
+        if node != self.core().holder {
             return;
         }
+        let mut disputes = Vec::new();
         for (flow, claimed) in records {
-            let current = core.steering.get(&flow).copied();
-            let newer = newer_record(current, claimed);
-            if let Some(record) = newer.filter(|_| !only_missing || current.is_none()) {
-                core.record_result(flow, &Ok(Some(record)));
+            let current = self.core().steering.get(&flow).copied();
+            match (self.judge_claim(current, claimed), current) {
+                (ClaimVerdict::Disputed, Some(_)) if only_missing => {}
+                (ClaimVerdict::Disputed, Some(recorded)) => disputes.push(Dispute {
+                    flow,
+                    recorded,
+                    claimed,
+                }),
+                (ClaimVerdict::Stored, Some(_)) if only_missing => {}
+                (ClaimVerdict::Stored, _) => self.core().record_result(flow, &Ok(Some(claimed))),
+                _ => {}
+            }
+        }
+        if disputes.is_empty() {
+            return;
+        }
+        self.core().count("claims disputed");
+        if let Some(machine) = &mut self.rebuilds().nodes[node].machine {
+            let records = machine.handle_disputes(disputes);
+            self.set_records(node, records);
+        }
+    }
+
+    fn set_records(&mut self, node: usize, records: Vec<DecidedFlow>) {
+        let core = self.core();
+        if node == core.holder {
+            for (flow, record) in records {
+                core.record_result(flow, &Ok(record));
             }
         }
     }

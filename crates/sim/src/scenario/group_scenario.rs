@@ -243,6 +243,7 @@ impl MembershipScenarioText {
         let incident = &self.incident;
         let probabilities = [
             (&mut setting.impatient, self.impatient),
+            (&mut setting.guest, self.guest),
             (&mut setting.crash, incident.crash),
             (&mut setting.cut, incident.cut),
             (&mut setting.isolate, incident.isolate),
@@ -281,7 +282,7 @@ fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
     match shares.iter().all(|share| (0.0..=1.0).contains(share)) {
         true => Ok(()),
         false => invalid(
-            "impatient and the values of [with_request], [incident] and [faults] must be 0 to 1",
+            "impatient, guest and the values of [with_request], [incident] and [faults] must be 0 to 1",
         ),
     }
 }

@@ -72,6 +72,7 @@ pub(super) struct MembershipScenarioText {
     pub(super) soon_ms: Option<f64>,
     pub(super) clock_drift_ppm: Option<u32>,
     pub(super) impatient: Option<f64>,
+    pub(super) guest: Option<f64>,
     #[serde(default)]
     pub(super) incident: IncidentText,
     #[serde(default)]

@@ -2,7 +2,10 @@
 
 use crate::{assert_all, assert_bugs_detected, assert_deterministic};
 use holdfast_sim::Violation;
-use holdfast_sim::handoff::{DEFAULT, HandoffBug, draw_run_config, shrink, try_run};
+use holdfast_sim::handoff::{
+    DEFAULT, HandoffBug, draw_run_config, draw_run_config_with_liar, shrink, shrink_with_liar,
+    try_run,
+};
 use holdfast_sim::node_group::GroupRunOutcome;
 
 common_simulation_tests!(HandoffBug, seeds_per_bug: 400);
@@ -43,5 +46,15 @@ fn every_flow_has_at_most_one_sender_and_finally_one_owner() {
         |seed| run(seed, None),
         |seed| shrink(&DEFAULT, seed, None),
         &EXPECTED_COUNTS,
+    );
+}
+
+#[test]
+fn node_that_claims_flows_of_others_takes_none() {
+    assert_all(
+        3_000,
+        |seed| try_run(&draw_run_config_with_liar(&DEFAULT, seed), seed, None),
+        |seed| shrink_with_liar(&DEFAULT, seed),
+        &["moved", "table complete", "lies sent", "claims disputed"],
     );
 }

@@ -8,7 +8,7 @@ use holdfast_sim::node_group::GroupRunOutcome;
 common_simulation_tests!(MigrationBug, seeds_per_bug: 4_000);
 
 /// Kinds of events that the runs must cover.
-const EXPECTED_COUNTS: [&str; 30] = [
+const EXPECTED_COUNTS: [&str; 33] = [
     "moved",
     "cloned",
     "post-copy started",
@@ -39,6 +39,9 @@ const EXPECTED_COUNTS: [&str; 30] = [
     "recovered acceptor, restored",
     "recovered acceptor, resumed",
     "recovered peer",
+    "contact changed",
+    "request deferred",
+    "table complete",
 ];
 
 #[test]

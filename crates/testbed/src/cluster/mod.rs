@@ -6,6 +6,7 @@ pub mod priority;
 mod readiness;
 mod self_run;
 mod spec;
+mod static_neighbours;
 mod supervisor;
 
 use std::fs;
@@ -82,6 +83,7 @@ impl Cluster {
             let path = self.config_path(&node);
             fs::write(&path, node_config_file::node_config(self, &node)?)?;
         }
+        self.add_static_neighbours()?;
         if self.is_self_run() {
             self.create_group("n1")?;
         }
@@ -142,6 +144,12 @@ impl Cluster {
     /// Returns the directory in which a node's daemon keeps its state.
     fn state_dir(&self, node: &str) -> PathBuf {
         self.directory.path().join(node)
+    }
+
+    /// Returns the directory of a node's check scripts, which the services of a group that runs itself may name. The
+    /// directory does not exist at first.
+    pub fn checks_dir(&self, node: &str) -> PathBuf {
+        self.directory.path().join(format!("{node}-checks"))
     }
 
     /// Returns the specification of the cluster.

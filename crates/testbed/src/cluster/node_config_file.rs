@@ -24,10 +24,12 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
     let tls = directory.join("ca");
     let file = |name: String| Value::from(tls.join(name).display().to_string());
     let state = cluster.state_dir(node).display().to_string();
+    let checks = cluster.checks_dir(node).display().to_string();
     let mut node_section = toml_table([
         ("name", node.into()),
         ("interface", "eth0".into()),
         ("state_dir", state.into()),
+        ("checks_dir", checks.into()),
     ]);
     if cluster.is_self_run() {
         let own = cluster.address(node, spec.underlay)?.to_string();

@@ -10,6 +10,8 @@ use super::Cluster;
 
 /// Time limit of a wait: far more than needed, for a very busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Further time for each node, of large groups on a small machine.
+const READY_TIMEOUT_PER_NODE: Duration = Duration::from_secs(2);
 /// Most restarts of a daemon during a wait; one with more counts as defective.
 const STARTS_MAX: u32 = 5;
 
@@ -80,7 +82,9 @@ fn wait_until_complete(
     cluster: &Cluster,
     find_missing: impl Fn(&Status) -> Option<String>,
 ) -> Result<()> {
-    let deadline = Instant::now() + READY_TIMEOUT;
+    let nodes = u32::from(cluster.spec().nodes);
+    let timeout = READY_TIMEOUT + READY_TIMEOUT_PER_NODE * nodes;
+    let deadline = Instant::now() + timeout;
     let starts: Vec<u32> = cluster.daemons.iter().map(|d| d.starts()).collect();
     for node in cluster.nodes() {
         let control = cluster.blocking_control_client(&node)?;
@@ -104,7 +108,7 @@ fn wait_until_complete(
             if Instant::now() > deadline {
                 bail!(
                     "exceeded time: after {} s, {node} {problem}",
-                    READY_TIMEOUT.as_secs()
+                    timeout.as_secs()
                 );
             }
             sleep(Duration::from_millis(10));

@@ -1,14 +1,14 @@
 //! Changes of a group's settings, as pure functions.
 
-use super::bounds::bounded_weights::WEIGHTS_MAX;
+use super::checks::{
+    CHECK_INTERVAL_MS, CHECK_RESULTS, CHECK_TIMEOUT_MS, STALL_MS_MAX, ServiceChecks,
+};
+use super::field_encodings::bounded_weights::WEIGHTS_MAX;
 use super::service::{
     DRAIN_MS_MAX, FlowPlacement, GroupService, SERVICE_ADDRESSES_MAX, ServiceName, ServicePolicy,
     ServiceProtocol, WEIGHT_MAX,
 };
-use super::{
-    GROUP_KEY_BYTES, GroupKey, GroupSettings, RECENT_CHANGES_MAX, REVOCATION_LIST_BYTES_MAX,
-    RevocationList,
-};
+use super::{GroupSettings, RECENT_CHANGES_MAX};
 use crate::frame::bounded_list_of;
 use crate::membership_frames::NodeName;
 use serde::{Deserialize, Serialize};
@@ -24,18 +24,6 @@ pub struct GroupChangeId(pub u64);
 impl fmt::Display for GroupChangeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
-    }
-}
-
-/// A new secret for datagrams between nodes.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct GroupSecret(pub [u8; GROUP_KEY_BYTES]);
-
-/// No content: the secret must not appear in logs.
-impl fmt::Debug for GroupSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GroupSecret")
     }
 }
 
@@ -61,6 +49,8 @@ pub struct ServicePatch {
     pub weights: WeightChanges,
     /// The time that a handoff may wait, in milliseconds; the inner none: no wait.
     pub drain_ms: Option<Option<u32>>,
+    /// The checks.
+    pub checks: Option<ServiceChecks>,
 }
 
 /// A change of a group's settings. The order of the variants is part of the format.
@@ -92,10 +82,6 @@ pub enum GroupChange {
         #[serde(deserialize_with = "bounded_list_of::<_, _, WEIGHTS_MAX>")]
         WeightChanges,
     ),
-    /// Replaces the key of datagrams by this secret.
-    RotateKey(GroupSecret),
-    /// Replaces the list of revoked certificates by a newer one. The contact node's daemon has checked the signature.
-    SetRevocationList(RevocationList),
 }
 
 /// The nodes of the group, which a change is checked against.
@@ -170,24 +156,33 @@ pub enum GroupChangeRefusal {
     /// The drain time is too long.
     #[error("a drain time of {0} ms is out of range; use 0 to {DRAIN_MS_MAX}")]
     DrainTooLong(u32),
-    /// The list of revoked certificates is not newer.
+    /// A connect check of a service without connections.
+    #[error("a udp service has no connections to check; use a check script")]
+    ConnectCheckOfUdp,
+    /// The time between two checks is out of range.
     #[error(
-        "revocation list {offered} is not newer than {current}, which the group has; use the authority's newest one"
+        "a check interval of {0} ms is out of range; use {min} to {max}",
+        min = CHECK_INTERVAL_MS.start(),
+        max = CHECK_INTERVAL_MS.end()
     )]
-    RevocationNotNewer {
-        /// Number of the list that was offered.
-        offered: u64,
-        /// Number of the group's list.
-        current: u64,
-    },
-    /// The list of revoked certificates is too long.
+    CheckInterval(u32),
+    /// The time limit of a check is out of range.
     #[error(
-        "the revocation list has {0} bytes, and may have {REVOCATION_LIST_BYTES_MAX}; drop certificates that have ended from the list"
+        "a check time limit of {0} ms is out of range; use {min} to {max}",
+        min = CHECK_TIMEOUT_MS.start(),
+        max = CHECK_TIMEOUT_MS.end()
     )]
-    RevocationTooLong(u32),
-    /// The keys are out of order.
-    #[error("the numbers of the group's keys are out of order")]
-    KeyOrder,
+    CheckTimeout(u32),
+    /// The number of results that change the judgement is out of range.
+    #[error(
+        "{0} consecutive checks are out of range; use {min} to {max}",
+        min = CHECK_RESULTS.start(),
+        max = CHECK_RESULTS.end()
+    )]
+    CheckResults(u32),
+    /// The time after which a server hangs is too long.
+    #[error("a stall time of {0} ms is out of range; use 0 to {STALL_MS_MAX}")]
+    StallTooLong(u32),
     /// The services are out of order.
     #[error("the services are not in the order of their names")]
     ServiceOrder,
@@ -239,8 +234,6 @@ impl GroupSettings {
                     service.check_weights_within(nodes)?;
                 }
             }
-            GroupChange::RotateKey(secret) => next.rotate_key(*secret),
-            GroupChange::SetRevocationList(list) => next.set_revocation_list(list)?,
         }
         next.check()?;
         if next.recent_changes.len() == RECENT_CHANGES_MAX {
@@ -330,31 +323,11 @@ impl GroupSettings {
         service.placement = patch.placement.unwrap_or(service.placement);
         service.policy = patch.policy.unwrap_or(service.policy);
         service.drain_ms = patch.drain_ms.unwrap_or(service.drain_ms);
+        if let Some(checks) = &patch.checks {
+            service.checks.clone_from(checks);
+        }
         service.change_weights(&patch.weights);
         service.check_weights_within(nodes)
-    }
-
-    fn rotate_key(&mut self, secret: GroupSecret) {
-        self.previous_key = self.key.take();
-        let number = self.previous_key.map_or(0, |key| key.number);
-        // Numbers only tell two successive keys apart.
-        self.key = Some(GroupKey {
-            number: number.wrapping_add(1),
-            bytes: secret.0,
-        });
-    }
-
-    fn set_revocation_list(&mut self, list: &RevocationList) -> Result<(), GroupChangeRefusal> {
-        if let Some(current) =
-            (self.revocation_list.as_ref()).filter(|known| known.number >= list.number)
-        {
-            return Err(Refusal::RevocationNotNewer {
-                offered: list.number,
-                current: current.number,
-            });
-        }
-        self.revocation_list = Some(list.clone());
-        Ok(())
     }
 
     /// Checks the rules that hold whatever nodes the group has.
@@ -386,19 +359,7 @@ impl GroupSettings {
         if owners.len() > SERVICE_ADDRESSES_MAX {
             return Err(Refusal::TooManyAddresses(owners.len() as u32));
         }
-        if let Some(list) = &self.revocation_list
-            && list.bytes.len() > REVOCATION_LIST_BYTES_MAX
-        {
-            let length = u32::try_from(list.bytes.len()).unwrap_or(u32::MAX);
-            return Err(Refusal::RevocationTooLong(length));
-        }
-        match (&self.key, &self.previous_key) {
-            (Some(key), Some(previous)) if previous.number.wrapping_add(1) != key.number => {
-                Err(Refusal::KeyOrder)
-            }
-            (None, Some(_)) => Err(Refusal::KeyOrder),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -422,10 +383,10 @@ impl GroupService {
         if let Some(weight) = self.weights.values().find(|weight| **weight > WEIGHT_MAX) {
             return Err(Refusal::WeightTooLarge(*weight));
         }
-        match self.drain_ms {
-            Some(drain_ms) if drain_ms > DRAIN_MS_MAX => Err(Refusal::DrainTooLong(drain_ms)),
-            _ => Ok(()),
+        if let Some(drain_ms) = self.drain_ms.filter(|drain_ms| *drain_ms > DRAIN_MS_MAX) {
+            return Err(Refusal::DrainTooLong(drain_ms));
         }
+        self.checks.check(self.protocol)
     }
 
     /// Checks that a node of the group gets new flows.
@@ -455,7 +416,9 @@ impl fmt::Display for GroupChange {
                 write_policy(f, Some(service.policy), Some(service.placement))?;
                 let weights = service.weights.iter();
                 write_weights(f, weights.map(|(node, weight)| (node, Some(*weight))))?;
-                write_drain(f, service.drain_ms.map(Some))
+                write_drain(f, service.drain_ms.map(Some))?;
+                let has_checks = service.checks != ServiceChecks::default();
+                write_checks(f, has_checks.then_some(&service.checks))
             }
             GroupChange::SetService { name, patch } => {
                 write!(f, "service set {name}")?;
@@ -468,7 +431,8 @@ impl fmt::Display for GroupChange {
                 write_policy(f, patch.policy, patch.placement)?;
                 let weights = patch.weights.iter();
                 write_weights(f, weights.map(|(node, weight)| (node, *weight)))?;
-                write_drain(f, patch.drain_ms)
+                write_drain(f, patch.drain_ms)?;
+                write_checks(f, patch.checks.as_ref())
             }
             GroupChange::RemoveService(name) => write!(f, "service remove {name}"),
             GroupChange::DropEndedAddresses { name, addresses } => {
@@ -481,8 +445,6 @@ impl fmt::Display for GroupChange {
                 f.write_str("weights of all services")?;
                 write_weights(f, weights.iter().map(|(node, weight)| (node, *weight)))
             }
-            GroupChange::RotateKey(_) => f.write_str("new key for datagrams between nodes"),
-            GroupChange::SetRevocationList(list) => write!(f, "revocation list {}", list.number),
         }
     }
 }
@@ -519,6 +481,13 @@ fn write_drain(f: &mut fmt::Formatter<'_>, drain_ms: Option<Option<u32>>) -> fmt
     match drain_ms {
         Some(Some(drain_ms)) => write!(f, " drain {drain_ms} ms"),
         Some(None) => f.write_str(" no drain"),
+        None => Ok(()),
+    }
+}
+
+fn write_checks(f: &mut fmt::Formatter<'_>, checks: Option<&ServiceChecks>) -> fmt::Result {
+    match checks {
+        Some(checks) => write!(f, " checks {checks}"),
         None => Ok(()),
     }
 }

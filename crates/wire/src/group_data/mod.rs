@@ -1,17 +1,20 @@
-//! The settings of a group, which are the content of [`crate::membership_frames::GroupData`]: services, the key of
-//! datagrams between nodes, and the list of revoked certificates.
+//! The settings of a group, which are the content of [`crate::membership_frames::GroupData`]: the services.
 //!
 //! Settings change only by [`GroupSettings::apply`], a pure function that the contact node calls before a vote.
 
-mod bounds;
 mod change;
+mod checks;
+mod field_encodings;
 mod service;
 
-pub use bounds::bounded_weights::WEIGHTS_MAX;
 pub use change::{
-    GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupSecret, ServicePatch,
-    WeightChanges,
+    GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, ServicePatch, WeightChanges,
 };
+pub use checks::{
+    CHECK_INTERVAL_MS, CHECK_RESULTS, CHECK_TIMEOUT_MS, SCRIPT_NAME_BYTES_MAX, STALL_MS_MAX,
+    ScriptName, ScriptNameError, ServiceChecks,
+};
+pub use field_encodings::bounded_weights::WEIGHTS_MAX;
 pub use service::{
     DRAIN_MS_MAX, FlowPlacement, GroupService, SERVICE_ADDRESSES_MAX, SERVICE_NAME_BYTES_MAX,
     ServiceName, ServiceNameError, ServicePolicy, ServiceProtocol, WEIGHT_DEFAULT, WEIGHT_MAX,
@@ -20,41 +23,11 @@ pub use service::{
 use crate::frame::bounded_list_of;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 /// Number of changes that the settings remember, so that a repeated request is not carried out twice.
 pub const RECENT_CHANGES_MAX: usize = 128;
-/// Maximum length of a revocation list, in bytes.
-pub const REVOCATION_LIST_BYTES_MAX: usize = 512 << 10;
-/// Length of the key of datagrams between nodes, in bytes.
-pub const GROUP_KEY_BYTES: usize = 32;
 /// First byte of encoded settings.
 const SETTINGS_VERSION: u8 = 1;
-
-/// The key that authenticates datagrams between nodes.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupKey {
-    /// Number of the key, one more than that of the key before.
-    pub number: u32,
-    /// The secret.
-    pub bytes: [u8; GROUP_KEY_BYTES],
-}
-
-/// The number alone: the secret must not appear in logs.
-impl fmt::Debug for GroupKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GroupKey({})", self.number)
-    }
-}
-
-/// The certificates that the group's authority has revoked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RevocationList {
-    /// Number of the list (RFC 5280 section 5.2.3); a list with a greater number replaces this one.
-    pub number: u64,
-    /// The list as the authority signed it, at most [`REVOCATION_LIST_BYTES_MAX`] bytes. A node checks the signature.
-    pub bytes: Bytes,
-}
 
 /// The settings of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,9 +35,6 @@ pub struct GroupSettings {
     /// In the order of names.
     #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
     services: Vec<GroupService>,
-    key: Option<GroupKey>,
-    previous_key: Option<GroupKey>,
-    revocation_list: Option<RevocationList>,
     /// The last changes, newest last.
     #[serde(deserialize_with = "bounded_list_of::<_, _, RECENT_CHANGES_MAX>")]
     recent_changes: Vec<GroupChangeId>,
@@ -95,22 +65,6 @@ impl GroupSettings {
     /// Returns the service of this name.
     pub fn service(&self, name: &ServiceName) -> Option<&GroupService> {
         self.services.iter().find(|service| service.name == *name)
-    }
-
-    /// Returns the key with which nodes authenticate datagrams; none before the first [`GroupChange::RotateKey`].
-    pub fn key(&self) -> Option<&GroupKey> {
-        self.key.as_ref()
-    }
-
-    /// Returns the key before the present one. Nodes accept the previous key while others may not have heard of a new
-    /// one.
-    pub fn previous_key(&self) -> Option<&GroupKey> {
-        self.previous_key.as_ref()
-    }
-
-    /// Returns the newest list of revoked certificates.
-    pub fn revocation_list(&self) -> Option<&RevocationList> {
-        self.revocation_list.as_ref()
     }
 
     /// Returns true if this change is one of the last [`RECENT_CHANGES_MAX`] changes.

@@ -1,6 +1,7 @@
 //! A service of the group.
 
-use super::bounds::{bounded_weights, policy_number};
+use super::checks::ServiceChecks;
+use super::field_encodings::{bounded_weights, policy_number};
 use crate::Protocol;
 use crate::frame::bounded_list_of;
 use crate::membership_frames::NodeName;
@@ -234,6 +235,8 @@ pub struct GroupService {
     /// Time that a handoff may wait for the send queue to empty, in milliseconds, at most [`DRAIN_MS_MAX`]; none: no
     /// wait.
     pub drain_ms: Option<u32>,
+    /// Checks of the servers.
+    pub checks: ServiceChecks,
 }
 
 impl GroupService {
@@ -254,6 +257,7 @@ impl GroupService {
             policy: ServicePolicy::default(),
             weights: BTreeMap::new(),
             drain_ms: None,
+            checks: ServiceChecks::default(),
         }
     }
 

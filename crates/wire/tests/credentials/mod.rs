@@ -5,7 +5,8 @@ use holdfast_wire::credential_frames::{
     AUTHORITIES_MAX, AuthorityId, CredentialFrame, RenewalRefusal, RevocationNumber,
 };
 use holdfast_wire::enrolment_state::{
-    EnrolmentState, KeyDigest, TOKENS_MAX, TokenId, TokenRecord, TokenUse,
+    CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TOKEN_CERTIFICATES_MAX,
+    TOKENS_MAX, TokenId, TokenUse,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::{Frame, FrameError, encode};
@@ -61,15 +62,20 @@ fn more_authorities_than_a_group_has_are_refused() {
 
 fn usage() -> impl Strategy<Value = TokenUse> {
     let name = "[a-z]{1,40}".prop_map(|text| text.parse::<NodeName>().expect("a name"));
-    let used = (name, any::<[u8; 32]>(), any::<u32>());
+    let serial = any::<u128>().prop_map(CertificateSerial);
+    let serials = vec(serial, 0..=TOKEN_CERTIFICATES_MAX);
+    let used = (name, any::<[u8; 32]>(), any::<u64>(), serials);
     prop_oneof![
         Just(TokenUse::Fresh),
         Just(TokenUse::Revoked),
-        used.prop_map(|(name, key, signatures)| TokenUse::Used {
-            name,
-            key: KeyDigest(key),
-            signatures
-        })
+        used.prop_map(
+            |(name, key, first_used_at_s, certificates)| TokenUse::Used {
+                name,
+                key: KeyDigest(key),
+                first_used_at_s,
+                certificates,
+            }
+        )
     ]
 }
 
@@ -79,7 +85,7 @@ fn state(tokens_max: usize) -> impl Strategy<Value = EnrolmentState> {
         let token = |(position, (expires_at_s, usage)): (usize, _)| {
             let mut id = [7; 32];
             id[..8].copy_from_slice(&position.to_be_bytes());
-            TokenRecord {
+            JoinTokenRecord {
                 id: TokenId(id),
                 expires_at_s,
                 usage,
@@ -115,13 +121,13 @@ fn repeated_or_excess_tokens_are_refused() {
     let token = |number: u16| {
         let mut id = [0; 32];
         id[..2].copy_from_slice(&number.to_be_bytes());
-        TokenRecord {
+        JoinTokenRecord {
             id: TokenId(id),
             expires_at_s: 1,
             usage: TokenUse::Fresh,
         }
     };
-    let decode = |tokens: Vec<TokenRecord>| {
+    let decode = |tokens: Vec<JoinTokenRecord>| {
         let bytes = EnrolmentState { tokens }.encode().unwrap();
         EnrolmentState::decode(&bytes)
     };

@@ -3,9 +3,9 @@
 pub mod strategies;
 
 use holdfast_wire::group_data::{
-    DRAIN_MS_MAX, GroupChange, GroupChangeId, GroupChangeRefusal as Refusal, GroupSecret,
-    GroupService, GroupSettings, GroupSettingsError, RECENT_CHANGES_MAX, REVOCATION_LIST_BYTES_MAX,
-    RevocationList, SERVICE_ADDRESSES_MAX, ServiceName, ServicePatch, ServiceProtocol, WEIGHT_MAX,
+    DRAIN_MS_MAX, GroupChange, GroupChangeId, GroupChangeRefusal as Refusal, GroupService,
+    GroupSettings, GroupSettingsError, RECENT_CHANGES_MAX, SERVICE_ADDRESSES_MAX, ScriptName,
+    ServiceChecks, ServiceName, ServicePatch, ServiceProtocol, WEIGHT_MAX,
 };
 use holdfast_wire::membership_frames::NodeName;
 use proptest::collection::vec;
@@ -152,44 +152,12 @@ fn repeated_change_is_carried_out_once() {
 
 #[test]
 fn remembered_changes_are_bounded() {
-    let changes = vec![GroupChange::RotateKey(GroupSecret([1; 32])); RECENT_CHANGES_MAX + 1];
+    let changes = vec![GroupChange::SetWeights(Vec::new()); RECENT_CHANGES_MAX + 1];
     let settings = apply_all(&changes).expect("allowed");
     assert!(!settings.has_change(GroupChangeId(1)));
     assert!(settings.has_change(GroupChangeId(2)));
     let bytes = settings.encode().expect("encoded");
     assert_eq!(GroupSettings::decode(&bytes), Ok(settings));
-}
-
-#[test]
-fn new_key_keeps_the_previous_one() {
-    let rotate = |byte| GroupChange::RotateKey(GroupSecret([byte; 32]));
-    let settings = apply_all(&[rotate(1), rotate(2), rotate(3)]).expect("allowed");
-    let key = settings.key().expect("a key");
-    assert_eq!((key.number, key.bytes), (3, [3; 32]));
-    let previous = settings.previous_key().expect("a key");
-    assert_eq!((previous.number, previous.bytes), (2, [2; 32]));
-    assert_eq!(format!("{key:?}"), "GroupKey(3)");
-    assert!(!format!("{:?}", rotate(77)).contains("77"));
-}
-
-#[test]
-fn only_a_newer_revocation_list_is_taken() {
-    let list = |number| {
-        let bytes = vec![1, 2, 3].into();
-        GroupChange::SetRevocationList(RevocationList { number, bytes })
-    };
-    let settings = apply_all(&[list(1), list(4)]).expect("allowed");
-    assert_eq!(settings.revocation_list().map(|it| it.number), Some(4));
-    assert_eq!(
-        refusal(&[list(4), list(4)]),
-        Refusal::RevocationNotNewer {
-            offered: 4,
-            current: 4
-        }
-    );
-    let bytes = vec![0; REVOCATION_LIST_BYTES_MAX + 1].into();
-    let long = GroupChange::SetRevocationList(RevocationList { number: 1, bytes });
-    assert!(matches!(refusal(&[long]), Refusal::RevocationTooLong(_)));
 }
 
 #[test]
@@ -287,6 +255,58 @@ fn service_addresses_are_bounded() {
 }
 
 #[test]
+fn checks_are_set_as_a_whole_and_within_bounds() {
+    let checks = ServiceChecks {
+        connect: true,
+        script: Some("check-web".parse().expect("a name")),
+        ..ServiceChecks::default()
+    };
+    let patch = |checks: &ServiceChecks| ServicePatch {
+        checks: Some(checks.clone()),
+        ..ServicePatch::default()
+    };
+    let of = |changes: &[GroupChange]| {
+        let settings = apply_all(changes).expect("allowed");
+        let service = settings.service(&name("web")).expect("a service");
+        service.checks.clone()
+    };
+    assert_eq!(of(&[add(web())]), ServiceChecks::default());
+    let set_checks = set("web", patch(&checks));
+    assert_eq!(of(&[add(web()), set_checks.clone()]), checks);
+    let unrelated = set("web", ServicePatch::default());
+    assert_eq!(of(&[add(web()), set_checks.clone(), unrelated]), checks);
+    let text = set_checks.to_string();
+    assert_eq!(text, "service set web checks connect script check-web");
+    let refused = |change: fn(&mut ServiceChecks)| {
+        let mut service = web();
+        change(&mut service.checks);
+        refusal(&[add(service)])
+    };
+    assert_eq!(
+        refused(|it| it.interval_ms = 99),
+        Refusal::CheckInterval(99)
+    );
+    assert_eq!(refused(|it| it.timeout_ms = 0), Refusal::CheckTimeout(0));
+    assert_eq!(refused(|it| it.fall = 0), Refusal::CheckResults(0));
+    assert_eq!(refused(|it| it.rise = 101), Refusal::CheckResults(101));
+    let (stall, long) = (|it: &mut ServiceChecks| it.stall_ms = 600_001, 600_001);
+    assert_eq!(refused(stall), Refusal::StallTooLong(long));
+    let mut dns = web();
+    (dns.protocol, dns.checks.connect) = (ServiceProtocol::Udp, true);
+    assert_eq!(refusal(&[add(dns)]), Refusal::ConnectCheckOfUdp);
+}
+
+#[test]
+fn names_of_scripts_stay_in_their_directory() {
+    for wrong in ["", ".", "..", ".a", "a.", "a/b", "../a", "a b", "a\0", "ä"] {
+        let error = wrong.parse::<ScriptName>().expect_err("no name");
+        assert!(error.to_string().contains("file name alone"), "{error}");
+    }
+    assert!("a".repeat(65).parse::<ScriptName>().is_err());
+    assert!("check_web-2.sh".parse::<ScriptName>().is_ok());
+}
+
+#[test]
 fn names_are_labels_of_domain_names() {
     for wrong in ["", "-a", "a-", "A", "a.b", "a b", &"a".repeat(41)] {
         let error = wrong.parse::<ServiceName>().expect_err("no name");
@@ -314,14 +334,16 @@ fn other_bytes_are_no_settings() {
 fn settings_format_is_stable() {
     let mut service = web();
     service.weights = [(node("n1"), 2)].into();
-    let bytes = apply_all(&[add(service)]).expect("allowed").encode();
+    let settings = apply_all(&[add(service)]).expect("allowed");
     let mut expected = vec![1, 1, 3, b'w', b'e', b'b', 2, 0, 10, 9, 0, 1, 1];
     expected.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     // Ending addresses, port, protocol, placement; policy, degradation and penalty; weights, drain time.
     expected.extend([0, 80, 0, 0, 4, 0, 0, 1, 2, b'n', b'1', 2, 0]);
-    // Keys, revocation list, changes.
-    expected.extend([0, 0, 0, 1, 1]);
-    assert_eq!(bytes.expect("encoded"), expected);
+    // Checks: connect, script; interval and time limit of 1,000 and 500 ms; fall, rise; stall time of 500 ms.
+    expected.extend([0, 0, 0xe8, 7, 0xf4, 3, 2, 2, 0xf4, 3]);
+    // Changes.
+    expected.extend([1, 1]);
+    assert_eq!(settings.encode().expect("encoded"), expected);
 }
 
 proptest! {

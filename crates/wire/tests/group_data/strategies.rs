@@ -1,8 +1,8 @@
 //! Changes of a small group, so that most of them are allowed, and some contradict each other.
 
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupChangeRefusal, GroupNodes, GroupSecret, GroupService,
-    RevocationList, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
+    FlowPlacement, GroupChange, GroupChangeRefusal, GroupNodes, GroupService, ScriptName,
+    ServiceChecks, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::rserpool::PolicyKind;
@@ -61,6 +61,29 @@ fn drain_ms() -> impl Strategy<Value = Option<u32>> {
     option::of(0..=600_100_u32)
 }
 
+fn checks() -> impl Strategy<Value = ServiceChecks> {
+    let script =
+        "[a-z][a-z._-]{0,3}[a-z]".prop_map(|name| name.parse::<ScriptName>().expect("a name"));
+    (
+        any::<bool>(),
+        option::of(script),
+        (90..=600_010_u32, 0..=600_010_u32),
+        (0..=102_u32, 0..=102_u32),
+        0..=600_100_u32,
+    )
+        .prop_map(
+            |(connect, script, (interval_ms, timeout_ms), (fall, rise), stall_ms)| ServiceChecks {
+                connect,
+                script,
+                interval_ms,
+                timeout_ms,
+                fall,
+                rise,
+                stall_ms,
+            },
+        )
+}
+
 fn service() -> impl Strategy<Value = GroupService> {
     (
         service_name(),
@@ -69,10 +92,18 @@ fn service() -> impl Strategy<Value = GroupService> {
         select(vec![ServiceProtocol::Tcp, ServiceProtocol::Udp]),
         (placement(), policy()),
         btree_map(node_name(), weight(), 0..3),
-        drain_ms(),
+        (drain_ms(), checks()),
     )
         .prop_map(
-            |(name, addresses, port, protocol, (placement, policy), weights, drain_ms)| {
+            |(
+                name,
+                addresses,
+                port,
+                protocol,
+                (placement, policy),
+                weights,
+                (drain_ms, checks),
+            )| {
                 GroupService {
                     name,
                     addresses,
@@ -83,6 +114,7 @@ fn service() -> impl Strategy<Value = GroupService> {
                     policy,
                     weights,
                     drain_ms,
+                    checks,
                 }
             },
         )
@@ -100,15 +132,17 @@ fn patch() -> impl Strategy<Value = ServicePatch> {
         option::of(policy()),
         weights(),
         option::of(drain_ms()),
+        option::of(checks()),
     )
         .prop_map(
-            |(added, removed, placement, policy, weights, drain_ms)| ServicePatch {
+            |(added, removed, placement, policy, weights, drain_ms, checks)| ServicePatch {
                 added_addresses: added,
                 removed_addresses: removed,
                 placement,
                 policy,
                 weights,
                 drain_ms,
+                checks,
             },
         )
 }
@@ -123,11 +157,6 @@ pub fn any_change() -> impl Strategy<Value = GroupChange> {
         1 => (service_name(), vec(address(), 0..3))
             .prop_map(|(name, addresses)| GroupChange::DropEndedAddresses { name, addresses }),
         1 => weights().prop_map(GroupChange::SetWeights),
-        1 => any::<[u8; 32]>().prop_map(|bytes| GroupChange::RotateKey(GroupSecret(bytes))),
-        1 => (any::<u64>(), vec(any::<u8>(), 0..50)).prop_map(|(number, bytes)| {
-            let bytes = bytes.into();
-            GroupChange::SetRevocationList(RevocationList { number, bytes })
-        }),
     ]
 }
 

@@ -5,8 +5,8 @@ use crate::{blob, decode_all, node};
 use bytes::Bytes;
 use holdfast_wire::group_data::GroupChangeId;
 use holdfast_wire::membership_frames::{
-    AcceptedView, Ballot, GROUP_DATA_BYTES_MAX, GroupData, Heartbeat, JoinNumber, JoinRefusal,
-    JoinRole, Member, MembershipFrame, MembershipState, NODE_NAME_BYTES_MAX, NodeName,
+    AcceptedView, Ballot, EPOCH_MAX, GROUP_DATA_BYTES_MAX, GroupData, Heartbeat, JoinNumber,
+    JoinRefusal, JoinRole, Member, MembershipFrame, MembershipState, NODE_NAME_BYTES_MAX, NodeName,
     SERVER_NODES_MAX, ServerListVersion, ServerNodeChange, VOTERS_MAX, VotedView,
 };
 use holdfast_wire::{Frame, FrameError, NodeId, encode};
@@ -63,7 +63,7 @@ fn accepted() -> impl Strategy<Value = AcceptedView> {
 }
 
 fn version() -> impl Strategy<Value = ServerListVersion> {
-    any::<(u64, u64)>().prop_map(|(boot, changes)| ServerListVersion { boot, changes })
+    any::<(u64, u64)>().prop_map(|(term, changes)| ServerListVersion { term, changes })
 }
 
 fn change() -> impl Strategy<Value = ServerNodeChange> {
@@ -78,8 +78,14 @@ fn role() -> impl Strategy<Value = JoinRole> {
 }
 
 fn refusal() -> impl Strategy<Value = JoinRefusal> {
-    use JoinRefusal::{Busy, NodeIdsExhausted, ServerNodesFull, VotersFull};
-    proptest::sample::select(vec![VotersFull, ServerNodesFull, NodeIdsExhausted, Busy])
+    use JoinRefusal::{Busy, NodeIdsExhausted, ServerNodesFull, TooOften, VotersFull};
+    proptest::sample::select(vec![
+        VotersFull,
+        ServerNodesFull,
+        NodeIdsExhausted,
+        Busy,
+        TooOften,
+    ])
 }
 
 fn vote_frame() -> impl Strategy<Value = MembershipFrame> {
@@ -133,9 +139,12 @@ fn other_frame() -> impl Strategy<Value = MembershipFrame> {
     prop_oneof![
         any::<u64>().prop_map(|epoch| F::ViewRequest { epoch }),
         Just(F::WhoIsContact),
-        (view(), any::<bool>()).prop_map(|(view, is_registered)| F::Contact {
-            view: view.summary(),
-            is_registered
+        (view(), any::<bool>(), version()).prop_map(|(view, is_registered, server_list)| {
+            F::Contact {
+                view: view.summary(),
+                is_registered,
+                server_list,
+            }
         }),
         view().prop_map(|view| F::NotContact {
             view: view.summary()
@@ -153,14 +162,14 @@ fn other_frame() -> impl Strategy<Value = MembershipFrame> {
             join
         }),
         join().prop_map(|join| F::Leave { join }),
-        (version(), option::of(any::<u64>()), vec(change(), 0..9)).prop_map(
+        (version(), option::of(version()), vec(change(), 0..9)).prop_map(
             |(version, base, changes)| F::ServerNodes {
                 version,
                 base,
                 changes
             }
         ),
-        Just(F::ServerNodesRequest),
+        version().prop_map(|known| F::ServerNodesRequest { known }),
         (any::<u64>(), any_change(), option::of(any::<u32>())).prop_map(|(id, change, uid)| {
             let id = GroupChangeId(id);
             F::GroupChangeRequest { id, change, uid }
@@ -273,6 +282,14 @@ fn impossible_views_are_recognised() {
         |view| view.group_data.bytes = vec![0; GROUP_DATA_BYTES_MAX + 1].into()
     ));
     assert!(with(|view| view.next_id = 65_536));
+    // The number after the last epoch must not overflow.
+    assert!(with(|view| view.epoch = EPOCH_MAX));
+    assert!(!with(|view| view.epoch = EPOCH_MAX + 1));
+    assert!(!with(|view| view.group_data.version = u64::MAX));
+    assert!(view.summary().is_valid());
+    let mut summary = view.summary();
+    summary.epoch = u64::MAX;
+    assert!(!summary.is_valid());
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use super::{ClientError, ControlClient, query_text};
 use crate::control::{
-    CheckQuery, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
-    UnitEntry,
+    MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+    ProcessCheckQuery, UnitEntry,
 };
 
 impl ControlClient {
@@ -12,7 +12,7 @@ impl ControlClient {
     /// # Errors
     /// See [`ClientError`].
     pub async fn unit(&self, unit: &str) -> Result<UnitEntry, ClientError> {
-        // A backslash is the only character of a unit name that a path cannot have.
+        // A backslash is the only character of a unit name that the path of a URL cannot have.
         let unit = unit.replace('\\', "%5C");
         self.get(&format!("/v1/units/{unit}")).await
     }
@@ -31,7 +31,7 @@ impl ControlClient {
     /// See [`ClientError`].
     pub async fn check_to(&self, pid: i32, node: &str) -> Result<ProcessCheck, ClientError> {
         let to = Some(node.to_owned());
-        let query = query_text(&CheckQuery { to })?;
+        let query = query_text(&ProcessCheckQuery { to })?;
         self.get(&format!("/v1/processes/{pid}/check{query}")).await
     }
 

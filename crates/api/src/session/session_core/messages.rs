@@ -21,7 +21,7 @@ const NO_DESCRIPTOR: &str =
     "the program has no descriptor left; raise its limit of open files (RLIMIT_NOFILE)";
 
 impl<T: FlowTag> SessionCore<T> {
-    /// Handles a message of the daemon. `descriptors_lost`: as in [`Packet`](crate::app::Packet).
+    /// Handles a message of the daemon. `descriptors_lost`: as in [`ChannelMessage`](crate::app::ChannelMessage).
     pub(crate) fn handle_message(
         &mut self,
         message: FromDaemon,

@@ -70,7 +70,7 @@ impl FdStore {
         let mut opener = FileOpener::new(rights);
         named_file_check::verify(&mut opener, &image)?;
         let homes = assign_numbers(&image);
-        let mut stock = Self {
+        let mut store = Self {
             private_floor: image.descriptor_ceiling() + FREE_NUMBERS_MARGIN,
             image,
             object_fds: BTreeMap::new(),
@@ -84,12 +84,12 @@ impl FdStore {
             opener,
             slots_changed: true,
         };
-        stock.reserve_numbers()?;
-        let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
-        stock.make_files(&ids, provided)?;
-        epoll::update_sets(&mut stock, &PreviousValues::default(), &ids)?;
-        stock.opener.end_deputies();
-        Ok(stock)
+        store.reserve_numbers()?;
+        let ids: BTreeSet<FileId> = store.image.files.keys().copied().collect();
+        store.make_files(&ids, provided)?;
+        epoll::update_sets(&mut store, &PreviousValues::default(), &ids)?;
+        store.opener.end_deputies();
+        Ok(store)
     }
 
     /// Returns the lowest number for descriptors of the caller; [`Self::move_caller_fd_up`] moves them there.

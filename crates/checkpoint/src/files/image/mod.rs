@@ -1,12 +1,12 @@
 //! The descriptors of a process tree as plain values, which are sent to the acceptor.
 
 pub mod changes;
+mod file_kind_state;
 pub mod limits;
-mod open_file_objects;
 mod path;
 mod sockets;
 
-pub use open_file_objects::{
+pub use file_kind_state::{
     ByteString, ContentForm, EpollWatch, FileFingerprint, InotifyWatch, NamelessContent, Pipe,
     PseudoTerminal, TimerFdState,
 };

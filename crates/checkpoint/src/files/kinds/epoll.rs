@@ -73,7 +73,7 @@ fn find_watched(
 
 /// Brings all sets from their former entries to their new ones. `remade` lists the files that were made anew.
 pub fn update_sets(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     former: &PreviousValues,
     remade: &BTreeSet<FileId>,
 ) -> Result<(), FilesError> {
@@ -82,7 +82,7 @@ pub fn update_sets(
         _ => None,
     };
     let may_differ = |id: &FileId| !remade.is_empty() || former.files.contains_key(id);
-    let sets: Vec<_> = (stock.image.files.iter())
+    let sets: Vec<_> = (store.image.files.iter())
         .filter(|(id, _)| may_differ(id))
         .filter_map(|(id, file)| {
             let old = former.file(*id, file).filter(|_| !remade.contains(id));
@@ -92,13 +92,13 @@ pub fn update_sets(
     for (set, old, watches) in sets {
         let mut current = old.unwrap_or_default();
         current.retain(|watch| !remade.contains(&watch.file));
-        update_set(stock, set, &current, &watches)?;
+        update_set(store, set, &current, &watches)?;
     }
     Ok(())
 }
 
 fn update_set(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     set: FileId,
     old: &[EpollWatch],
     new: &[EpollWatch],
@@ -114,15 +114,15 @@ fn update_set(
         .any(|watch| has_fired(watch) && !old_watches.contains(watch));
     let new_watches: HashSet<EpollWatch> = new.iter().copied().collect();
     for watch in old {
-        if stock.contains(watch.file) && (empty_first || !new_watches.contains(watch)) {
-            change_entry(stock, set, watch, libc::EPOLL_CTL_DEL)?;
+        if store.contains(watch.file) && (empty_first || !new_watches.contains(watch)) {
+            change_entry(store, set, watch, libc::EPOLL_CTL_DEL)?;
         }
     }
     let mut ordered: Vec<&EpollWatch> = new.iter().collect();
     ordered.sort_by_key(|watch| !has_fired(watch));
     for watch in ordered {
-        if stock.contains(watch.file) && (empty_first || !old_watches.contains(watch)) {
-            change_entry(stock, set, watch, libc::EPOLL_CTL_ADD)?;
+        if store.contains(watch.file) && (empty_first || !old_watches.contains(watch)) {
+            change_entry(store, set, watch, libc::EPOLL_CTL_ADD)?;
         }
     }
     Ok(())
@@ -136,13 +136,13 @@ fn has_fired(watch: &EpollWatch) -> bool {
 /// Adds or removes an entry. The kernel identifies the entry by open file and number, so the file is at the number
 /// during the call.
 fn change_entry(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     set: FileId,
     watch: &EpollWatch,
     operation: i32,
 ) -> Result<(), FilesError> {
-    let set = stock.raw_fd(set)?;
-    stock.with_fd_at(watch.fd, watch.file, |number| {
+    let set = store.raw_fd(set)?;
+    store.with_fd_at(watch.fd, watch.file, |number| {
         if operation == libc::EPOLL_CTL_ADD && has_fired(watch) {
             return add_fired(set, number, watch);
         }

@@ -54,49 +54,49 @@ fn save_regular(
 }
 
 /// Makes an open file as far as possible before the tree is stopped.
-pub fn make(stock: &mut FdStore, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
+pub fn make(store: &mut FdStore, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
     match &file.kind {
         OpenFileKind::Regular {
             path,
             fingerprint: stamp,
             ..
         } => {
-            let fd = named_file::open_with_rights(&mut stock.opener, path, file.flags)?;
+            let fd = named_file::open_with_rights(&mut store.opener, path, file.flags)?;
             if stamp.is_none() {
                 named_file::require_generated_content(&fd, path)?;
             }
-            stock.insert(id, fd)
+            store.insert(id, fd)
         }
         OpenFileKind::Directory { path, .. } | OpenFileKind::Path { path } => {
-            let fd = named_file::open_with_rights(&mut stock.opener, path, file.flags)?;
-            stock.insert(id, fd)
+            let fd = named_file::open_with_rights(&mut store.opener, path, file.flags)?;
+            store.insert(id, fd)
         }
         OpenFileKind::Device { path, device } => {
-            let fd = named_file::open_device(&mut stock.opener, path, *device, file.flags)?;
-            stock.insert(id, fd)
+            let fd = named_file::open_device(&mut store.opener, path, *device, file.flags)?;
+            store.insert(id, fd)
         }
         OpenFileKind::Content { content, .. } => {
-            nameless_content::make(stock, id, *content, file.flags)
+            nameless_content::make(store, id, *content, file.flags)
         }
-        OpenFileKind::Pipe { pipe } => pipe::make(stock, id, *pipe, file.flags),
+        OpenFileKind::Pipe { pipe } => pipe::make(store, id, *pipe, file.flags),
         OpenFileKind::TerminalMaster { terminal } => {
-            terminal::make_master(stock, id, *terminal, file.flags)
+            terminal::make_master(store, id, *terminal, file.flags)
         }
         OpenFileKind::TerminalSlave { terminal } => {
-            terminal::make_slave(stock, id, *terminal, file.flags)
+            terminal::make_slave(store, id, *terminal, file.flags)
         }
         OpenFileKind::Epoll { .. }
         | OpenFileKind::Event { .. }
         | OpenFileKind::Timer(_)
         | OpenFileKind::Signal { .. }
         | OpenFileKind::Inotify { .. } => {
-            let fd = anon_inode::make(&mut stock.opener, &file.kind, file.flags)?;
-            stock.insert(id, fd)
+            let fd = anon_inode::make(&mut store.opener, &file.kind, file.flags)?;
+            store.insert(id, fd)
         }
-        OpenFileKind::Unix(_) => unix::make(stock, id),
+        OpenFileKind::Unix(_) => unix::make_socket(store, id),
         OpenFileKind::Netlink(netlink) => {
             let fd = socket::make_netlink(netlink, file.flags)?;
-            stock.insert(id, fd)
+            store.insert(id, fd)
         }
         // TCP and UDP sockets are given by the caller, and pidfds are opened once the processes exist.
         OpenFileKind::Inet { .. } | OpenFileKind::Pidfd { .. } => Ok(()),

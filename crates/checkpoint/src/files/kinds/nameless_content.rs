@@ -139,44 +139,44 @@ fn read_chunks(path: &str, size: u64) -> io::Result<BTreeMap<u64, ByteString>> {
 
 /// Opens content, which is created at its first use.
 pub fn make(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     content: ObjectId,
     flags: u32,
 ) -> Result<(), FilesError> {
-    if !stock.object_fds.contains_key(&content) {
-        let value = stock.image.contents[&content].clone();
+    if !store.object_fds.contains_key(&content) {
+        let value = store.image.contents[&content].clone();
         let fd = match value.mapped_memory {
             Some(identity) => {
-                let memory = stock.memory.get(&identity);
+                let memory = store.memory.get(&identity);
                 let memory = memory.ok_or(FilesRefusal::ContentMissing(content))?;
                 memory.try_clone().with_step("dup")?
             }
             None => {
-                let fd = create(&mut stock.opener, &value.form, value.access)?;
+                let fd = create(&mut store.opener, &value.form, value.access)?;
                 write_changes(&fd, &value, None)?;
                 fd
             }
         };
         // A program's open file with write access is the one created here: a memory file opened for writing by a path
         // could not be executed.
-        let first = stock.move_above_tree(fd.try_clone().with_step("dup")?)?;
+        let first = store.move_above_tree(fd.try_clone().with_step("dup")?)?;
         let writing = libc::O_RDWR as u32;
-        stock.unclaimed_ends.insert((content, writing), first);
-        stock.insert_object_fd(content, fd)?;
+        store.unclaimed_ends.insert((content, writing), first);
+        store.insert_object_fd(content, fd)?;
     }
     let opened = flags & !(STATUS_ONLY_FLAGS as u32);
-    if let Some(first) = stock.unclaimed_ends.remove(&(content, opened)) {
+    if let Some(first) = store.unclaimed_ends.remove(&(content, opened)) {
         syscalls::set_status(first.as_fd(), flags & !(libc::O_ASYNC as u32))
             .with_step("F_SETFL")?;
-        return stock.insert(id, first);
+        return store.insert(id, first);
     }
-    let path = format!("/proc/self/fd/{}", stock.object_fds[&content].as_raw_fd());
+    let path = format!("/proc/self/fd/{}", store.object_fds[&content].as_raw_fd());
     // The flags may still contain `O_TMPFILE` from the file's creation and `O_NOFOLLOW` from `shm_open`; this path is a
     // link.
     let opening = flags & !((libc::O_TMPFILE | libc::O_NOFOLLOW) as u32);
     let fd = named_file::open(&path, opening)?;
-    stock.insert(id, fd)
+    store.insert(id, fd)
 }
 
 /// Creates an empty file without a name.

@@ -156,28 +156,28 @@ pub fn read_content(path: &str) -> std::io::Result<Vec<ByteString>> {
 
 /// Makes an end of a pipe. The pipe is created at the first use, and kept open in both directions until its content is
 /// in it.
-pub fn make(stock: &mut FdStore, id: FileId, pipe: ObjectId, flags: u32) -> Result<(), FilesError> {
-    if !stock.object_fds.contains_key(&pipe) {
-        let value = &stock.image.pipes[&pipe];
+pub fn make(store: &mut FdStore, id: FileId, pipe: ObjectId, flags: u32) -> Result<(), FilesError> {
+    if !store.object_fds.contains_key(&pipe) {
+        let value = &store.image.pipes[&pipe];
         let capacity = value.capacity as usize;
         let keeper = match &value.path {
             Some(path) => {
                 named_file::verify_type(path, rustix::fs::FileType::Fifo, "type")?;
                 let read_write_flags = (libc::O_RDWR | libc::O_NONBLOCK) as u32;
-                named_file::open_with_rights(&mut stock.opener, path, read_write_flags)?
+                named_file::open_with_rights(&mut store.opener, path, read_write_flags)?
             }
             None => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).with_step("pipe2")?;
                 let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
                 let keeper = named_file::open(&path, (libc::O_RDWR | libc::O_NONBLOCK) as u32)?;
                 let (reader, writer) = (
-                    stock.move_above_tree(reader)?,
-                    stock.move_above_tree(writer)?,
+                    store.move_above_tree(reader)?,
+                    store.move_above_tree(writer)?,
                 );
-                stock
+                store
                     .unclaimed_ends
                     .insert((pipe, libc::O_RDONLY as u32), reader);
-                stock
+                store
                     .unclaimed_ends
                     .insert((pipe, libc::O_WRONLY as u32), writer);
                 keeper
@@ -186,21 +186,21 @@ pub fn make(stock: &mut FdStore, id: FileId, pipe: ObjectId, flags: u32) -> Resu
         if capacity > 0 {
             fcntl_setpipe_size(&keeper, capacity).with_step("F_SETPIPE_SZ")?;
         }
-        stock.insert_object_fd(pipe, keeper)?;
+        store.insert_object_fd(pipe, keeper)?;
     }
     // The ends from `pipe2` have exactly the flags that a program sees; other ends are opened.
-    let fd = match stock
+    let fd = match store
         .unclaimed_ends
         .remove(&(pipe, flags & libc::O_ACCMODE as u32))
     {
         Some(end) => end,
         None => {
-            let path = format!("/proc/self/fd/{}", stock.object_fds[&pipe].as_raw_fd());
+            let path = format!("/proc/self/fd/{}", store.object_fds[&pipe].as_raw_fd());
             named_file::open(&path, flags & !(libc::O_DIRECT as u32))?
         }
     };
     syscalls::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).with_step("F_SETFL")?;
-    stock.insert(id, fd)
+    store.insert(id, fd)
 }
 
 /// Writes the content, and sets the owner of the pipe. A FIFO of the same host has both already.

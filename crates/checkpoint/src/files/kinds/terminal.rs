@@ -168,13 +168,13 @@ fn save_slave(
 
 /// Makes a terminal with its former number, and sets its owner and permissions.
 pub fn make_master(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     terminal: ObjectId,
     flags: u32,
 ) -> Result<(), FilesError> {
     let fd = master_with_number(terminal)?;
-    let value = stock.image.terminals[&terminal].clone();
+    let value = store.image.terminals[&terminal].clone();
     // The terminal stays unlocked until its slaves are open.
     syscalls::ioctl(fd.as_fd(), TIOCSPTLCK, &mut [0; 4]).with_step("TIOCSPTLCK")?;
     let path = format!("/dev/pts/{terminal}");
@@ -189,7 +189,7 @@ pub fn make_master(
     )
     .with_step(&path)?;
     syscalls::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).with_step("F_SETFL")?;
-    stock.insert(id, fd)
+    store.insert(id, fd)
 }
 
 /// Opens a master with this number. The kernel assigns the lowest free number, so the lower ones are taken for a
@@ -211,13 +211,13 @@ fn master_with_number(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
 
 /// Opens the slave of a terminal after its master is made.
 pub fn make_slave(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     terminal: ObjectId,
     flags: u32,
 ) -> Result<(), FilesError> {
     let fd = named_file::open(slave_path(terminal), flags)?;
-    stock.insert(id, fd)
+    store.insert(id, fd)
 }
 
 fn slave_path(terminal: ObjectId) -> String {

@@ -11,7 +11,8 @@ use holdfast_wire::group_data::WEIGHT_MAX;
 use toml::Spanned;
 
 use super::super::sections::{
-    DnsAddressSection, DnsNameSection, DnsPolicySetting, DnsProtocolSetting, DnsSection,
+    DnsAddressConfigSection, DnsConfigSection, DnsNameConfigSection, DnsPolicySetting,
+    DnsProtocolSetting,
 };
 use super::super::{ConfigError, DnsConfig, NodeConfig};
 use super::ConfigChecker;
@@ -33,7 +34,7 @@ const APEX: &str = "@";
 impl ConfigChecker<'_> {
     pub(super) fn dns(
         &self,
-        raw: &DnsSection,
+        raw: &DnsConfigSection,
         node: &NodeConfig,
     ) -> Result<DnsConfig, ConfigError> {
         let domain = raw.zone.get_ref().parse::<Domain>();
@@ -71,7 +72,7 @@ impl ConfigChecker<'_> {
 
     fn dns_listen(
         &self,
-        raw: &DnsSection,
+        raw: &DnsConfigSection,
         node: &NodeConfig,
     ) -> Result<Vec<SocketAddr>, ConfigError> {
         if raw.listen.is_empty() {
@@ -104,7 +105,7 @@ impl ConfigChecker<'_> {
 
     fn dns_name_servers(
         &self,
-        raw: &DnsSection,
+        raw: &DnsConfigSection,
         node: &NodeConfig,
         listen: &[SocketAddr],
     ) -> Result<Vec<NameServer>, ConfigError> {
@@ -141,7 +142,7 @@ impl ConfigChecker<'_> {
         Ok(servers)
     }
 
-    fn dns_name(&self, raw: &DnsNameSection) -> Result<ConfiguredName, ConfigError> {
+    fn dns_name(&self, raw: &DnsNameConfigSection) -> Result<ConfiguredName, ConfigError> {
         let label = |text: &Spanned<String>| {
             let label = text.get_ref().parse::<Label>();
             label.map_err(|error| self.dns_name_error(text, &error))
@@ -188,10 +189,13 @@ impl ConfigChecker<'_> {
         })
     }
 
-    fn dns_addresses(&self, raw: &DnsNameSection) -> Result<Vec<ConfiguredAddress>, ConfigError> {
+    fn dns_addresses(
+        &self,
+        raw: &DnsNameConfigSection,
+    ) -> Result<Vec<ConfiguredAddress>, ConfigError> {
         self.at_most(&raw.name, raw.addresses.len(), ADDRESSES_MAX, "addresses")?;
         let mut addresses: Vec<ConfiguredAddress> = Vec::with_capacity(raw.addresses.len());
-        for DnsAddressSection { address, weight } in &raw.addresses {
+        for DnsAddressConfigSection { address, weight } in &raw.addresses {
             let checked = ConfiguredAddress {
                 address: self.host(address)?,
                 weight: self.in_range(weight, 1, 0..=WEIGHT_MAX)?,

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use toml::Spanned;
 
-use super::super::sections::MigrationSection;
+use super::super::sections::MigrationConfigSection;
 use super::super::{ConfigError, MigrationConfig, SocketFamily};
 use super::ConfigChecker;
 
 impl ConfigChecker<'_> {
-    pub(super) fn migration(&self, raw: MigrationSection) -> Result<MigrationConfig, ConfigError> {
+    pub(super) fn migration(
+        &self,
+        raw: MigrationConfigSection,
+    ) -> Result<MigrationConfig, ConfigError> {
         Ok(MigrationConfig {
             enabled: raw.enabled,
             users: raw.users,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_bpf::socket_snapshots::SocketSnapshot;
 use holdfast_proto::handoff::{FlowKeptReason, SendQueueInfo, StaticFlow};
-use holdfast_tcp_repair::{QueueLevels, TcpSnapshot};
+use holdfast_tcp_repair::{QueueLevels, TcpStaticSnapshot};
 use holdfast_wire::failure::{Failure, ProgramFault};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
@@ -72,8 +72,8 @@ impl Donations {
                     .map_err(|error| unmovable(error.into_own_failure()))?;
             }
             let snapshot =
-                observed.and_then(|observed| dataplane.sockets.to_tcp_snapshot(observed));
-            let snapshot = snapshot.filter(TcpSnapshot::is_sufficient);
+                observed.and_then(|observed| dataplane.sockets.to_static_snapshot(observed));
+            let snapshot = snapshot.filter(TcpStaticSnapshot::is_sufficient);
             let static_state = match &snapshot {
                 Some(snapshot) => self.static_reader.read_snapshot(socket.as_fd(), snapshot),
                 None => self.static_reader.read(socket.as_fd()),

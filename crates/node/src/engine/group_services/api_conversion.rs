@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use holdfast_api::control::{
-    ErrorBody, ServiceChange, ServiceEntry, ServiceList, ServicePlacement, ServiceSettings,
-    ServiceSource,
+    CheckSettings, ErrorBody, FlowPlacementRule, ServerChecks, ServiceChange, ServiceEntry,
+    ServiceList, ServiceSettings, ServiceSource,
 };
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupService, ServiceName, ServicePatch, ServicePolicy,
-    ServiceProtocol, WeightChanges,
+    FlowPlacement, GroupChange, GroupService, ScriptNameError, ServiceChecks, ServiceName,
+    ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::rserpool::PolicyKind;
 
 use super::error_of_text;
-use crate::config::{PlacementRule, ServiceConfig, load_fraction};
+use crate::config::{CheckConfig, PlacementRule, ServiceConfig, load_fraction};
 use crate::engine::operator_view::error_body;
 use crate::engine::{Engine, api_protocol};
 
@@ -73,16 +74,16 @@ impl Engine {
             addresses,
             ending_addresses,
             placement: match service.placement {
-                PlacementRule::Hash => ServicePlacement::Hash,
-                PlacementRule::Port => ServicePlacement::Port,
+                PlacementRule::Hash => FlowPlacementRule::Hash,
+                PlacementRule::Port => FlowPlacementRule::Port,
             },
             policy: kind.to_string(),
             load_degradation: load_of_fraction(degradation),
             load_dpf: load_of_fraction(dpf),
             weights: weights.map(named).collect(),
             shares: self.placement.shares(service.row).map(named).collect(),
-            drain_ms: (service.drain)
-                .map(|drain| u64::try_from(drain.as_millis()).unwrap_or(u64::MAX)),
+            drain_ms: service.drain.map(milliseconds),
+            checks: server_checks(&service.check),
         }
     }
 
@@ -104,6 +105,7 @@ impl Engine {
                 let weights = weights.filter_map(|(node, weight)| Some((node, weight?)));
                 service.weights = weights.collect();
                 service.drain_ms = settings.drain_ms.filter(|drain_ms| *drain_ms > 0);
+                service.checks = checks(&settings.checks, service.checks)?;
                 Ok(GroupChange::AddService(Box::new(service)))
             }
             ServiceChange::Set(update) => {
@@ -112,18 +114,24 @@ impl Engine {
                 let changes_policy = settings.policy.is_some()
                     || settings.load_degradation.is_some()
                     || settings.load_dpf.is_some();
-                let known = self.known_policy(&name);
+                let known = self.known_service(&name);
+                let known_policy = known.map(|service| service.policy).unwrap_or_default();
+                let known_checks = known.map(|service| service.checks.clone());
                 let patch = ServicePatch {
                     added_addresses: update.added_addresses.clone(),
                     removed_addresses: update.removed_addresses.clone(),
                     placement: placement(settings),
                     policy: match changes_policy {
-                        true => Some(policy(settings, known)?),
+                        true => Some(policy(settings, known_policy)?),
                         false => None,
                     },
                     weights: weights(&settings.weights)?,
                     drain_ms: (settings.drain_ms)
                         .map(|drain_ms| Some(drain_ms).filter(|drain_ms| *drain_ms > 0)),
+                    checks: match settings.checks == CheckSettings::default() {
+                        true => None,
+                        false => Some(checks(&settings.checks, known_checks.unwrap_or_default())?),
+                    },
                 };
                 Ok(GroupChange::SetService {
                     name,
@@ -134,10 +142,9 @@ impl Engine {
         }
     }
 
-    fn known_policy(&self, name: &ServiceName) -> ServicePolicy {
+    fn known_service(&self, name: &ServiceName) -> Option<&GroupService> {
         let settings = self.group_services.settings.as_ref();
-        let service = settings.and_then(|(_, settings)| settings.service(name));
-        service.map(|service| service.policy).unwrap_or_default()
+        settings.and_then(|(_, settings)| settings.service(name))
     }
 }
 
@@ -165,10 +172,47 @@ fn policy(settings: &ServiceSettings, known: ServicePolicy) -> Result<ServicePol
     })
 }
 
+fn checks(settings: &CheckSettings, known: ServiceChecks) -> Result<ServiceChecks, ErrorBody> {
+    let script = match settings.script.as_deref() {
+        None => known.script,
+        Some("") => None,
+        Some(name) => Some(
+            name.parse()
+                .map_err(|error: ScriptNameError| error_of_text(&error.to_string()))?,
+        ),
+    };
+    Ok(ServiceChecks {
+        connect: settings.connect.unwrap_or(known.connect),
+        script,
+        interval_ms: settings.interval_ms.unwrap_or(known.interval_ms),
+        timeout_ms: settings.timeout_ms.unwrap_or(known.timeout_ms),
+        fall: settings.fall.unwrap_or(known.fall),
+        rise: settings.rise.unwrap_or(known.rise),
+        stall_ms: settings.stall_ms.unwrap_or(known.stall_ms),
+    })
+}
+
+fn server_checks(check: &CheckConfig) -> ServerChecks {
+    let script = check.script.as_ref();
+    ServerChecks {
+        connect: check.connect,
+        script: script.map(|script| script.path.display().to_string()),
+        interval_ms: milliseconds(check.interval),
+        timeout_ms: milliseconds(check.timeout),
+        fall: check.fall,
+        rise: check.rise,
+        stall_ms: check.stall_after.map_or(0, milliseconds),
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 fn placement(settings: &ServiceSettings) -> Option<FlowPlacement> {
     settings.placement.map(|placement| match placement {
-        ServicePlacement::Hash => FlowPlacement::Hash,
-        ServicePlacement::Port => FlowPlacement::Port,
+        FlowPlacementRule::Hash => FlowPlacement::Hash,
+        FlowPlacementRule::Port => FlowPlacement::Port,
     })
 }
 
@@ -186,4 +230,48 @@ fn weights(weights: &BTreeMap<String, Option<u32>>) -> Result<WeightChanges, Err
 /// Converts a fraction of `u32::MAX` to a load of 0 to 1.
 fn load_of_fraction(fraction: u32) -> f64 {
     f64::from(fraction) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_checks_stay() {
+        let known = ServiceChecks {
+            connect: true,
+            script: Some("check-web".parse().unwrap()),
+            fall: 5,
+            ..ServiceChecks::default()
+        };
+        let unchanged = checks(&CheckSettings::default(), known.clone()).unwrap();
+        assert_eq!(unchanged, known);
+        let settings = CheckSettings {
+            script: Some(String::new()),
+            rise: Some(7),
+            ..CheckSettings::default()
+        };
+        let expected = ServiceChecks {
+            script: None,
+            rise: 7,
+            ..known.clone()
+        };
+        assert_eq!(checks(&settings, known.clone()).unwrap(), expected);
+        let settings = CheckSettings {
+            script: Some("/bin/true".to_owned()),
+            ..CheckSettings::default()
+        };
+        let refusal = checks(&settings, known).unwrap_err();
+        assert!(refusal.error.contains("not the name of a check script"));
+    }
+
+    #[test]
+    fn default_checks_are_the_same_in_all_forms() {
+        let of_group = checks(&CheckSettings::default(), ServiceChecks::default()).unwrap();
+        assert_eq!(of_group, ServiceChecks::default());
+        assert_eq!(
+            server_checks(&CheckConfig::default()),
+            ServerChecks::default()
+        );
+    }
 }

@@ -104,13 +104,17 @@ fn fnv_1a(bytes: &[u8]) -> u64 {
 }
 
 /// Returns the differences of a peer's file in words.
-fn differences(own: &[ConfiguredService], peers: &[ConfiguredService], peer: &str) -> Vec<String> {
-    let keyed = |services: &[ConfiguredService]| -> BTreeMap<_, ConfiguredService> {
+fn differences(
+    own_services: &[ConfiguredService],
+    peer_services: &[ConfiguredService],
+    peer: &str,
+) -> Vec<String> {
+    let by_address = |services: &[ConfiguredService]| -> BTreeMap<_, ConfiguredService> {
         let with_key =
             |service: &ConfiguredService| ((service.protocol, service.address), service.clone());
         services.iter().map(with_key).collect()
     };
-    let (own, peers) = (keyed(own), keyed(peers));
+    let (own_services, peer_services) = (by_address(own_services), by_address(peer_services));
     let lacking = |service: &ConfiguredService, who: &str| {
         format!(
             "service {} at {} {} is missing in the file of {who}",
@@ -118,8 +122,8 @@ fn differences(own: &[ConfiguredService], peers: &[ConfiguredService], peer: &st
         )
     };
     let mut problems = Vec::new();
-    for (key, service) in &own {
-        match peers.get(key) {
+    for (key, service) in &own_services {
+        match peer_services.get(key) {
             None => problems.push(lacking(service, &format!("node {peer}"))),
             Some(other) if other.name != service.name => problems.push(format!(
                 "{} {} is service {} here and {} at node {peer}",
@@ -132,7 +136,9 @@ fn differences(own: &[ConfiguredService], peers: &[ConfiguredService], peer: &st
             Some(_) => {}
         }
     }
-    let unknown = peers.iter().filter(|(key, _)| !own.contains_key(key));
+    let unknown = peer_services
+        .iter()
+        .filter(|(key, _)| !own_services.contains_key(key));
     problems.extend(
         unknown.map(|(_, service)| {
             format!("{}, and node {peer} has it", lacking(service, "this node"))

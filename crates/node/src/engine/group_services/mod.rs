@@ -89,7 +89,7 @@ impl Engine {
         let nodes: Vec<_> = (self.group.nodes())
             .map(|(id, node)| (id, node.name.as_str()))
             .collect();
-        let wanted = services_of_settings(settings, &nodes);
+        let wanted = services_of_settings(settings, &nodes, &self.config.node.checks_dir);
         self.apply_services(wanted);
     }
 
@@ -169,6 +169,7 @@ impl Engine {
         }
         self.placement.place(&mut self.dataplane);
         self.health.set_services(now, &self.config.services);
+        self.publish_servers();
         let addresses: BTreeSet<IpAddr> =
             changed.iter().map(|service| service.address.ip()).collect();
         for address in addresses {

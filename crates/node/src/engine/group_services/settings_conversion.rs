@@ -1,19 +1,21 @@
 //! Services of the group's settings in the form of the node's configuration.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use holdfast_wire::NodeId;
-use holdfast_wire::group_data::{FlowPlacement, GroupService, GroupSettings};
+use holdfast_wire::group_data::{FlowPlacement, GroupService, GroupSettings, ServiceChecks};
 use holdfast_wire::membership_frames::NodeName;
 
-use crate::config::{CheckConfig, PlacementRule, ServiceConfig};
+use crate::config::{CheckConfig, CheckScript, PlacementRule, ServiceConfig};
 
 /// Returns the group's services for a node, one for each address, with rows in that order. `nodes` are all nodes of the
-/// group.
+/// group, and `checks_dir` has this node's check scripts.
 pub fn services_of_settings(
     settings: &GroupSettings,
     nodes: &[(NodeId, &str)],
+    checks_dir: &Path,
 ) -> Vec<ServiceConfig> {
     let addresses = settings.services().iter().flat_map(|service| {
         let addresses = service.socket_addresses();
@@ -31,12 +33,28 @@ pub fn services_of_settings(
             },
             weights: weights_of(service, nodes),
             drain: service.drain_ms.map(|ms| Duration::from_millis(ms.into())),
-            check: CheckConfig::default(),
+            check: check_of(&service.checks, checks_dir),
             policy: service.policy,
             row,
             is_ending: !is_active,
         });
     services.collect()
+}
+
+fn check_of(checks: &ServiceChecks, checks_dir: &Path) -> CheckConfig {
+    let milliseconds = |ms: u32| Duration::from_millis(ms.into());
+    CheckConfig {
+        connect: checks.connect,
+        script: checks.script.as_ref().map(|name| CheckScript {
+            path: checks_dir.join(name.as_str()),
+            is_named_by_group: true,
+        }),
+        interval: milliseconds(checks.interval_ms),
+        timeout: milliseconds(checks.timeout_ms),
+        fall: checks.fall,
+        rise: checks.rise,
+        stall_after: (checks.stall_ms > 0).then(|| milliseconds(checks.stall_ms)),
+    }
 }
 
 fn weights_of(service: &GroupService, nodes: &[(NodeId, &str)]) -> BTreeMap<NodeId, u32> {
@@ -56,6 +74,7 @@ mod tests {
     use super::*;
 
     const NODES: [(NodeId, &str); 2] = [(NodeId(4), "n1"), (NodeId(9), "n2")];
+    const CHECKS: &str = "/etc/holdfast/checks";
 
     fn settings(changes: &[GroupChange]) -> GroupSettings {
         let nodes = GroupNodes {
@@ -88,7 +107,7 @@ mod tests {
             name,
             patch: Box::new(patch),
         };
-        let services = services_of_settings(&settings(&[web(), patch]), &NODES);
+        let services = services_of_settings(&settings(&[web(), patch]), &NODES, CHECKS.as_ref());
         let [v6, v4] = &services[..] else {
             panic!("{services:?}");
         };
@@ -99,5 +118,46 @@ mod tests {
         assert_eq!(v6.address, "[fd00::9]:80".parse().unwrap());
         assert_eq!(v6.weights, [(NodeId(4), 1), (NodeId(9), 0)].into());
         assert_eq!(v6.drain, Some(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn default_checks_are_those_of_a_file_without_any() {
+        let services = services_of_settings(&settings(&[web()]), &NODES, CHECKS.as_ref());
+        let mut services = services.iter();
+        assert!(services.all(|service| service.check == CheckConfig::default()));
+    }
+
+    #[test]
+    fn check_scripts_are_in_this_nodes_directory() {
+        let checks = ServiceChecks {
+            connect: true,
+            script: Some("check-web".parse().unwrap()),
+            interval_ms: 200,
+            timeout_ms: 100,
+            fall: 3,
+            rise: 4,
+            stall_ms: 0,
+        };
+        let patch = GroupChange::SetService {
+            name: "web".parse().unwrap(),
+            patch: Box::new(ServicePatch {
+                checks: Some(checks),
+                ..ServicePatch::default()
+            }),
+        };
+        let services = services_of_settings(&settings(&[web(), patch]), &NODES, CHECKS.as_ref());
+        let expected = CheckConfig {
+            connect: true,
+            script: Some(CheckScript {
+                path: "/etc/holdfast/checks/check-web".into(),
+                is_named_by_group: true,
+            }),
+            interval: Duration::from_millis(200),
+            timeout: Duration::from_millis(100),
+            fall: 3,
+            rise: 4,
+            stall_after: None,
+        };
+        assert!(services.iter().all(|service| service.check == expected));
     }
 }

@@ -2,12 +2,13 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION};
+use holdfast_wire::move_frames::MoveFrame;
+use holdfast_wire::{Frame, LENGTH_MAX, MoveId, NodeId, VERSION};
 
 use super::group::{
     Group, Node, Rogue, dial, eventually, frame_bytes, hello_bytes, read_to_end, run, run_blocking,
 };
-use crate::peer_channel::PeerConnectionError;
+use crate::peer_channel::{PeerChannelOptions, PeerConnectionError};
 
 fn ping() -> Vec<u8> {
     frame_bytes(&Frame::Ping { token: 7 })
@@ -191,6 +192,43 @@ fn non_tls_connection_is_refused() {
         })
         .await;
         eventually("tls", || n1.metrics.rejections("tls") == 1).await;
+    });
+}
+
+#[test]
+fn early_frames_of_a_guest_are_bounded_in_bytes() {
+    run(async {
+        let group = Group::new();
+        let (membership, _frames) = tokio::sync::mpsc::channel(8);
+        let n1 = group.start_with(PeerChannelOptions {
+            peers: Vec::new(),
+            membership: Some(membership),
+            ..group.options(1, 1)
+        });
+        let (tls, address) = (group.tls("n2"), group.address(1));
+        run_blocking(move || {
+            let mut guest = dial(&tls, address, "n1");
+            guest.write_all(&hello_bytes(2, "files")).unwrap();
+            let piece = frame_bytes(&Frame::Move {
+                id: MoveId {
+                    donor: NodeId(2),
+                    boot: 2,
+                    seq: 1,
+                },
+                frame: MoveFrame::Piece {
+                    kind: 1,
+                    more: true,
+                    bytes: vec![0; 600 << 10].into(),
+                },
+            });
+            for _ in 0..2 {
+                // The connection may end while the second frame is written.
+                let _ = guest.write_all(&piece);
+            }
+            read_to_end(&mut guest);
+        })
+        .await;
+        eventually("closed", || n1.metrics.rejections("unexpected") == 1).await;
     });
 }
 

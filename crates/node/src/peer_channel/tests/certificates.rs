@@ -1,8 +1,12 @@
+use std::io::Write as _;
+
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
 use holdfast_daemon::tls::{Tls, TlsError};
 use holdfast_wire::NodeId;
 
-use super::group::{Group, eventually, read_to_end, run, run_blocking, tls_files};
+use super::group::{
+    Group, dial, eventually, hello_bytes, read_to_end, run, run_blocking, tls_files,
+};
 use holdfast_daemon::config::TlsConfig;
 
 #[test]
@@ -77,9 +81,11 @@ fn revocation_closes_open_connections() {
     run(async {
         let group = Group::new();
         let (mut n1, mut n2, mut n3) = (group.start(1), group.start(2), group.start(3));
-        for peer in [2, 3] {
-            n1.wait_up(peer).await;
-        }
+        // The two may come up in any order.
+        eventually("n1 is connected with both", || {
+            [2, 3].map(NodeId).iter().all(|peer| n1.peers.is_up(*peer))
+        })
+        .await;
         n2.wait_up(1).await;
         n3.wait_up(1).await;
         group.authority().revoke("n2").unwrap();
@@ -97,6 +103,30 @@ fn revocation_closes_open_connections() {
                 .contains("Revoked")
         })
         .await;
+        assert!(!n1.peers.is_up(NodeId(2)));
+    });
+}
+
+#[test]
+fn certificate_that_is_revoked_during_the_greeting_is_refused() {
+    run(async {
+        let group = Group::new();
+        let n1 = group.start(1);
+        let (tls, address) = (group.tls("n2"), group.address(1));
+        let mut dialled = run_blocking(move || {
+            let mut dialled = dial(&tls, address, "n1");
+            dialled.conn.complete_io(&mut dialled.sock).unwrap();
+            dialled
+        })
+        .await;
+        group.authority().revoke("n2").unwrap();
+        n1.peers.set_tls(group.tls("n1"));
+        run_blocking(move || {
+            dialled.write_all(&hello_bytes(2, "files")).unwrap();
+            read_to_end(&mut dialled);
+        })
+        .await;
+        eventually("refused", || n1.metrics.rejections("certificate") == 1).await;
         assert!(!n1.peers.is_up(NodeId(2)));
     });
 }

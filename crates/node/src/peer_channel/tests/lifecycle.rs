@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use holdfast_wire::NodeId;
 
-use super::group::{Group, Rogue, eventually, run, run_blocking, second_connection};
+use super::group::{Group, Node, Rogue, eventually, run, run_blocking, second_connection};
 use crate::config::ChannelConfig;
-use crate::peer_channel::PeerConnectionError;
+use crate::peer_channel::{PeerChannelOptions, PeerConnectionError};
 
 #[test]
 fn three_nodes_come_up_in_any_order() {
@@ -58,6 +58,47 @@ fn restarted_peer_has_a_new_boot_id() {
                 .encode()
                 .contains("peer_connected{peer=\"n2\"} 1")
         );
+    });
+}
+
+#[test]
+fn connected_nodes_agree_on_keys_of_datagrams_until_one_restarts() {
+    run(async {
+        let group = Group::new();
+        let start = |node, boot| {
+            // The test receives no frames of the membership.
+            let (membership, _) = tokio::sync::mpsc::channel(8);
+            group.start_with(PeerChannelOptions {
+                membership: Some(membership),
+                ..group.options(node, boot)
+            })
+        };
+        let keys_of = |node: &Node, name: &str| {
+            let table = node.peers.watch_datagram_keys();
+            table.borrow().get(&name.parse().unwrap())
+        };
+        let (n1, mut n2) = (start(1, 1), start(2, 2));
+        let has_keys_of = |boot| {
+            let keys = keys_of(&n1, "n2");
+            keys.is_some_and(|keys| keys.boot == boot && keys.outbound.is_some())
+        };
+        eventually("keys", || has_keys_of(2) && keys_of(&n2, "n1").is_some()).await;
+        let (at_n1, at_n2) = (keys_of(&n1, "n2").unwrap(), keys_of(&n2, "n1").unwrap());
+        assert_eq!(at_n1.outbound, Some(at_n2.inbound));
+        assert_ne!(at_n1.inbound, at_n2.inbound);
+        assert_eq!(at_n2.boot, 1);
+        n2.peers.shutdown();
+        n2.wait_lost(1).await;
+        eventually("lost", || !n1.peers.is_up(NodeId(2))).await;
+        assert_eq!(
+            keys_of(&n1, "n2"),
+            Some(at_n1),
+            "datagrams pass without a channel"
+        );
+        drop(n2);
+        let _n2 = start(2, 22);
+        eventually("new keys", || has_keys_of(22)).await;
+        assert_ne!(keys_of(&n1, "n2").unwrap().inbound, at_n1.inbound);
     });
 }
 

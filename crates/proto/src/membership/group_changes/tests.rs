@@ -2,11 +2,10 @@
 
 use super::super::test_group::{TestGroup, ms, name};
 use super::super::{Event, GroupChangeFailure, OperatorError};
-use super::PENDING_MAX;
+use super::{PENDING_MAX, PENDING_OF_NODE_MAX};
 use bytes::Bytes;
 use holdfast_wire::group_data::{
-    GroupChange, GroupChangeId, GroupChangeRefusal, GroupSecret, GroupService, ServiceName,
-    ServiceProtocol,
+    GroupChange, GroupChangeId, GroupChangeRefusal, GroupService, ServiceName, ServiceProtocol,
 };
 use holdfast_wire::membership_frames::{JoinRole, MembershipFrame, VotedView};
 
@@ -208,14 +207,43 @@ fn stranger_changes_nothing() {
 fn waiting_requests_are_bounded() {
     let mut group = TestGroup::with_voters(2);
     group.crash(1);
-    let rotate = GroupChange::RotateKey(GroupSecret([1; 32]));
+    let change = GroupChange::SetWeights(Vec::new());
     for id in 0..PENDING_MAX as u64 {
-        request(&mut group, 2, id, rotate.clone());
+        request(&mut group, 2, id, change.clone());
     }
     let now = group.now;
     let id = GroupChangeId(1_000);
-    let result = group.machine(2).handle_group_change(now, id, rotate, None);
+    let result = group.machine(2).handle_group_change(now, id, change, None);
     assert_eq!(result, Err(OperatorError::Busy));
+}
+
+#[test]
+fn requests_of_one_node_are_judged_a_few_at_a_time() {
+    let mut group = TestGroup::with_voters(3);
+    let (now, before) = (group.now, group.sent.len());
+    let request_of = |id| MembershipFrame::GroupChangeRequest {
+        id: GroupChangeId(id),
+        change: GroupChange::RemoveService(service_name("none")),
+        uid: None,
+    };
+    for id in 1..=100 {
+        let machine = group.machine(1);
+        machine.handle_frame(now, &name(3), request_of(id));
+    }
+    group.settle();
+    let is_answer = |(_, to, frame): &&(u16, u16, MembershipFrame)| {
+        *to == 3 && matches!(frame, MembershipFrame::GroupChangeResponse { .. })
+    };
+    let answers = group.sent[before..].iter().filter(is_answer).count();
+    assert_eq!(answers, PENDING_OF_NODE_MAX);
+    // A node repeats its requests until all are answered.
+    for id in 1_001..=1_040 {
+        request(&mut group, 2, id, add(&format!("s{id}"), id as u8));
+    }
+    group.run(ms(6_000));
+    for id in 1_001..=1_040 {
+        assert!(matches!(result_at(&group, 2, id), Some(Ok(_))), "{id}");
+    }
 }
 
 #[test]

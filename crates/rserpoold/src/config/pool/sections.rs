@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_daemon::config::{ConfigError, ConfigFile, LogSection, TlsSection};
+use holdfast_daemon::config::{ConfigError, ConfigFile, LogConfigSection, TlsConfigSection};
 use holdfast_proto::pool_element::LifeUnit;
 use holdfast_proto::registrar::AddressPrefix;
 use serde::Deserialize;
@@ -13,22 +13,22 @@ use toml::Spanned;
 use super::{PoolConfig, RegistrarAddress, UdpEncapsulation};
 use crate::config::life_unit::LifeUnitKey;
 use crate::config::optional_keys::set_if_present;
-use crate::config::sctp_section::SctpSection;
+use crate::config::sctp_section::SctpConfigSection;
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PoolFile {
-    pool: PoolSection,
-    access: AccessSection,
-    multicast: MulticastSection,
-    sctp: SctpSection,
-    tls: Option<TlsSection>,
-    log: LogSection,
+    pool: PoolConfigSection,
+    access: AccessConfigSection,
+    multicast: MulticastConfigSection,
+    sctp: SctpConfigSection,
+    tls: Option<TlsConfigSection>,
+    log: LogConfigSection,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct PoolSection {
+struct PoolConfigSection {
     listen: Option<Vec<IpAddr>>,
     port: Option<u16>,
     raw: Option<bool>,
@@ -44,14 +44,14 @@ struct PoolSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct AccessSection {
+struct AccessConfigSection {
     registrar: Vec<Spanned<String>>,
     probe: Option<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct MulticastSection {
+struct MulticastConfigSection {
     announces: bool,
     group: Option<SocketAddr>,
     interfaces: Vec<String>,
@@ -101,7 +101,7 @@ impl PoolFile {
     }
 }
 
-impl PoolSection {
+impl PoolConfigSection {
     fn apply(self, config: &mut PoolConfig) {
         set_if_present(&mut config.listen, self.listen);
         set_if_present(&mut config.port, self.port);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_daemon::config::{ConfigError, TlsConfig, TlsSection};
+use holdfast_daemon::config::{ConfigError, TlsConfig, TlsConfigSection};
 use holdfast_proto::registrar::OperationPermissions;
 use holdfast_sctp::StreamLimits;
 use serde::Deserialize;
@@ -47,7 +47,7 @@ impl Default for AsapTcpConfig {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct TcpSection {
+pub(super) struct TcpConfigSection {
     port: Option<u16>,
     tls_port: Option<u16>,
     connections: Option<usize>,
@@ -57,8 +57,13 @@ pub(super) struct TcpSection {
     message_ms: Option<u64>,
 }
 
-impl TcpSection {
-    pub(super) fn apply(self, tls: Option<TlsSection>, path: &Path, config: &mut AsapTcpConfig) {
+impl TcpConfigSection {
+    pub(super) fn apply(
+        self,
+        tls: Option<TlsConfigSection>,
+        path: &Path,
+        config: &mut AsapTcpConfig,
+    ) {
         config.tcp_port = self.port;
         set_if_present(&mut config.tls_port, self.tls_port);
         config.tls = tls.map(|tls| tls.resolve_paths(path));

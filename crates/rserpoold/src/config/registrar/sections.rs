@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_daemon::config::{ConfigError, ConfigFile, LogSection, MetricsSection, TlsSection};
+use holdfast_daemon::config::{
+    ConfigError, ConfigFile, LogConfigSection, MetricsConfigSection, TlsConfigSection,
+};
 use holdfast_proto::registrar::{
     HostClass, LifeUnit, PermittedHosts, RegistrarSettings, ResourceLimits, TakeoverRaceWinner,
 };
@@ -12,30 +14,30 @@ use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::asap_tcp::TcpSection;
+use super::asap_tcp::TcpConfigSection;
 use super::{RegistrarConfig, RegistrarPeer};
 use crate::config::life_unit::LifeUnitKey;
 use crate::config::optional_keys::{set_if_present, set_ms};
-use crate::config::sctp_section::SctpSection;
+use crate::config::sctp_section::SctpConfigSection;
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RegistrarFile {
-    registrar: RegistrarSection,
-    peer: Vec<PeerSection>,
-    access: AccessSection,
-    limits: LimitsSection,
-    sctp: SctpSection,
-    tcp: TcpSection,
-    tls: Option<TlsSection>,
-    multicast: MulticastSection,
-    metrics: MetricsSection,
-    log: LogSection,
+    registrar: RegistrarConfigSection,
+    peer: Vec<PeerConfigSection>,
+    access: AccessConfigSection,
+    limits: LimitsConfigSection,
+    sctp: SctpConfigSection,
+    tcp: TcpConfigSection,
+    tls: Option<TlsConfigSection>,
+    multicast: MulticastConfigSection,
+    metrics: MetricsConfigSection,
+    log: LogConfigSection,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RegistrarSection {
+struct RegistrarConfigSection {
     id: Option<std::num::NonZeroU32>,
     listen: Option<Vec<IpAddr>>,
     asap_port: Option<u16>,
@@ -79,7 +81,7 @@ enum TakeoverRaceKey {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PeerSection {
+struct PeerConfigSection {
     addresses: Vec<IpAddr>,
     port: Option<u16>,
     encapsulation_port: Option<std::num::NonZeroU16>,
@@ -87,7 +89,7 @@ struct PeerSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct AccessSection {
+struct AccessConfigSection {
     register: Option<Vec<Spanned<String>>>,
     resolve: Option<Vec<Spanned<String>>>,
     registrar: Option<Vec<Spanned<String>>>,
@@ -95,7 +97,7 @@ struct AccessSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct LimitsSection {
+struct LimitsConfigSection {
     ipv6_host_bits: Option<u8>,
     associations_per_host: Option<usize>,
     elements_per_host: Option<usize>,
@@ -113,7 +115,7 @@ struct LimitsSection {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct MulticastSection {
+struct MulticastConfigSection {
     asap_group: Option<SocketAddr>,
     enrp_group: Option<SocketAddr>,
     interfaces: Vec<String>,
@@ -144,7 +146,11 @@ impl RegistrarFile {
                     .transpose()?,
             );
         }
-        config.peers = self.peer.into_iter().map(PeerSection::into_peer).collect();
+        config.peers = self
+            .peer
+            .into_iter()
+            .map(PeerConfigSection::into_peer)
+            .collect();
         let multicast = self.multicast;
         set_if_present(&mut config.multicast.asap_group, multicast.asap_group);
         set_if_present(&mut config.multicast.enrp_group, multicast.enrp_group);
@@ -178,7 +184,7 @@ fn parse_access_list(
     Ok(PermittedHosts::Only(allowed?))
 }
 
-impl PeerSection {
+impl PeerConfigSection {
     fn into_peer(self) -> RegistrarPeer {
         let port = self.port.unwrap_or(enrp::PORT);
         let at = |address| SocketAddr::new(address, port);
@@ -189,7 +195,7 @@ impl PeerSection {
     }
 }
 
-impl RegistrarSection {
+impl RegistrarConfigSection {
     fn apply_endpoints(self, config: &mut RegistrarConfig) {
         config.id = self.id.map(Into::into);
         set_if_present(&mut config.listen, self.listen);
@@ -245,7 +251,7 @@ impl RegistrarSection {
     }
 }
 
-impl LimitsSection {
+impl LimitsConfigSection {
     fn apply(self, limits: &mut ResourceLimits) {
         set_if_present(
             &mut limits.associations_per_host,

@@ -11,6 +11,6 @@ mod staging_directory;
 
 pub use diag::DiagSockets;
 pub use receive_queue::peek;
-pub use restore::{apply_options_and_shutdown, fill_receive_queues, make};
+pub use restore::{apply_options_and_shutdown, fill_receive_queues, make_socket};
 pub use save::save;
 pub use staging_directory::StagingDirectory;

@@ -33,7 +33,7 @@ pub fn final_path(name: &UnixName) -> PathBuf {
 /// Calls `work` in an environment where the socket's name leads to its file on stage; a name without a file needs no
 /// environment.
 pub fn with_name<R: Send>(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     name: &UnixName,
     file: &Path,
     work: impl FnOnce(Option<&StagingDirectory>) -> io::Result<R> + Send,
@@ -45,19 +45,19 @@ pub fn with_name<R: Send>(
         return Err(FilesRefusal::NotAllowed(file.display().to_string()).into());
     }
     let directory = directory(file);
-    let at = match stock
+    let at = match store
         .staging_directories
         .iter()
         .position(|stage| stage.is_for(directory))
     {
         Some(at) => at,
         None => {
-            let stage = StagingDirectory::new(&mut stock.opener, directory)?;
-            stock.staging_directories.push(stage);
-            stock.staging_directories.len() - 1
+            let stage = StagingDirectory::new(&mut store.opener, directory)?;
+            store.staging_directories.push(stage);
+            store.staging_directories.len() - 1
         }
     };
-    let stage = &stock.staging_directories[at];
+    let stage = &store.staging_directories[at];
     stage
         .run_inside(name, file, || work(Some(stage)))
         .with_step(name)
@@ -84,24 +84,24 @@ pub fn directory(file: &Path) -> &Path {
 
 /// Calls `work` with a name of this socket of the tree, in an environment where the name leads to the socket.
 pub fn with_socket_name<R: Send>(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     socket: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
-    with_bound_name(stock, &HiddenSocketFile::Socket(id), socket, work)
+    with_bound_name(store, &HiddenSocketFile::Socket(id), socket, work)
 }
 
 /// Same as [`with_socket_name`], for a socket that was bound with a hidden file if its own file was removed.
 pub fn with_bound_name<R: Send>(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     hidden: &HiddenSocketFile,
     name: &UnixName,
     work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
 ) -> Result<R, FilesError> {
     let file = final_path(name);
     if let UnixName::Path { file: None, .. } = name
-        && let Some(stage) = stock
+        && let Some(stage) = store
             .staging_directories
             .iter()
             .find(|stage| stage.is_for(directory(&file)))
@@ -111,13 +111,13 @@ pub fn with_bound_name<R: Send>(
             .with_step("binding a socket whose file was removed");
     }
     let raw = raw_name(name);
-    with_name(stock, name, &file, |_| work(&raw))
+    with_name(store, name, &file, |_| work(&raw))
 }
 
 /// Binds a socket to its name, if it has one. If the file was removed at the donor, the socket's file stays on stage as
 /// a hidden one.
 pub fn bind(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     fd: BorrowedFd<'_>,
     socket: &UnixSocket,
     hidden: &HiddenSocketFile,
@@ -127,12 +127,12 @@ pub fn bind(
         return Ok(());
     }
     let file = final_path(&socket.name);
-    let outcome = with_name(stock, &socket.name, &file, |_| match &socket.name {
+    let outcome = with_name(store, &socket.name, &file, |_| match &socket.name {
         UnixName::Path { name, .. } => staging_directory::bind(fd, name, &file),
         _ => address::bind(fd, &name),
     });
     let directory = directory(&file);
-    let stage = stock
+    let stage = store
         .staging_directories
         .iter_mut()
         .find(|stage| stage.is_for(directory));
@@ -151,7 +151,7 @@ pub fn bind(
                 ..
             },
             Some(stage),
-        ) => stage.add(&stock.opener, &file, *access),
+        ) => stage.add(&store.opener, &file, *access),
         // The file was removed at the donor: the next socket may be bound to the same name.
         (UnixName::Path { .. }, Some(stage)) => {
             stage.hide(&file, hidden).with_step("renaming a socket")

@@ -23,39 +23,39 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const SEND_BUFFER_BYTES: i32 = 64 << 20;
 
 /// Makes a socket, together with its peer if it has one.
-pub fn make(stock: &mut FdStore, id: FileId) -> Result<(), FilesError> {
-    if stock.contains(id) {
+pub fn make_socket(store: &mut FdStore, id: FileId) -> Result<(), FilesError> {
+    if store.contains(id) {
         return Ok(());
     }
-    let socket = unix_socket(stock, id)?;
+    let socket = unix_socket(store, id)?;
     match socket.link {
-        UnixConnectionState::Peer(peer) if is_mutual(stock, id, peer) => {
-            restore_connected_sockets(stock, id, peer, &socket)
+        UnixConnectionState::Peer(peer) if is_mutual(store, id, peer) => {
+            restore_connected_sockets(store, id, peer, &socket)
         }
         UnixConnectionState::PeerClosed => {
-            let (fd, closed_peer) = make_with_closed_peer(stock, id, &socket)?;
+            let (fd, closed_peer) = make_with_closed_peer(store, id, &socket)?;
             // The ghost is closed after the queue is filled.
-            let ghost = stock.move_above_tree(closed_peer)?;
-            stock.closed_peers.insert(id, ghost);
-            insert_with_flags(stock, id, fd)
+            let ghost = store.move_above_tree(closed_peer)?;
+            store.closed_peers.insert(id, ghost);
+            insert_with_flags(store, id, fd)
         }
         _ => {
             let fd = create_unconnected(&socket)?;
-            bind(stock, fd.as_fd(), &socket, &HiddenSocketFile::Socket(id))?;
+            bind(store, fd.as_fd(), &socket, &HiddenSocketFile::Socket(id))?;
             if let UnixConnectionState::Listening(backlog) = socket.link {
                 run_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).with_step("listen")?;
             }
             if let UnixConnectionState::Service(path) = &socket.link {
-                connect_outside(stock, fd.as_fd(), path)?;
+                connect_outside(store, fd.as_fd(), path)?;
             }
-            insert_with_flags(stock, id, fd)
+            insert_with_flags(store, id, fd)
         }
     }
 }
 
 /// Connects to a listener outside the tree, with the rights of the tree.
-fn connect_outside(stock: &mut FdStore, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
-    let opener = &mut stock.opener;
+fn connect_outside(store: &mut FdStore, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
+    let opener = &mut store.opener;
     let outcome = match opener.is_limited() {
         true => {
             address::to_sockaddr_bytes(path.as_bytes()).and_then(|bytes| opener.connect(fd, &bytes))
@@ -70,23 +70,23 @@ fn connect_outside(stock: &mut FdStore, fd: BorrowedFd<'_>, path: &str) -> Resul
     }
 }
 
-fn unix_socket(stock: &FdStore, id: FileId) -> Result<UnixSocket, FilesError> {
-    match stock.image.files.get(&id).map(|file| &file.kind) {
+fn unix_socket(store: &FdStore, id: FileId) -> Result<UnixSocket, FilesError> {
+    match store.image.files.get(&id).map(|file| &file.kind) {
         Some(OpenFileKind::Unix(socket)) => Ok((**socket).clone()),
         _ => Err(FilesRefusal::SocketMissing(id).into()),
     }
 }
 
-fn is_mutual(stock: &FdStore, id: FileId, peer: FileId) -> bool {
-    let peer_link = unix_socket(stock, peer).map(|socket| socket.link);
+fn is_mutual(store: &FdStore, id: FileId, peer: FileId) -> bool {
+    let peer_link = unix_socket(store, peer).map(|socket| socket.link);
     id != peer && peer_link.is_ok_and(|link| link == UnixConnectionState::Peer(id))
 }
 
 /// Sets the status flags, then puts the socket into the store.
-fn insert_with_flags(stock: &mut FdStore, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
-    let flags = stock.image.files[&id].flags & !(libc::O_ASYNC as u32);
+fn insert_with_flags(store: &mut FdStore, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
+    let flags = store.image.files[&id].flags & !(libc::O_ASYNC as u32);
     syscalls::set_status(fd.as_fd(), flags).with_step("F_SETFL")?;
-    stock.insert(id, fd)
+    store.insert(id, fd)
 }
 
 fn create_pair(kind: i32, creator: Option<UserGroup>) -> Result<(OwnedFd, OwnedFd), FilesError> {
@@ -107,56 +107,56 @@ fn create_unconnected(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
 
 /// Restores two sockets of the tree that were connected to each other.
 fn restore_connected_sockets(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     peer: FileId,
     socket: &UnixSocket,
 ) -> Result<(), FilesError> {
-    let peer_socket = unix_socket(stock, peer)?;
-    let (fd, peer_fd) = if has_inherited_name(stock, socket) {
-        let (client, server) = connect_and_accept(stock, (peer, &peer_socket), socket)?;
+    let peer_socket = unix_socket(store, peer)?;
+    let (fd, peer_fd) = if has_inherited_name(store, socket) {
+        let (client, server) = connect_and_accept(store, (peer, &peer_socket), socket)?;
         (server, client)
-    } else if has_inherited_name(stock, &peer_socket) {
-        connect_and_accept(stock, (id, socket), &peer_socket)?
+    } else if has_inherited_name(store, &peer_socket) {
+        connect_and_accept(store, (id, socket), &peer_socket)?
     } else {
         let (fd, peer_fd) = create_pair(socket.socket, socket.peer)?;
-        bind(stock, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
+        bind(store, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
         bind(
-            stock,
+            store,
             peer_fd.as_fd(),
             &peer_socket,
             &HiddenSocketFile::Socket(peer),
         )?;
         (fd, peer_fd)
     };
-    let peer_fd = stock.move_above_tree(peer_fd)?;
-    insert_with_flags(stock, id, fd)?;
-    insert_with_flags(stock, peer, peer_fd)
+    let peer_fd = store.move_above_tree(peer_fd)?;
+    insert_with_flags(store, id, fd)?;
+    insert_with_flags(store, peer, peer_fd)
 }
 
 /// Makes a socket with a peer that the caller closes later.
 fn make_with_closed_peer(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     socket: &UnixSocket,
 ) -> Result<(OwnedFd, OwnedFd), FilesError> {
-    if has_inherited_name(stock, socket) {
+    if has_inherited_name(store, socket) {
         let client = UnixSocket {
             name: UnixName::None,
             peer: None,
             ..socket.clone()
         };
-        let (client, server) = connect_and_accept(stock, (id, &client), socket)?;
+        let (client, server) = connect_and_accept(store, (id, &client), socket)?;
         return Ok((server, client));
     }
     let (fd, closed_peer) = create_pair(socket.socket, socket.peer)?;
-    bind(stock, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
+    bind(store, fd.as_fd(), socket, &HiddenSocketFile::Socket(id))?;
     Ok((fd, closed_peer))
 }
 
 /// Returns true if a connected socket most likely has its name from the listener that accepted it. Such a name cannot
 /// be bound again: the socket is made by connecting and accepting.
-fn has_inherited_name(stock: &FdStore, socket: &UnixSocket) -> bool {
+fn has_inherited_name(store: &FdStore, socket: &UnixSocket) -> bool {
     if socket.socket == libc::SOCK_DGRAM {
         return false;
     }
@@ -165,7 +165,7 @@ fn has_inherited_name(stock: &FdStore, socket: &UnixSocket) -> bool {
         UnixName::Abstract(_) | UnixName::Path { file: None, .. } => true,
         UnixName::Path { .. } => {
             let name = raw_name(&socket.name);
-            let same_name = stock.image.files.values().filter(|file| match &file.kind {
+            let same_name = store.image.files.values().filter(|file| match &file.kind {
                 OpenFileKind::Unix(other) => raw_name(&other.name) == name,
                 _ => false,
             });
@@ -175,11 +175,11 @@ fn has_inherited_name(stock: &FdStore, socket: &UnixSocket) -> bool {
 }
 
 fn connect_and_accept(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     (client_id, client): (FileId, &UnixSocket),
     server: &UnixSocket,
 ) -> Result<(OwnedFd, OwnedFd), FilesError> {
-    let listener = stock
+    let listener = store
         .image
         .files
         .iter()
@@ -194,11 +194,11 @@ fn connect_and_accept(
         });
     let (listener, name, hidden) = match listener {
         Some(id) => {
-            make(stock, id)?;
-            let listener = stock.get(id)?.try_clone_to_owned().with_step("dup")?;
+            make_socket(store, id)?;
+            let listener = store.get(id)?.try_clone_to_owned().with_step("dup")?;
             (
                 listener,
-                unix_socket(stock, id)?.name,
+                unix_socket(store, id)?.name,
                 HiddenSocketFile::Socket(id),
             )
         }
@@ -210,7 +210,7 @@ fn connect_and_accept(
             }
             let listener = new_socket(libc::AF_UNIX, server.socket, 0).with_step("socket")?;
             bind(
-                stock,
+                store,
                 listener.as_fd(),
                 &server,
                 &HiddenSocketFile::Temporary,
@@ -221,12 +221,12 @@ fn connect_and_accept(
     };
     let fd = create_unconnected(client)?;
     bind(
-        stock,
+        store,
         fd.as_fd(),
         client,
         &HiddenSocketFile::Socket(client_id),
     )?;
-    with_bound_name(stock, &hidden, &name, |name| {
+    with_bound_name(store, &hidden, &name, |name| {
         run_as(server.peer, || address::connect(fd.as_fd(), name))
     })?;
     let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -235,8 +235,8 @@ fn connect_and_accept(
 }
 
 /// Fills the queues of all sockets from their senders, and connects the sockets that waited to be accepted.
-pub fn fill_receive_queues(stock: &mut FdStore) -> Result<(), FilesError> {
-    let sockets = stock
+pub fn fill_receive_queues(store: &mut FdStore) -> Result<(), FilesError> {
+    let sockets = store
         .image
         .files
         .iter()
@@ -248,9 +248,9 @@ pub fn fill_receive_queues(stock: &mut FdStore) -> Result<(), FilesError> {
     let mut waiting = Vec::new();
     for (id, socket) in &sockets {
         for message in &socket.queue {
-            deliver(stock, *id, socket, message)?;
+            deliver(store, *id, socket, message)?;
         }
-        stock.closed_peers.remove(id);
+        store.closed_peers.remove(id);
         if let UnixConnectionState::PendingAccept(listener, place) = socket.link {
             waiting.push((listener, place, *id, socket.owner));
         }
@@ -258,20 +258,20 @@ pub fn fill_receive_queues(stock: &mut FdStore) -> Result<(), FilesError> {
     waiting.sort_unstable();
     // The accepting process will see the creator of the socket as its peer: usually the creator also connected it.
     for (listener, _, id, owner) in waiting {
-        let name = unix_socket(stock, listener)?.name;
-        let fd = stock.get(id)?.try_clone_to_owned().with_step("dup")?;
-        with_socket_name(stock, listener, &name, |name| {
+        let name = unix_socket(store, listener)?.name;
+        let fd = store.get(id)?.try_clone_to_owned().with_step("dup")?;
+        with_socket_name(store, listener, &name, |name| {
             run_as(Some(owner), || address::connect(fd.as_fd(), name))
         })?;
     }
     // Some datagram sockets are connected in one direction only.
     for (id, socket) in &sockets {
         if let UnixConnectionState::Peer(peer) = socket.link
-            && !is_mutual(stock, *id, peer)
+            && !is_mutual(store, *id, peer)
         {
-            let name = unix_socket(stock, peer)?.name;
-            let fd = stock.get(*id)?.try_clone_to_owned().with_step("dup")?;
-            with_socket_name(stock, peer, &name, |name| {
+            let name = unix_socket(store, peer)?.name;
+            let fd = store.get(*id)?.try_clone_to_owned().with_step("dup")?;
+            with_socket_name(store, peer, &name, |name| {
                 address::connect(fd.as_fd(), name)
             })?;
         }
@@ -280,18 +280,18 @@ pub fn fill_receive_queues(stock: &mut FdStore) -> Result<(), FilesError> {
 }
 
 fn deliver(
-    stock: &mut FdStore,
+    store: &mut FdStore,
     id: FileId,
     socket: &UnixSocket,
     message: &UnixMessage,
 ) -> Result<(), FilesError> {
-    let fds = message.files.iter().map(|file| stock.raw_fd(*file));
+    let fds = message.files.iter().map(|file| store.raw_fd(*file));
     let fds = fds.collect::<Result<Vec<_>, _>>()?;
     let connected = match socket.link {
-        UnixConnectionState::Peer(peer) if is_mutual(stock, id, peer) => {
-            Some(stock.get(peer)?.as_raw_fd())
+        UnixConnectionState::Peer(peer) if is_mutual(store, id, peer) => {
+            Some(store.get(peer)?.as_raw_fd())
         }
-        _ => stock.closed_peers.get(&id).map(AsRawFd::as_raw_fd),
+        _ => store.closed_peers.get(&id).map(AsRawFd::as_raw_fd),
     };
     if let Some(sender) = connected {
         // SAFETY: the store keeps the descriptor open until this function has returned.
@@ -300,7 +300,7 @@ fn deliver(
             .with_step("SO_SNDBUFFORCE")?;
         return send(sender, message, &fds, None);
     }
-    let sender = sender_named(stock, &message.sender_name.0, socket.socket)?;
+    let sender = sender_named(store, &message.sender_name.0, socket.socket)?;
     set_int(
         sender.as_fd(),
         SOL_SOCKET,
@@ -308,14 +308,14 @@ fn deliver(
         SEND_BUFFER_BYTES,
     )
     .with_step("SO_SNDBUFFORCE")?;
-    with_socket_name(stock, id, &socket.name, |to| {
+    with_socket_name(store, id, &socket.name, |to| {
         send(sender.as_fd(), message, &fds, Some(to)).map_err(io::Error::other)
     })
 }
 
 /// Returns a socket of the tree with this name, or a temporary one.
-fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
-    let of_tree = stock
+fn sender_named(store: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
+    let of_tree = store
         .image
         .files
         .iter()
@@ -326,7 +326,7 @@ fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, 
             _ => None,
         });
     if let Some(id) = of_tree {
-        return stock.get(id)?.try_clone_to_owned().with_step("dup");
+        return store.get(id)?.try_clone_to_owned().with_step("dup");
     }
     let fd = new_socket(libc::AF_UNIX, kind, 0).with_step("socket")?;
     let name = match from.first() {
@@ -349,7 +349,7 @@ fn sender_named(stock: &mut FdStore, from: &[u8], kind: i32) -> Result<OwnedFd, 
         filter: SocketFilter::default(),
         queue: Vec::new(),
     };
-    bind(stock, fd.as_fd(), &socket, &HiddenSocketFile::Temporary)?;
+    bind(store, fd.as_fd(), &socket, &HiddenSocketFile::Temporary)?;
     Ok(fd)
 }
 

@@ -1,4 +1,4 @@
-//! Encodings with bounds, for fields of the group's settings.
+//! Encodings of fields of the group's settings: weights in the order of names, and policies as numbers.
 
 /// Weights as a list in the order of names, so that equal settings have equal bytes.
 pub(super) mod bounded_weights {

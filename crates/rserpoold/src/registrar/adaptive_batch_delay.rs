@@ -13,9 +13,9 @@ const REQUESTS_MIN: u32 = 4;
 /// Requests in a pause above which there is no pause.
 const REQUESTS_MAX: u32 = 64;
 
-/// Recent request counts.
+/// Delay before the next batch of requests, from the recent request counts.
 #[derive(Debug)]
-pub(super) struct RequestBatcher {
+pub(super) struct AdaptiveBatchDelay {
     batch_delay: Duration,
     window_start: Duration,
     requests: u32,
@@ -24,10 +24,10 @@ pub(super) struct RequestBatcher {
     is_batching: bool,
 }
 
-impl RequestBatcher {
+impl AdaptiveBatchDelay {
     /// Creates the state. A pause of zero disables pauses.
-    pub(super) fn new(batch_delay: Duration) -> RequestBatcher {
-        RequestBatcher {
+    pub(super) fn new(batch_delay: Duration) -> AdaptiveBatchDelay {
+        AdaptiveBatchDelay {
             batch_delay,
             window_start: Duration::ZERO,
             requests: 0,
@@ -69,7 +69,7 @@ mod tests {
 
     /// Returns true if requests at this interval, from this number of associations in turn, lead to pauses.
     fn is_batching(interval: Duration, associations: u64) -> bool {
-        let mut pace = RequestBatcher::new(BATCH_DELAY);
+        let mut pace = AdaptiveBatchDelay::new(BATCH_DELAY);
         let mut now = Duration::from_secs(1);
         let mut sent = 0;
         let mut last = false;
@@ -103,14 +103,14 @@ mod tests {
 
     #[test]
     fn old_requests_do_not_count() {
-        let mut pace = RequestBatcher::new(BATCH_DELAY);
+        let mut pace = AdaptiveBatchDelay::new(BATCH_DELAY);
         (0..40).for_each(|from| pace.count_request(AssociationId(from)));
         assert_eq!(pace.next_batch_delay(Duration::from_secs(1)), None);
     }
 
     #[test]
     fn zero_delay_disables_batching() {
-        let mut pace = RequestBatcher::new(Duration::ZERO);
+        let mut pace = AdaptiveBatchDelay::new(Duration::ZERO);
         (0..40).for_each(|from| pace.count_request(AssociationId(from)));
         assert_eq!(pace.next_batch_delay(BATCH_DELAY), None);
     }

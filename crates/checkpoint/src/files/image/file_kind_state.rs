@@ -1,4 +1,5 @@
-//! Objects behind open files, except sockets.
+//! State of each kind of open file, except sockets: pipes, pseudo-terminals, files without a name, epoll, timers,
+//! inotify.
 
 use super::{FileId, FilePath};
 use serde::{Deserialize, Serialize};
