@@ -71,7 +71,7 @@ impl DeferredRequests {
         self.own.push(request);
     }
 
-    /// Takes all frames with their senders, those of each node in their order of arrival.
+    /// Takes all frames with their senders; the frames of each node are in their order of arrival.
     pub fn take_frames(&mut self) -> Vec<(NodeId, Frame)> {
         let nodes = std::mem::take(&mut self.nodes).into_iter();
         let frames =

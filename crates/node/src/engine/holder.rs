@@ -60,7 +60,7 @@ impl RecordCounts {
         counts
     }
 
-    /// Makes these the services. The records of all other addresses are those of flows of no service.
+    /// Replaces the services. Records of flows at other addresses count as flows of no service.
     fn set_services(&mut self, services: &[ServiceConfig]) {
         self.others.extend(self.services.drain());
         for service in services {

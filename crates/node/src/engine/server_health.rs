@@ -378,8 +378,8 @@ impl Engine {
         }
     }
 
-    /// Begins the series of all services and nodes, and ends those of services and nodes that are gone, after a change of
-    /// the services, the nodes or the contact node.
+    /// Begins the metric series of new services and nodes, and ends the series of removed ones, after a change of the
+    /// services, the nodes or the contact node.
     pub(super) fn publish_servers(&mut self) {
         let former = std::mem::take(&mut self.health.series.well);
         let services: Vec<ServiceEndpoint> = living(&self.config.services)

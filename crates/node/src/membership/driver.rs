@@ -38,7 +38,7 @@ const LOGGED_CHANGE_BYTES_MAX: usize = 200;
 /// What an operator can do for a group whose backups cannot replace the contact node.
 const TAKEOVER_REMEDY: &str = "start their daemons; if the others are dead for good, run `holdfast group takeover --force` at one backup";
 
-/// What an operator can do for a node whose group may have replaced all voters that the node knows.
+/// Remedy for a node that hears none of its voters: the group may have replaced all of them.
 const SEARCH_REMEDY: &str = "check the network; if the group has gone on with other nodes, name one of them in group.seeds and restart this daemon";
 
 /// The answer to a request for a change of the group's settings: the version of the group data that has the change.

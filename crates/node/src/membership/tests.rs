@@ -43,7 +43,7 @@ struct TestNode {
     membership: GroupMembership,
     events: GroupEvents,
     metrics: Metrics,
-    /// What the kernel was told of the lease.
+    /// All leases that the driver wrote to the kernel.
     leases: Arc<Mutex<Vec<KernelLease>>>,
 }
 

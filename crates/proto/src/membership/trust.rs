@@ -1,9 +1,9 @@
-//! Whose word on views counts: that of the voters of the newest view that the local node itself knows to be committed.
+//! Senders whose views count: the voters of the newest view that the local node itself knows to be committed.
 //!
 //! Every host with a certificate of the group can send frames, also one that never was a member. A frame of a node that
 //! is no such voter changes nothing. If the frame names a newer view, the local node asks its own voters for that view.
 //!
-//! A node that joins knows no view. The node believes those that an operator named to join by, its *seeds*, and the
+//! A node that joins knows no view. The node believes the nodes that an operator named to join by, its *seeds*, and the
 //! voters of the views that these tell of. A member that has heard none of its voters for
 //! [`MembershipConfig::voters_silent_after`] believes its seeds too: the group may have replaced all voters in the meantime.
 //!
@@ -24,7 +24,7 @@ const SEEDS_MAX: usize = 64;
 /// operator that forces a takeover makes a step of 2^32; nobody forces hundreds while a node is away.
 const EPOCH_STEP_MAX: u64 = 1 << 40;
 
-/// What the local node knows of those that it believes.
+/// Knowledge of the voters and seeds that the local node believes.
 #[derive(Debug)]
 pub(super) struct Trust {
     /// Names of the nodes that answer at the addresses that an operator named.

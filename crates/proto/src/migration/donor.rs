@@ -81,7 +81,7 @@ pub(super) struct OutboundMove {
     pub in_doubt: bool,
     /// True if the holder has committed the process.
     pub is_committed: bool,
-    /// True if the acceptor has reported that the process runs.
+    /// True if the acceptor has said that it knows of the commit.
     pub acceptor_runs: bool,
     /// Bytes that compression saved during the freeze.
     pub freeze_saved_bytes: u64,

@@ -83,8 +83,8 @@ pub enum Command {
         /// The records.
         records: Vec<Claim>,
     },
-    /// Store each record whose flow has none in the table, and then call [`TableRebuild::handle_disputes`] with those that
-    /// [`crate::flow_ownership::judge_claim`] calls disputed, if any.
+    /// Store each record whose flow has none in the table. A claim that contradicts a record is dropped: the record
+    /// stands.
     StoreMissing {
         /// The records.
         records: Vec<Claim>,

@@ -100,7 +100,7 @@ fn guest_moves_no_node_to_another_view() {
         assert!(!group.has_event(node, |event| matches!(event, Event::Removed { .. })));
     }
     assert_eq!(group.serving(), [1]);
-    // A newer epoch makes a node ask those that it knows, once in a while.
+    // A newer epoch makes a node ask the voters that it knows, once in a while.
     let request = MembershipFrame::ViewRequest { epoch: view.epoch };
     let requests = |to| {
         let frames = sent(&group, before, 2, to).into_iter();
