@@ -5,7 +5,9 @@
 mod protocol;
 
 use protocol::bits::BitWriter;
-use protocol::client_message::{ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand};
+use protocol::client_message::{
+    GameClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand,
+};
 use protocol::netchan::Reassembly;
 use protocol::{connectionless, server_message};
 
@@ -91,7 +93,7 @@ fn client_message() -> Vec<u8> {
         steps: [127, 0, 0],
         ..UserCommand::default()
     };
-    let message = ClientMessage {
+    let message = GameClientMessage {
         head: MessageHead::default(),
         commands: vec![(1, "say hello".into())],
         moves: Some((SnapshotBase::Acknowledged, vec![step(400), step(425)])),
@@ -128,10 +130,10 @@ fn run_client_message(bytes: &[u8]) -> bool {
         checksum_feed: 99,
         command: "cs 1",
     };
-    let Ok(message) = ClientMessage::parse(bytes, secret) else {
+    let Ok(message) = GameClientMessage::parse(bytes, secret) else {
         return false;
     };
-    let again = ClientMessage::parse(&message.write(secret), secret);
+    let again = GameClientMessage::parse(&message.write(secret), secret);
     assert_eq!(again.as_ref(), Ok(&message));
     true
 }

@@ -35,7 +35,7 @@ pub fn run(data: &[u8]) -> bool {
 
 fn responder() -> Responder {
     let settings = ZoneSettings {
-        domain: "example.test".parse().expect("a domain"),
+        origin: "example.test".parse().expect("a zone name"),
         ttl_s: 5,
         name_servers: vec![NameServer {
             label: "n1".parse().expect("a label"),

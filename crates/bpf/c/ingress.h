@@ -254,10 +254,18 @@ static __always_inline __u16 other_placed_node(struct config *config, struct ser
 	return to != config->own_id ? to : 0;
 }
 
+/* Returns true if a server that gets new clients is here, or has just moved here and will get them soon. The node that
+ * the placement table names may have no running server of its own while a server moves, and would return the packet. */
+static __always_inline int gets_new_clients(struct config *config, const struct service *service, const struct packet *p)
+{
+	return service->own_node_placed || previous_server_node(config, p);
+}
+
 /* Handles the SYN of a flow that has ended here or moved away. The new connection between the same ports belongs to the
- * server's present node, or to the node that gets new clients: a server that hangs here would complete its handshake and
- * never answer. Later packets of the flow go there too, although the steering table still leads here. A flow that moved
- * away, and a new connection that began elsewhere, stay where they are.
+ * server's present node. If this node gets no new clients, the connection belongs to a node that does: a server that
+ * hangs here would complete its handshake and never answer. Later packets of the flow go there too, although the
+ * steering table still leads here. A flow that moved away, and a new connection that began elsewhere, stay where they
+ * are.
  *
  * The SYN of a connection that has not ended goes to the connection's socket, which asks the client (RFC 5961, section
  * 4.2). A client without that connection answers with a reset, which ends the connection, and repeats its SYN.
@@ -270,6 +278,8 @@ static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *con
 		to = other_placed_node(config, service, p);
 		if (to && now.state == FLOW_MOVED)
 			return follow_server(skb, config, p, now.peer);
+		if (gets_new_clients(config, service, p))
+			return NEXT;
 	}
 	if (!to)
 		return NEXT;

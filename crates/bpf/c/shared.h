@@ -99,7 +99,7 @@ struct service {
 	__u8 by_port;     /* whole service on one node (paper 002, section II-A) */
 	__u16 port_owner; /* with by_port */
 	__u8 has_previous;
-	__u8 pad;
+	__u8 own_node_placed; /* the current half of the row names this node */
 };
 
 enum node_flags {

@@ -1,4 +1,4 @@
-//! Flow groups: flows that move together, with a common state that one write changes, shared with the programs.
+//! Flow groups: the flows of a moving process, with a common state that one write changes, shared with the eBPF programs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,12 +9,12 @@ use crate::Error;
 use crate::mapped_array::MappedArray;
 use crate::shared_with_c::{FlowGroup, FlowState, FlowValue, MAX_FLOW_GROUPS};
 
-/// All flow groups.
-pub struct FlowGroups {
+/// Common state of the flows of each moving process, by the number of the flow group.
+pub struct ProcessFlowGroups {
     words: MappedArray<AtomicU64>,
 }
 
-impl FlowGroups {
+impl ProcessFlowGroups {
     pub(crate) fn map(map: &MapHandle) -> Result<Self, Error> {
         let words = MappedArray::map(map, "convoys")?;
         assert_eq!(words.len(), MAX_FLOW_GROUPS);

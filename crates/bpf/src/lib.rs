@@ -43,7 +43,7 @@ use libbpf_rs::{
 use zerocopy::{FromBytes, IntoBytes};
 
 pub use accept_queue_insertion::AcceptQueue;
-pub use flow_groups::FlowGroups;
+pub use flow_groups::ProcessFlowGroups;
 pub use flow_quota::{FlowQuota, guaranteed_flows};
 pub use hold_counters::HoldCounters;
 pub use kernel_map::KernelMap;
@@ -168,8 +168,8 @@ pub struct Dataplane {
     pub congestion: Option<KernelMap<FlowKey, Congestion>>,
     /// Counters of held packets.
     pub hold_counters: HoldCounters,
-    /// Groups of flows that move together.
-    pub flow_groups: FlowGroups,
+    /// State of the flow groups, one group for each moving process.
+    pub flow_groups: ProcessFlowGroups,
     /// Division of the flow table among services.
     pub flow_quota: FlowQuota,
     /// Lease of the contact node.
@@ -248,7 +248,7 @@ impl Dataplane {
             nodes: KernelMap::new(table("nodes")?, "nodes"),
             peers: KernelMap::new(table("peers")?, "peers"),
             hold_counters,
-            flow_groups: FlowGroups::map(&table("convoys")?)?,
+            flow_groups: ProcessFlowGroups::map(&table("convoys")?)?,
             flow_quota: FlowQuota::map(&table("room")?)?,
             lease: Lease::map(&table("lease")?)?,
             congestion,

@@ -170,8 +170,8 @@ shared!(
         port_owner: u16,
         /// Nonzero if the other half holds the table before the last change.
         has_previous: u8,
-        /// Zero.
-        pad: u8,
+        /// Nonzero if the current half of the row names the node of this map.
+        own_node_placed: u8,
     }
 );
 

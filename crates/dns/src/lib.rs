@@ -12,14 +12,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod domain;
+mod dns_names;
 mod published_names;
 mod responder;
 mod response_limit;
 mod selection;
 mod zone;
 
-pub use domain::{Domain, DomainError, Label};
+pub use dns_names::{DnsNameError, DnsZoneName, Label};
 pub use published_names::{
     ConfiguredAddress, ConfiguredName, Endpoint, GroupService, NameOwner, PublishedName,
     TransportProtocol, published_names,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::domain::Label;
+use crate::dns_names::Label;
 use crate::selection::SelectionRule;
 
 /// Transport protocol of a service.

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use hickory_proto::rr::rdata::{A, AAAA, HINFO, NS, SOA, SRV};
 use hickory_proto::rr::{LowerName, Name, RData, Record, RecordType};
 
-use crate::domain::{Domain, Label, below};
+use crate::dns_names::{DnsZoneName, Label, below};
 use crate::published_names::{NameOwner, PublishedName, TransportProtocol};
 use crate::selection::{Random, SelectionRule, select};
 
@@ -29,8 +29,8 @@ const SOA_EXPIRE_S: i32 = 600;
 /// Settings of the zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZoneSettings {
-    /// Name of the zone.
-    pub domain: Domain,
+    /// Name of the zone, below which all its names are.
+    pub origin: DnsZoneName,
     /// Time for which resolvers may keep an answer, also a negative one, in seconds.
     pub ttl_s: u32,
     /// The zone's name servers, not empty; the first one is the zone's primary.
@@ -126,7 +126,7 @@ impl Zone {
         let turns: HashMap<NameOwner, [u64; 3]> = (former.into_iter())
             .map(|name| (name.published.owner, name.turns))
             .collect();
-        let origin = self.settings.domain.name().clone();
+        let origin = self.settings.origin.name().clone();
         let zone_name = |published: PublishedName| ZoneName {
             full_name: match &published.owner {
                 NameOwner::Apex => origin.clone(),
@@ -142,7 +142,7 @@ impl Zone {
 
     /// Fills the table of owners.
     fn index(&mut self) {
-        let origin = self.settings.domain.name().clone();
+        let origin = self.settings.origin.name().clone();
         self.owner(&origin).is_apex = true;
         let name_servers = self.settings.name_servers.len();
         for server in 0..name_servers {
@@ -174,7 +174,7 @@ impl Zone {
 
     /// Returns the owner of this name, and adds it and the owners between it and the zone.
     fn owner(&mut self, name: &Name) -> &mut Owner {
-        let labels = self.settings.domain.name().num_labels();
+        let labels = self.settings.origin.name().num_labels();
         let mut ancestor = name.base_name();
         while ancestor.num_labels() > labels {
             self.owners.entry(LowerName::new(&ancestor)).or_default();
@@ -184,7 +184,7 @@ impl Zone {
     }
 
     fn name_server_name(&self, index: usize) -> Name {
-        let parent = below("ns", self.settings.domain.name());
+        let parent = below("ns", self.settings.origin.name());
         below(self.settings.name_servers[index].label.as_str(), &parent)
     }
 
@@ -195,7 +195,7 @@ impl Zone {
         record_type: RecordType,
         random: &mut Random,
     ) -> (Lookup, Option<&NameOwner>) {
-        if !self.settings.domain.name().zone_of(name) {
+        if !self.settings.origin.name().zone_of(name) {
             return (Lookup::OutsideZone, None);
         }
         let Some(owner) = self.owners.get(&LowerName::new(name)) else {
@@ -229,7 +229,7 @@ impl Zone {
 
     /// Returns the SOA record, which negative answers have too.
     pub fn soa(&self) -> Record {
-        let origin = self.settings.domain.name();
+        let origin = self.settings.origin.name();
         let soa = SOA::new(
             self.name_server_name(0),
             below("hostmaster", origin),
@@ -247,7 +247,7 @@ impl Zone {
     }
 
     fn name_servers(&self) -> Lookup {
-        let origin = self.settings.domain.name();
+        let origin = self.settings.origin.name();
         let (mut answers, mut additionals) = (Vec::new(), Vec::new());
         for (index, server) in self.settings.name_servers.iter().enumerate() {
             let host = self.name_server_name(index);

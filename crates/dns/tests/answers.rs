@@ -16,7 +16,7 @@ const SEED: u64 = 11;
 
 fn settings() -> ZoneSettings {
     ZoneSettings {
-        domain: "example.test".parse().unwrap(),
+        origin: "example.test".parse().unwrap(),
         ttl_s: 5,
         name_servers: vec![
             NameServer {

@@ -7,7 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use holdfast_api::TcpConnection;
-use rustix::net::sockopt::set_socket_linger;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_socket_linger, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -25,6 +27,12 @@ const TIME_LIMITS: TimeLimits = TimeLimits {
     silence_after_server_end: Duration::from_secs(60),
     stall: Duration::from_secs(60),
 };
+
+/// Silence of a client after which the kernel asks whether the connection still exists, time between two questions, and
+/// number of unanswered ones that end the connection: together 25 s, less than a drain takes by default.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Takes the proxy's events.
 pub(crate) type EventSink = Box<dyn Fn(ProxyEvent) + Send + Sync>;
@@ -100,6 +108,7 @@ impl Relay {
     async fn join_to_server(&self, connection: &TcpConnection) -> Result<(), RelayFailure> {
         let client = connection.stream();
         reset_when_dropped(client);
+        detect_lost_peer(client);
         let mut server = self
             .connect()
             .await
@@ -165,6 +174,16 @@ fn reset_when_dropped(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
+/// Makes the kernel ask an idle peer whether the connection still exists. Without that, the connection of a host that was
+/// lost, or whose reset was lost, would stay until the proxy ends.
+fn detect_lost_peer(stream: &TcpStream) {
+    // No option fails on a TCP socket.
+    let _ = set_socket_keepalive(stream, true);
+    let _ = set_tcp_keepidle(stream, KEEPALIVE_IDLE);
+    let _ = set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL);
+    let _ = set_tcp_keepcnt(stream, KEEPALIVE_PROBES);
+}
+
 /// Makes the kernel send the queued bytes, and the end of the stream, when the socket is closed.
 fn close_when_dropped(stream: &TcpStream) {
     let _ = set_socket_linger(stream, None);
@@ -183,5 +202,25 @@ impl Drop for AddedByteCounts<'_> {
         };
         add(&self.counters.to_server_bytes, &mut self.bytes.to_server);
         add(&self.counters.to_client_bytes, &mut self.bytes.to_client);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_keepidle, tcp_keepintvl};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn silent_client_is_asked_within_the_time_of_a_drain() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, _server) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let client = client.unwrap();
+        detect_lost_peer(&client);
+        assert!(socket_keepalive(&client).unwrap());
+        let probes = tcp_keepcnt(&client).unwrap();
+        let detected = tcp_keepidle(&client).unwrap() + tcp_keepintvl(&client).unwrap() * probes;
+        assert!(detected < Duration::from_secs(30));
     }
 }

@@ -109,9 +109,9 @@ pub fn tcp_service_connections(service: SocketAddr) -> io::Result<Option<u32>> {
     })
 }
 
-/// A socket that receives new clients: a TCP listener, or a UDP socket without a peer.
+/// A server's socket in a list of the kernel: a TCP listener, or a UDP socket without a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceivingSocket {
+pub struct ListedServerSocket {
     /// Own address (IPv4-mapped addresses as IPv4).
     pub local: SocketAddr,
     /// True for an IPv6 socket that receives no IPv4 clients.
@@ -122,7 +122,7 @@ pub struct ReceivingSocket {
     pub waiting: u32,
 }
 
-impl ReceivingSocket {
+impl ListedServerSocket {
     /// Returns true if clients of a service at this address reach the socket, unless another socket is bound more
     /// exactly.
     pub fn receives(&self, service: SocketAddr) -> bool {
@@ -137,7 +137,7 @@ impl ReceivingSocket {
 ///
 /// # Errors
 /// Errors of the netlink request.
-pub fn tcp_listeners(netlink: &mut Netlink) -> io::Result<Vec<ReceivingSocket>> {
+pub fn tcp_listeners(netlink: &mut Netlink) -> io::Result<Vec<ListedServerSocket>> {
     receiving_sockets(netlink, libc::IPPROTO_TCP, LISTEN_BIT, 0)
 }
 
@@ -145,7 +145,7 @@ pub fn tcp_listeners(netlink: &mut Netlink) -> io::Result<Vec<ReceivingSocket>> 
 ///
 /// # Errors
 /// Errors of the netlink request.
-pub fn udp_receivers(netlink: &mut Netlink, port: u16) -> io::Result<Vec<ReceivingSocket>> {
+pub fn udp_receivers(netlink: &mut Netlink, port: u16) -> io::Result<Vec<ListedServerSocket>> {
     receiving_sockets(netlink, libc::IPPROTO_UDP, 1 << CLOSE, port)
 }
 
@@ -154,7 +154,7 @@ fn receiving_sockets(
     protocol: i32,
     states: u32,
     port: u16,
-) -> io::Result<Vec<ReceivingSocket>> {
+) -> io::Result<Vec<ListedServerSocket>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let identity = socket_id(port, NO_COOKIE);
@@ -167,7 +167,7 @@ fn receiving_sockets(
                 .any(|(kind, value)| kind == INET_DIAG_SKV6ONLY && value.first() == Some(&1));
             let cookie = body.get(COOKIE_OFFSET..COOKIE_OFFSET + 8);
             let cookie = cookie.and_then(|cookie| SocketCookie::try_from(cookie).ok());
-            found.push(ReceivingSocket {
+            found.push(ListedServerSocket {
                 local: one.local,
                 is_ipv6_only,
                 cookie: cookie.map_or(0, u64::from_ne_bytes),

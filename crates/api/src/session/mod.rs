@@ -5,13 +5,13 @@
 //! with busy threads still answers the daemon.
 
 mod notifications;
-mod outbox;
 mod session_core;
 mod session_thread;
 mod shared;
 pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
+mod to_daemon_queue;
 mod udp;
 
 use std::io;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use notifications::{
-    DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, block_on, lock,
+    FlowNotifications, HandedOffConnection, Notifier, ServiceInbox, block_on, lock,
 };
 pub(crate) use session_core::RegisteredService;
 pub(crate) use shared::{FlowRegistration, ServiceSlot, SessionHandle, SharedSessionCore};

@@ -151,13 +151,13 @@ pub(crate) struct HandedOffConnection {
     pub(crate) state: Vec<u8>,
 }
 
-/// The items that the session's thread delivers to one service.
-pub(crate) struct DeliveryQueue<T> {
+/// Queue from the session's thread to one service of the program: connections handed off to it, or datagram events.
+pub(crate) struct ServiceInbox<T> {
     inner: Mutex<(VecDeque<T>, Vec<Waker>)>,
     notifier: Notifier,
 }
 
-impl<T> DeliveryQueue<T> {
+impl<T> ServiceInbox<T> {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             inner: Mutex::default(),

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::SharedDescriptor;
-use super::outbox::{Outbox, OutgoingMessage};
+use super::to_daemon_queue::{OutgoingMessage, ToDaemonQueue};
 use crate::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon, split_pieces};
 use crate::{Destination, FlowText, Protocol};
 
@@ -118,7 +118,7 @@ pub(crate) struct SessionCore<T> {
     last_service: u32,
     flows: HashMap<FlowText, RegisteredFlow<T>>,
     incoming: BTreeMap<u64, InboundHandoff>,
-    outbox: Outbox,
+    outbox: ToDaemonQueue,
     events: VecDeque<SessionCoreEvent<T>>,
 }
 
@@ -131,7 +131,7 @@ impl<T: FlowTag> SessionCore<T> {
             last_service: 0,
             flows: HashMap::new(),
             incoming: BTreeMap::new(),
-            outbox: Outbox::default(),
+            outbox: ToDaemonQueue::default(),
             events: VecDeque::new(),
         }
     }

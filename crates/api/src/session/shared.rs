@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::session_core::{FlowTag, RegisteredService, SessionCore, SessionCoreEvent};
 use super::{
-    DeliveryQueue, FlowNotifications, HandedOffConnection, Notifier, UdpServiceState, lock,
+    FlowNotifications, HandedOffConnection, Notifier, ServiceInbox, UdpServiceState, lock,
 };
 use crate::FlowText;
 
@@ -21,7 +21,7 @@ impl FlowTag for Arc<FlowNotifications> {
 
 /// A service of the session, by kind.
 pub(crate) enum ServiceSlot {
-    Tcp(Arc<DeliveryQueue<HandedOffConnection>>),
+    Tcp(Arc<ServiceInbox<HandedOffConnection>>),
     Udp(Weak<UdpServiceState>),
 }
 

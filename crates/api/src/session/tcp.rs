@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::{
-    DeliveryQueue, FlowNotifications, FlowRegistration, HandedOffConnection, ServiceSlot, Session,
+    FlowNotifications, FlowRegistration, HandedOffConnection, ServiceInbox, ServiceSlot, Session,
     SessionHandle, SharedDescriptor, SharedSessionCore,
 };
 use crate::{Arrival, Destination, FlowText, Kept, Moved, Protocol};
@@ -18,7 +18,7 @@ pub(crate) struct ManagedListener<L> {
     listener: L,
     handle: Arc<SessionHandle>,
     service: u32,
-    queue: Arc<DeliveryQueue<HandedOffConnection>>,
+    queue: Arc<ServiceInbox<HandedOffConnection>>,
 }
 
 impl<L> ManagedListener<L> {
@@ -29,7 +29,7 @@ impl<L> ManagedListener<L> {
         session: &Session,
         pool: &str,
     ) -> io::Result<Self> {
-        let queue = Arc::new(DeliveryQueue::new()?);
+        let queue = Arc::new(ServiceInbox::new()?);
         let handle = Arc::clone(&session.handle);
         let slot = ServiceSlot::Tcp(Arc::clone(&queue));
         let service = session.registered_service(pool, Protocol::Tcp, local);
@@ -47,7 +47,7 @@ impl<L> ManagedListener<L> {
     }
 
     /// Returns the queue of connections that other nodes handed over.
-    pub(crate) fn queue(&self) -> &DeliveryQueue<HandedOffConnection> {
+    pub(crate) fn queue(&self) -> &ServiceInbox<HandedOffConnection> {
         &self.queue
     }
 

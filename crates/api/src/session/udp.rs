@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::shared::SessionShared;
-use super::{DeliveryQueue, FlowNotifications, ServiceSlot, Session, SessionHandle, lock};
+use super::{FlowNotifications, ServiceInbox, ServiceSlot, Session, SessionHandle, lock};
 use crate::{Destination, FlowText, Kept, Moved, Protocol};
 
 /// One client of a UDP service: a cheap handle, with clones for the same association.
@@ -106,7 +106,7 @@ impl ManagedUdpSocket {
     }
 
     /// Returns the queue of events that did not come from the socket.
-    pub(crate) fn ready_events(&self) -> &DeliveryQueue<UdpEvent> {
+    pub(crate) fn ready_events(&self) -> &ServiceInbox<UdpEvent> {
         &self.state.ready_events
     }
 
@@ -178,7 +178,7 @@ pub(crate) struct UdpServiceState {
     local: SocketAddr,
     service: std::sync::OnceLock<u32>,
     tables: Mutex<AssociationTables>,
-    ready_events: DeliveryQueue<UdpEvent>,
+    ready_events: ServiceInbox<UdpEvent>,
 }
 
 /// Maximum size of a datagram, in bytes.
@@ -202,7 +202,7 @@ impl UdpServiceState {
             local,
             service,
             tables: Mutex::default(),
-            ready_events: DeliveryQueue::new()?,
+            ready_events: ServiceInbox::new()?,
         }))
     }
 

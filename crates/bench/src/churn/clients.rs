@@ -238,12 +238,22 @@ impl SharedClientState {
 
 /// Returns the longest round trip that overlaps a period, minus the median one of all, in milliseconds.
 pub fn added_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
+    longest_minus_median_ms(trips, |sent, answered| sent <= end && answered >= begin)
+}
+
+/// Returns the same of the round trips that ended within a period before a move: one that lasts into the move is an
+/// effect of the move.
+pub fn control_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
+    longest_minus_median_ms(trips, |_, answered| (begin..=end).contains(&answered))
+}
+
+fn longest_minus_median_ms(trips: &[RoundTrip], counts: impl Fn(Instant, Instant) -> bool) -> f64 {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();
     all.sort_unstable();
     let median = all.get(all.len() / 2).copied().unwrap_or_default();
-    let during = trips
+    let counted = trips
         .iter()
-        .filter(|(sent, trip)| *sent <= end && *sent + *trip >= begin);
-    during.map(|(_, trip)| ms(*trip)).fold(0.0, f64::max) - ms(median)
+        .filter(|(sent, trip)| counts(*sent, *sent + *trip));
+    counted.map(|(_, trip)| ms(*trip)).fold(0.0, f64::max) - ms(median)
 }

@@ -19,7 +19,7 @@ use holdfast_api::control::{MigrationStatus, SocketStrategy};
 use serde::Serialize;
 
 pub use clients::ChurnClients;
-use clients::{TimeSpan, added_delay_ms};
+use clients::{RoundTrip, TimeSpan, added_delay_ms, control_delay_ms};
 use holdfast_testbed::cluster::{ClusterService, ClusterSpec};
 use holdfast_testbed::process_moves::{MoveAttemptOutcome, NodeGroup, SERVER_NODES};
 use holdfast_testbed::stats::Quantiles;
@@ -239,10 +239,8 @@ fn move_under_load(plan: ChurnPlan, group: &NodeGroup, server: &RunningServer) -
     std::thread::sleep(plan.duration_after_last_move);
     let results = clients.end();
     reasons.extend(results.failures.iter().cloned());
-    let gaps = |spans: &[TimeSpan]| {
-        let gaps = spans
-            .iter()
-            .map(|span| added_delay_ms(&results.trips, *span));
+    let gaps = |spans: &[TimeSpan], delay_ms: fn(&[RoundTrip], TimeSpan) -> f64| {
+        let gaps = spans.iter().map(|span| delay_ms(&results.trips, *span));
         Quantiles::new(gaps.collect()).quantile(0.99)
     };
     let statuses = || made.iter().filter_map(|made| made.status.as_ref());
@@ -262,8 +260,8 @@ fn move_under_load(plan: ChurnPlan, group: &NodeGroup, server: &RunningServer) -
         freeze_ms_median: ms(|status| status.freeze_us),
         predicted_ms_median: ms(|status| status.predicted_freeze_us),
         steps_ms_median: step_medians(statuses()),
-        gap_ms_p99: gaps(&spans),
-        control_gap_ms_p99: gaps(&controls),
+        gap_ms_p99: gaps(&spans, added_delay_ms),
+        control_gap_ms_p99: gaps(&controls, control_delay_ms),
         errors: results.errors,
         bytes_wrong: results.bytes_wrong,
         held_elsewhere,

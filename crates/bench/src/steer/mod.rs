@@ -13,8 +13,8 @@
 //! during the timing, all are counted and one in 64 is checked. The steering table always holds all flows of the
 //! largest row, and the rows are measured in turn, round by round, so that other work of the machine affects all alike.
 
-mod data_planes;
 mod rate_meter;
+mod steer_group;
 mod test_network;
 
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use anyhow::{Context, Result, ensure};
 use holdfast_bpf::traffic::MAX_FLOWS;
 use serde::Serialize;
 
-use data_planes::SteerGroup;
 use rate_meter::{ForwardingPath, ForwardingRate, RateMeter};
+use steer_group::SteerGroup;
 use test_network::TestNetwork;
 
 /// Flags of `holdfast bench steer`.

@@ -9,7 +9,7 @@ use holdfast_bpf::traffic::{SinkCountReader, SinkCounts, TrafficGenerator, Traff
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
-use super::data_planes::{FIRST_CLIENT_ADDRESS, PORT, SERVICE_ADDRESS};
+use super::steer_group::{FIRST_CLIENT_ADDRESS, PORT, SERVICE_ADDRESS};
 use super::test_network::{GENERATOR_CPU, TestNetwork, link_address, pin_thread};
 
 /// Time under traffic before a measurement begins.
@@ -86,7 +86,7 @@ impl RateMeter {
 
     fn set_plan(&mut self, way: ForwardingPath, flows: u32, sample_mask: u32) -> Result<()> {
         self.round += 1;
-        // Both pairs of the generator are alike; the kernel's route leads to owner 0 alone.
+        // The generator's two interface pairs are alike; of the owners, the kernel's route reaches owner 0 alone.
         let pair = u8::from(way == ForwardingPath::SteeringProgram);
         let plan = TrafficPlan {
             flows,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_testbed::openarena::protocol::bits::{BitReader, BitWriter};
 use holdfast_testbed::openarena::protocol::client_message::{
-    ClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand, scramble_message,
+    GameClientMessage, KeyInputs, MessageHead, SnapshotBase, UserCommand, scramble_message,
 };
 use holdfast_testbed::openarena::protocol::netchan::{FRAGMENT_BYTES, Reassembly};
 use holdfast_testbed::openarena::protocol::{Malformed, connectionless, server_message};
@@ -72,12 +72,12 @@ proptest! {
         moves in prop::option::of(prop::collection::vec(user_command(), 0..5)),
     ) {
         let head = MessageHead { server_id: head[0], message: head[1], command: head[2] };
-        let message = ClientMessage { head, commands, moves: moves.map(|moves| (SnapshotBase::None, moves)) };
+        let message = GameClientMessage { head, commands, moves: moves.map(|moves| (SnapshotBase::None, moves)) };
         let secret = KeyInputs { checksum_feed, command: &command };
         let mut bytes = message.write(secret);
         scramble_message(&mut bytes, challenge, head, &command);
         scramble_message(&mut bytes, challenge, head, &command);
-        prop_assert_eq!(ClientMessage::parse(&bytes, secret), Ok(message));
+        prop_assert_eq!(GameClientMessage::parse(&bytes, secret), Ok(message));
     }
 
     #[test]
@@ -112,7 +112,7 @@ proptest! {
     fn parsers_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), command in ".{0,20}") {
         let _ = connectionless::parse(&bytes);
         let _ = server_message::parse(&bytes);
-        let _ = ClientMessage::parse(&bytes, KeyInputs { checksum_feed: 7, command: &command });
+        let _ = GameClientMessage::parse(&bytes, KeyInputs { checksum_feed: 7, command: &command });
         let _ = Reassembly::default().handle(&bytes);
     }
 }

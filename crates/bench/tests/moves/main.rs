@@ -308,6 +308,11 @@ fn unaccepted_connections_migrate() {
 }
 
 #[test]
+fn connections_without_place_in_queue_follow_server() {
+    run_exclusively(|| unaccepted_connections::connections_without_place_follow_server("full"));
+}
+
+#[test]
 fn unaccepted_connections_survive_daemon_crash() {
     run_exclusively(|| unaccepted_connections::unaccepted_connections_survive_crash("survive"));
 }

@@ -36,6 +36,26 @@ pub fn unaccepted_connections_move(name: &str, family: IpFamily) -> Result<()> {
     Ok(())
 }
 
+/// The queue at the first acceptor is too short for all connections, so some wait in its daemon when the server moves on.
+pub fn connections_without_place_follow_server(name: &str) -> Result<()> {
+    /// Backlog of listeners at the first acceptor, in connections.
+    const BACKLOG: &str = "1";
+    let (world, folder) = start_group(name)?;
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
+    let pid = read_pid(&folder)?;
+    let limit = || std::fs::write("/proc/sys/net/core/somaxconn", BACKLOG);
+    world.cluster.lab().run_in_net_namespace("n3", limit)??;
+    exchange_datagram(&world, service, b"wait")?;
+    let mut clients = open_clients(&world, service)?;
+    world.move_to(pid, "n2", "n3")?;
+    world.move_to(world.residents("n3")?[0].pid, "n3", "n1")?;
+    exchange_datagram(&world, service, b"accept")?;
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert_echoed(client).with_context(|| format!("client {number}"))?;
+    }
+    Ok(())
+}
+
 /// The acceptor's daemon dies before it activates the moved connections; the connections survive.
 pub fn unaccepted_connections_survive_crash(name: &str) -> Result<()> {
     let (world, folder) = start_group(name)?;

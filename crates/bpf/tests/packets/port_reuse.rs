@@ -4,8 +4,9 @@
 use std::net::Shutdown;
 
 use holdfast_bpf::shared_with_c::{
-    EVENT_SUPERSEDED, FlowState, NODE_HOLDER, RECORD_OWNED, Record, SUCCESSOR_EXCLUSIVE,
-    SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS, ServiceKey, Successor, to_mapped,
+    EVENT_SUPERSEDED, FlowState, NODE_HOLDER, PLACEMENT_SLOTS, RECORD_OWNED, Record,
+    SUCCESSOR_EXCLUSIVE, SUCCESSOR_FALLBACK, SUCCESSOR_PREVIOUS, Service, ServiceKey, Successor,
+    to_mapped,
 };
 
 use super::support::raw_peer::{ACK, FIN, RST, SYN, Segment};
@@ -26,6 +27,11 @@ fn move_server(pool: &Pool, v6: bool, drains: bool) {
 
 /// Records at n2 that n3 is another node of the server, with this role.
 fn set_successor_n3(pool: &Pool, v6: bool, role: u16) {
+    set_successor(pool, v6, "n2", Successor { node: 3, role });
+}
+
+/// Records at a node that another node has, or had, the server.
+fn set_successor(pool: &Pool, v6: bool, at: &str, successor: Successor) {
     let to = service(v6);
     let key = ServiceKey {
         address: to_mapped(to.ip()),
@@ -33,9 +39,8 @@ fn set_successor_n3(pool: &Pool, v6: bool, role: u16) {
         protocol: TCP,
         pad: 0,
     };
-    let successor = Successor { node: 3, role };
     let set = |plane: &holdfast_bpf::Dataplane| plane.successors.set(&key, &successor);
-    pool.node("n2").with_dataplane(set).expect("successor");
+    pool.node(at).with_dataplane(set).expect("successor");
 }
 
 /// Returns the next answer with one of these flags.
@@ -239,5 +244,43 @@ fn returning_client_of_excluded_node_is_placed_anew() {
         assert_eq!(challenge.flags & SYN, 0);
         let healthy_link = pool.lab.position(&format!("n{healthy}")).link();
         assert_eq!(challenge.link, healthy_link);
+    }
+}
+
+/// A connection at n2 has ended, and the placement table already names n3 (before the server leaves n2), or still names
+/// n3 (after the server has come to n2). In both cases n3 sends new clients to n2, which must not send them back.
+#[test]
+fn returning_client_reaches_server_that_moves() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    let cases = [
+        (160, true, true),
+        (161, false, true),
+        (162, true, false),
+        (163, false, false),
+    ];
+    for (number, v6, is_leaving) in cases {
+        pool.place_all_on(2);
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        assert_handshake_at(&pool, &mut peer, "n2");
+        record_owner_n2(&pool, &peer);
+        close_by_server(&pool, &mut peer, "n2");
+
+        pool.place_all_on(3);
+        let role = SUCCESSOR_EXCLUSIVE;
+        set_successor(&pool, v6, "n3", Successor { node: 2, role });
+        if is_leaving {
+            let own_node_placed = 1;
+            let service = Service {
+                own_node_placed,
+                ..Service::default()
+            };
+            pool.set_services_at("n2", &[3; PLACEMENT_SLOTS], service);
+        } else {
+            set_successor_n3(&pool, v6, SUCCESSOR_PREVIOUS);
+        }
+        assert_handshake_at(&pool, &mut peer, "n2");
+    }
+    for name in ["n2", "n3"] {
+        assert_eq!(pool.node(name).counter("drop_hops_used_up"), 0);
     }
 }

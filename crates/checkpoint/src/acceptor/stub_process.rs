@@ -9,7 +9,7 @@ use crate::donor::call_result;
 use crate::error::{Context, Error, Result};
 use crate::image::{MemoryMapping, PageRun};
 use crate::trace::{
-    BatchEndSignal, CallBatch, ProcessMemory, SCRATCH_BYTES, SCRATCH_OFFSET, Stub, StubSlot,
+    CallBatch, ProcessMemory, SCRATCH_BYTES, SCRATCH_OFFSET, Stub, StubExitSignal, StubSlot,
     SystemCall, ThreadCallBatch, Tracee, run_batches,
 };
 use std::cell::RefCell;
@@ -59,7 +59,7 @@ impl StubProcess {
             generation,
             stub: Stub {
                 address: stub,
-                exit: BatchEndSignal {
+                exit: StubExitSignal {
                     process: pid,
                     thread: pid,
                     signal: EXIT_SIGNALS[0],
@@ -86,7 +86,7 @@ impl StubProcess {
     }
 
     /// Chooses a signal outside of this set for the end of batches, if possible.
-    pub fn choose_batch_end_signal(&mut self, signals: u64) {
+    pub fn choose_stub_exit_signal(&mut self, signals: u64) {
         let is_unused = |signal: &i32| signals & (1 << (signal - 1)) == 0;
         self.stub.exit.signal = EXIT_SIGNALS
             .into_iter()
@@ -95,7 +95,7 @@ impl StubProcess {
     }
 
     fn stub_for(&self, tracee: Tracee) -> Stub {
-        let exit = BatchEndSignal {
+        let exit = StubExitSignal {
             thread: tracee.tid,
             ..self.stub.exit
         };

@@ -86,7 +86,7 @@ impl TreeRestoration {
     /// Adjusts processes, threads and mappings to `tree`.
     pub fn update_tree(&mut self, tree: TreeLayout) -> Result<()> {
         self.check_not_complete()?;
-        // If a freeze was undone, this round sends the pages that post-copy would have delivered.
+        // Pages that an undone freeze had left to post-copy arrive in this round of the copy.
         self.missing_pages = MissingPageWatch::default();
         if self.stub_processes.is_empty() {
             self.foreign_vdso = VdsoImages::compare_vdsos(&tree)?;
@@ -193,7 +193,7 @@ impl TreeRestoration {
         }
         for (stub_process, state) in self.stub_processes.iter_mut().zip(&frozen.processes) {
             if let (Some(stub_process), Some(state)) = (stub_process, state) {
-                stub_process.choose_batch_end_signal(process_state::expected_signals(state));
+                stub_process.choose_stub_exit_signal(process_state::expected_signals(state));
             }
         }
         group_stop::stop_like_originals(&self.tree, &self.stub_processes, &frozen)?;
@@ -538,7 +538,7 @@ fn leaderless_groups(tree: &TreeLayout) -> Vec<i32> {
     groups.retain(|group| !is_there(*group));
     groups.sort_unstable();
     groups.dedup();
-    // Their number must fit into 7 bits of a byte.
+    // The temporary leader reports the number of groups in 7 bits of a byte.
     groups.truncate(100);
     groups
 }

@@ -8,7 +8,7 @@
 
 use super::free_range;
 use super::halt::{HaltedThread, has_deliverable_signal};
-use super::tracker_attachment::{make_stubless_calls, read_batch_end_signal};
+use super::tracker_attachment::{make_stubless_calls, read_stub_exit_signal};
 use crate::error::{Context, Result, unexpected_text};
 use crate::procfs::{self, MapLine};
 use crate::trace::{
@@ -562,7 +562,7 @@ fn continuation_addresses(
         Tracee { tid: pid },
         memory,
         &maps,
-        read_batch_end_signal(pid, pid)?,
+        read_stub_exit_signal(pid, pid)?,
         &calls,
     )?;
     for base in new_code {

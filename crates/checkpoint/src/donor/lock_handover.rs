@@ -8,7 +8,7 @@ use super::freeze::StoppedTree;
 use super::halt::HaltedProcess;
 use super::stop_without_tracer::ProcessRef;
 use super::tracker_attachment::{
-    TrackerAttachment, batch_end_signal, call_result, read_own_mappings,
+    TrackerAttachment, call_result, read_own_mappings, stub_exit_signal,
 };
 use crate::error::{Context, Error, Result, unexpected_text};
 use crate::files::image::{FileLock, LockHolder};
@@ -253,7 +253,7 @@ fn change_records(
 ) -> Result<bool> {
     let stub = Stub {
         address: attachment.stub.address,
-        exit: batch_end_signal(halted.pid, &halted.statuses()?[0]),
+        exit: stub_exit_signal(halted.pid, &halted.statuses()?[0]),
     };
     let mut all_made = true;
     for chunk in changes.chunks(BATCH_MAX) {

@@ -2,7 +2,7 @@
 
 use super::halt::{HaltedProcess, HaltedThread};
 use super::thread_state::{self, FREE_OFFSET, QueriedThread, UntracedThreadState, signal_infos};
-use super::tracker_attachment::{TrackerAttachment, batch_end_signal, call_result};
+use super::tracker_attachment::{TrackerAttachment, call_result, stub_exit_signal};
 use crate::error::{Context, Result, unexpected_text};
 use crate::image::{
     IntervalTimer, PAGE, PosixTimer, PrctlMmMap, ProcessState, ResourceLimit, SignalAction,
@@ -92,7 +92,7 @@ fn query_threads(
         };
         waiting.pop_front();
         let status = &query.halted.statuses()?[at];
-        let exit = batch_end_signal(query.halted.pid, status);
+        let exit = stub_exit_signal(query.halted.pid, status);
         let stub = Stub { exit, ..query.stub };
         let scratch = stub.address + slot.scratch;
         let questions = thread_state::query_calls(scratch);
@@ -149,7 +149,7 @@ impl<'a> ProcessQuery<'a> {
         }
         let stub = Stub {
             address: attachment.stub.address,
-            exit: batch_end_signal(pid, &statuses[0]),
+            exit: stub_exit_signal(pid, &statuses[0]),
         };
         let mut batch = thread_state::query_calls(stub.address + SCRATCH_OFFSET);
         let rest = add_process_queries(&stub, &mut batch, &timers);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result, unexpected_text};
 use crate::image::ADDRESS_END;
 use crate::procfs::MapLine;
 use crate::trace::{
-    BatchEndSignal, ProcessMemory, Registers, StopReason, Tracee, frame, wait_for_stop,
+    ProcessMemory, Registers, StopReason, StubExitSignal, Tracee, frame, wait_for_stop,
 };
 use std::time::Duration;
 
@@ -33,10 +33,10 @@ pub(super) fn run(
     tracee: Tracee,
     memory: &ProcessMemory,
     maps: &[MapLine],
-    exit: BatchEndSignal,
+    exit: StubExitSignal,
     calls: &[RawCall],
 ) -> Result<bool> {
-    let BatchEndSignal {
+    let StubExitSignal {
         process,
         thread,
         signal,

@@ -6,7 +6,7 @@ use crate::error::{Context, Error, Result, unexpected_text};
 use crate::image::{ADDRESS_END, PAGE};
 use crate::procfs::{self, MapLine, ProcStatus};
 use crate::trace::{
-    BatchEndSignal, CallBatch, ProcessMemory, Registers, STUB_BYTES, StopReason, Stub, SystemCall,
+    CallBatch, ProcessMemory, Registers, STUB_BYTES, StopReason, Stub, StubExitSignal, SystemCall,
     Tracee, pidfd_getfd, pidfd_open, stub_code, wait_for_stop,
 };
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,7 @@ impl TrackerAttachment {
     pub fn attach(halted: &HaltedProcess, maps: &[MapLine]) -> Result<Self> {
         let process = pidfd_open(halted.pid)?;
         let tracee = halted.first_thread();
-        let exit = read_batch_end_signal(halted.pid, halted.pid)?;
+        let exit = read_stub_exit_signal(halted.pid, halted.pid)?;
         let stub = Stub {
             address: install_stub(tracee, &halted.memory, maps, exit)?,
             exit,
@@ -63,13 +63,13 @@ impl TrackerAttachment {
     }
 }
 
-/// Determines how batches end in a thread.
-pub(super) fn read_batch_end_signal(pid: i32, tid: i32) -> Result<BatchEndSignal> {
-    Ok(batch_end_signal(pid, &ProcStatus::read(pid, tid)?))
+/// Determines how a thread leaves the stub after a batch.
+pub(super) fn read_stub_exit_signal(pid: i32, tid: i32) -> Result<StubExitSignal> {
+    Ok(stub_exit_signal(pid, &ProcStatus::read(pid, tid)?))
 }
 
-/// Determines how batches end in a thread of process `pid` with this procfs status.
-pub(super) fn batch_end_signal(pid: i32, status: &ProcStatus) -> BatchEndSignal {
+/// Determines how a thread leaves the stub after a batch, for a thread of process `pid` with this procfs status.
+pub(super) fn stub_exit_signal(pid: i32, status: &ProcStatus) -> StubExitSignal {
     let [of_thread, of_process, _, _, caught] = status.signals;
     let pending = of_thread | of_process;
     let harmless_outside = |set: u64| {
@@ -82,7 +82,7 @@ pub(super) fn batch_end_signal(pid: i32, status: &ProcStatus) -> BatchEndSignal 
     let signal =
         signal.or_else(|| harmless_outside(pending).filter(|signal| *signal != libc::SIGCONT));
     let signal = signal.unwrap_or(HARMLESS_SIGNALS[0]);
-    BatchEndSignal {
+    StubExitSignal {
         process: status.process_ids.last().copied().unwrap_or(pid),
         thread: status.innermost_id(),
         signal,
@@ -95,7 +95,7 @@ fn install_stub(
     tracee: Tracee,
     memory: &ProcessMemory,
     maps: &[MapLine],
-    exit: BatchEndSignal,
+    exit: StubExitSignal,
 ) -> Result<u64> {
     let address = find_stub_address(maps)?;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
@@ -126,7 +126,7 @@ pub(super) fn make_stubless_calls(
     tracee: Tracee,
     memory: &ProcessMemory,
     maps: &[MapLine],
-    exit: BatchEndSignal,
+    exit: StubExitSignal,
     calls: &[(libc::c_long, [u64; 6])],
 ) -> Result<()> {
     if !sigreturn_chain::run(tracee, memory, maps, exit, calls)? {

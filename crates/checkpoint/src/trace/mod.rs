@@ -18,7 +18,7 @@ pub use registers::Registers;
 pub(crate) use sigframe::build_sigframe as frame;
 pub(crate) use stop_wait::StopWait;
 pub(crate) use stub::{
-    BatchEndSignal, CallBatch, CallBatchOutcome, SCRATCH_BYTES, SCRATCH_OFFSET, STUB_BYTES, Stub,
+    CallBatch, CallBatchOutcome, SCRATCH_BYTES, SCRATCH_OFFSET, STUB_BYTES, Stub, StubExitSignal,
     StubSlot, StubSlotAllocator, SystemCall, ThreadCallBatch, code as stub_code, run_batches,
 };
 pub(crate) use tracee::{STOP_LIMIT, StopReason, Tracee, poll_stop, wait_for_stop};

@@ -135,9 +135,10 @@ impl SystemCall {
     }
 }
 
-/// End of a batch: a signal that the thread sends to itself.
+/// Unix signal that a traced thread sends to itself at the end of the stub's code, so that the tracer sees the end of a
+/// batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchEndSignal {
+pub(crate) struct StubExitSignal {
     /// PID in the process's own PID namespace.
     pub process: i32,
     /// TID in the same namespace.
@@ -203,7 +204,7 @@ pub(crate) struct SavedThreadContext {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stub {
     pub address: u64,
-    pub exit: BatchEndSignal,
+    pub exit: StubExitSignal,
 }
 
 impl Stub {

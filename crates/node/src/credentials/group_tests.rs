@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct LiveNode {
     config: Config,
     peers: Peers,
-    credentials: Rc<RefCell<NodeCredentials>>,
+    credentials: Rc<RefCell<CredentialDriver>>,
     metrics: Metrics,
 }
 
@@ -65,7 +65,7 @@ fn start(config: Config) -> LiveNode {
     let boot = u64::from(config.node.id.0);
     let options = PeerChannelOptions::new(&config, boot, None);
     let (peers, peer_events) = PeerChannel::start(options, loaded.tls, metrics.clone()).unwrap();
-    let credentials = NodeCredentials::new(&config, boot, &Rc::new(worker), &peers).unwrap();
+    let credentials = CredentialDriver::new(&config, boot, &Rc::new(worker), &peers).unwrap();
     let credentials = Rc::new(RefCell::new(credentials));
     let node = LiveNode {
         config: config.clone(),

@@ -4,9 +4,9 @@
 //! `worker`, carries out everything that waits for a disk or signs, for both machines. A further thread accepts hosts
 //! at the enrolment port (`enrolment_port`). Both have ordinary priority and no capabilities.
 
+mod credential_driver;
 mod enrolment_port;
 mod loaded;
-mod node_credentials;
 mod tokens;
 mod worker;
 
@@ -33,8 +33,8 @@ use crate::config::Config;
 use crate::control::ReplySender;
 use crate::metrics::Metrics;
 
+pub use credential_driver::CredentialDriver;
 pub use loaded::LoadedCredentials;
-pub use node_credentials::NodeCredentials;
 
 /// A handle on the worker. Dropping the handle ends the worker after its last command.
 pub struct CredentialWorker {

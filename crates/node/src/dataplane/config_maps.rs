@@ -71,7 +71,7 @@ impl Dataplane {
         self.generations.insert(index, 0);
         self.service_rows
             .insert((service.protocol, service.address), index);
-        let value = service_value(index, 0, false, service, &shares);
+        let value = self.service_value((index, 0), false, service, &shares);
         self.programs
             .services
             .set(&service_key(service.protocol, service.address), &value)?;
@@ -188,10 +188,37 @@ impl Dataplane {
         self.programs
             .set_placement(index, next, &placement_table(weights))?;
         self.generations.insert(index, next);
-        let value = service_value(index, next, true, service, weights);
+        let value = self.service_value((index, next), true, service, weights);
         self.programs
             .services
             .set(&service_key(service.protocol, service.address), &value)
+    }
+
+    /// Returns the service's entry for this row and half of the placement table, which is filled by `weights`.
+    fn service_value(
+        &self,
+        (index, generation): (u16, u8),
+        has_previous: bool,
+        service: &ServiceConfig,
+        weights: &BTreeMap<NodeId, u32>,
+    ) -> Service {
+        let positive = || weights.iter().filter(|(_, weight)| **weight > 0);
+        // With placement by port, the whole service belongs to the node of greatest weight (the lowest id among equals).
+        let by_port = service.placement == PlacementRule::Port;
+        let heaviest = positive().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));
+        let port_owner = heaviest.map_or(NodeId(0), |(node, _)| *node);
+        let own_node_placed = match by_port {
+            true => port_owner == self.own_id,
+            false => positive().any(|(node, _)| *node == self.own_id),
+        };
+        Service {
+            index,
+            generation,
+            by_port: u8::from(by_port),
+            port_owner: port_owner.0,
+            has_previous: u8::from(has_previous),
+            own_node_placed: u8::from(own_node_placed),
+        }
     }
 }
 
@@ -208,28 +235,6 @@ pub fn initial_shares(service: &ServiceConfig) -> BTreeMap<NodeId, u32> {
     };
     let nodes = (service.weights.iter()).map(|(node, weight)| (*node, figures_of(weight)));
     shares_by_policy(&service.policy, &nodes.collect())
-}
-
-fn service_value(
-    index: u16,
-    generation: u8,
-    has_previous: bool,
-    service: &ServiceConfig,
-    weights: &BTreeMap<NodeId, u32>,
-) -> Service {
-    // With placement by port, the whole service belongs to the node of greatest weight (the lowest id among equals).
-    let heaviest = weights
-        .iter()
-        .filter(|(_, weight)| **weight > 0)
-        .max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));
-    Service {
-        index,
-        generation,
-        by_port: u8::from(service.placement == PlacementRule::Port),
-        port_owner: heaviest.map_or(0, |(node, _)| node.0),
-        has_previous: u8::from(has_previous),
-        pad: 0,
-    }
 }
 
 fn service_key_of_flow(flow: &FlowKey) -> ServiceKey {

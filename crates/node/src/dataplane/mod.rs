@@ -40,6 +40,7 @@ pub struct Dataplane {
     generations: BTreeMap<u16, u8>,
     /// Rows of the placement table, by service.
     service_rows: HashMap<(Protocol, SocketAddr), u16>,
+    own_id: NodeId,
     /// The node's own address; set if processes move.
     own_address: Option<IpAddr>,
     free_group_numbers: flow_groups::FreeGroupNumbers,
@@ -59,17 +60,18 @@ pub struct FilterEntry {
 }
 
 impl Dataplane {
-    /// Loads the programs and adopts the maps that an earlier daemon pinned.
+    /// Loads the programs of node `own_id` and adopts the maps that an earlier daemon pinned.
     ///
     /// # Errors
     /// The kernel refuses the programs.
-    pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
+    pub fn load(own_id: NodeId, pins: &Path, flows_max: u32) -> Result<Self, Error> {
         shared_ports::set_pin_directory(pins);
         let dataplane = Self {
             programs: Programs::load(pins, flows_max)?,
             sockets: SocketObserver::new(),
             generations: BTreeMap::new(),
             service_rows: HashMap::new(),
+            own_id,
             own_address: None,
             free_group_numbers: flow_groups::FreeGroupNumbers::new(),
         };

@@ -26,7 +26,7 @@ fn start_with(names: Vec<ConfiguredName>) -> Running {
     let config = DnsConfig {
         listen: vec![loopback],
         zone: ZoneSettings {
-            domain: "example.test".parse().unwrap(),
+            origin: "example.test".parse().unwrap(),
             ttl_s: 5,
             name_servers: vec![NameServer {
                 label: "n1".parse().unwrap(),

@@ -1,4 +1,4 @@
-//! Slots of the hold counters.
+//! Slots of the hold counters: each held flow has one, which counts its packets in the hold.
 
 use std::collections::VecDeque;
 

@@ -34,7 +34,7 @@ impl Engine {
         self.health.machine().handle_peer_connected(now, peer);
         self.credentials.machine().handle_peer_connected(now, peer);
         self.table_rebuild.handle_peer_connected(peer);
-        // The kernel has found the peer's link address for this connection.
+        // To connect to the peer node, the kernel has found its link address, to which the programs forward packets.
         if let Some(known) = self.group.others().find(|(id, _)| *id == peer) {
             network_setup::refresh_route(&self.group, &self.dataplane, known);
         }
@@ -101,6 +101,8 @@ impl Engine {
             self.poll_drains();
         }
         self.arrivals.poll_deferred_options(now);
+        self.arrivals
+            .retry_waiting(&self.dataplane, self.hold.device());
         if self.session_answers_deadline().is_some_and(|at| at <= now) {
             self.poll_prepares();
             self.poll_collects();
@@ -128,6 +130,7 @@ impl Engine {
         let next = next.map(|at| self.started + at);
         next.into_iter()
             .chain(self.contact_service.next_wake())
+            .chain(self.arrivals.next_queue_attempt())
             .min()
     }
 

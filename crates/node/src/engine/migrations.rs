@@ -105,6 +105,9 @@ impl Engine {
                 self.placement
                     .on_handshakes_drained(&self.dataplane, to, &endpoints);
             }
+            WorkerEvent::HasUnacceptedArrivals { listeners, reply } => {
+                let _ = reply.send(self.arrivals.has_unaccepted_for(&listeners));
+            }
             WorkerEvent::HandOffUnaccepted {
                 flow_and_acceptor,
                 socket,
@@ -130,7 +133,7 @@ impl Engine {
                 // Done before the donor redirects new clients to this node.
                 let endpoints = self.migrations.take_listeners(id);
                 self.placement
-                    .begin_serving(&self.dataplane, id, &endpoints);
+                    .begin_serving_new_clients(&self.dataplane, id, &endpoints);
                 went.running_for = since.elapsed();
             }
             Results::Discarded => self.placement.restore_successors(&self.dataplane, id),

@@ -94,13 +94,13 @@ pub use setup::{SetupError, check_capabilities, run_until_signal};
 pub use start_check::check_start;
 
 use crate::config::Config;
-use crate::credentials::NodeCredentials;
+use crate::credentials::CredentialDriver;
 use crate::dataplane::Dataplane;
 use crate::dns::DnsFeed;
 use crate::membership::GroupMembership;
 use crate::migration::Migrations;
 use crate::peer_channel::Peers;
-use arrivals::Arrivals;
+use arrivals::ArrivingConnections;
 use background_work::BackgroundWork;
 use client_placement::ClientPlacement;
 use contact_service::ContactService;
@@ -138,7 +138,7 @@ pub struct Engine {
     /// Connections that are being handed off from this node.
     donations: Donations,
     /// Connections that are being handed off to this node.
-    arrivals: Arrivals,
+    arrivals: ArrivingConnections,
     /// Flows that an earlier daemon left in transit, until their server programs reclaim them.
     recovered: RecoveredFlows,
     /// Moves of processes.
@@ -170,7 +170,7 @@ pub struct Engine {
     /// Number of this daemon start, greater than any earlier one of this node.
     boot: u64,
     /// Certificates of this node and revocation lists of the group.
-    credentials: NodeCredentials,
+    credentials: CredentialDriver,
     /// Least epoch of flows that begin: seconds since 2020 at the start of the daemon.
     epoch_floor: Epoch,
     /// Requests that the holder cannot decide yet.

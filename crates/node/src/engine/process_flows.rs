@@ -390,7 +390,7 @@ impl ProcessFlows {
                 held_flow.packets.free_slot(hold);
             }
         }
-        // Flows that the process had closed at the donor did not move with it.
+        // Ends the hold also for flows that the process had closed at the donor, which did not move with it.
         self.release_all(dataplane, hold, id);
     }
 

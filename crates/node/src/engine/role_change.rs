@@ -453,8 +453,10 @@ pub(super) fn pinned_lease_writer(pinned: Lease) -> LeaseWriter {
     })
 }
 
-/// Returns the claim that an entry of the flow table stands for; none for one that names no node. A closed connection
-/// stays this node's until its last packets have arrived, and a former owner names the node that has the flow.
+/// Returns the claim that an entry of the flow table stands for; none for one that names no node. A former owner names the
+/// node that has the flow. A closed connection is not claimed: its client may have a new connection from the same port at
+/// another node, which claims that one, and two claims would keep both nodes silent. All data of a closed connection was
+/// acknowledged, so only the client's kernel may have to repeat its end of the stream.
 fn claim_of_entry(
     own: NodeId,
     state: FlowState,
@@ -465,11 +467,11 @@ fn claim_of_entry(
         FlowState::Moved | FlowState::TransitOut | FlowState::TransitIn if peer == NodeId(0) => {
             None
         }
+        FlowState::Closing => None,
         FlowState::Owned
         | FlowState::Prepared
         | FlowState::Flushing
-        | FlowState::RedirectingData
-        | FlowState::Closing => Some(OwnershipRecord::owned(own, epoch)),
+        | FlowState::RedirectingData => Some(OwnershipRecord::owned(own, epoch)),
         FlowState::TransitOut => Some(OwnershipRecord::transit(own, peer, epoch)),
         FlowState::TransitIn => Some(OwnershipRecord::transit(peer, own, epoch)),
         FlowState::Moved => Some(OwnershipRecord::owned(peer, epoch)),
@@ -490,7 +492,11 @@ mod tests {
         assert_eq!(donor, Some(OwnershipRecord::transit(own, peer, 5)));
         let acceptor = claim_of_entry(own, FlowState::TransitIn, peer, 5);
         assert_eq!(acceptor, Some(OwnershipRecord::transit(peer, own, 5)));
-        let closing = claim_of_entry(own, FlowState::Closing, peer, 5);
-        assert_eq!(closing, Some(OwnershipRecord::owned(own, 5)));
+    }
+
+    #[test]
+    fn closed_connection_disputes_no_new_one_of_its_port() {
+        let (own, peer) = (NodeId(1), NodeId(2));
+        assert_eq!(claim_of_entry(own, FlowState::Closing, peer, 5), None);
     }
 }

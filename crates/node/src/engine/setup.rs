@@ -20,7 +20,7 @@ use holdfast_sys::priority::become_realtime;
 use tokio::sync::mpsc;
 
 use super::Engine;
-use super::arrivals::Arrivals;
+use super::arrivals::ArrivingConnections;
 use super::background_work::BackgroundWork;
 use super::client_placement::ClientPlacement;
 use super::contact_service::ContactService;
@@ -54,7 +54,7 @@ use super::statistics::Statistics;
 use crate::app_server::AppServer;
 use crate::config::{Config, DnsConfig};
 use crate::control::ControlServer;
-use crate::credentials::{CredentialWorker, LoadedCredentials, NodeCredentials};
+use crate::credentials::{CredentialDriver, CredentialWorker, LoadedCredentials};
 use crate::dataplane::{Dataplane, HoldDevice};
 use crate::dns::{self, DnsFeed};
 use crate::health::ObservationReceiver;
@@ -311,7 +311,7 @@ fn renew_pinned_lease(config: &Config, membership: &GroupMembership) {
 fn start_dns(config: &DnsConfig, metrics: &Metrics) -> Result<DnsFeed, SetupError> {
     let started = dns::start(config, metrics.clone());
     let (feed, addresses) = started.map_err(system_error("answering DNS queries (dns.listen)"))?;
-    tracing::info!(zone = %config.zone.domain, ?addresses, "answering DNS queries");
+    tracing::info!(zone = %config.zone.origin, ?addresses, "answering DNS queries");
     Ok(feed)
 }
 
@@ -349,7 +349,7 @@ fn build_engine(
     let group = GroupRole::new(&config);
     let (machine, move_config) = machine_configs(&config, boot, floor);
     let metrics = channels.metrics.clone();
-    let credentials = NodeCredentials::new(&config, boot, &channels.credentials, &channels.peers)
+    let credentials = CredentialDriver::new(&config, boot, &channels.credentials, &channels.peers)
         .map_err(other_error)?;
     let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name)
         .map_err(system_error("the socket of server programs"))?;
@@ -362,7 +362,7 @@ fn build_engine(
     // Read before this daemon has pins: pins without a record are those of an earlier release.
     let mut host_changes = HostChanges::of_host(&config);
     let (dataplane, hold) = attach_dataplane(&config, &group, &interface, &mut host_changes, undo)?;
-    let arrivals = Arrivals::open(&config.node.run_dir, &dataplane, &hold, boot)?;
+    let arrivals = ArrivingConnections::open(&config.node.run_dir, &dataplane, &hold, boot)?;
     reach_start_step("arrivals")?;
     remove_unconfigured_addresses((&config, &group), &interface, &mut host_changes)?;
     remove_unconfigured_services(&config, &dataplane)?;
@@ -443,8 +443,8 @@ fn attach_dataplane(
 ) -> Result<(Dataplane, HoldDevice), SetupError> {
     let pins = PinsBefore::list(&config.node.bpffs);
     undo.push("pinned maps and links", move || pins.remove_others());
-    let mut dataplane =
-        Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other_error)?;
+    let mut dataplane = Dataplane::load(config.node.id, &config.node.bpffs, config.node.capacity)
+        .map_err(other_error)?;
     reach_start_step("maps")?;
     dataplane.set_own_address(config.node.address);
     let hold = HoldDevice::new(HOLD_DEVICE).map_err(other_error)?;

@@ -34,8 +34,6 @@ impl Engine {
         metrics.set_hold_slots(self.hold.slots_in_use());
         self.contact_service.retry_refused();
         self.give_up_unanswered();
-        self.arrivals
-            .retry_waiting(&self.dataplane, self.hold.device());
         self.placement
             .poll_handshake_forwarding(&self.dataplane, now_s);
         self.migrations.upkeep();

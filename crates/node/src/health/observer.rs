@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use holdfast_proto::health::{ListenerSample, QueueSample};
 use holdfast_sys::netlink::Netlink;
 use holdfast_sys::sock_diag::{
-    ListedConnection, ReceivingSocket, established_connection, tcp_listeners, udp_receivers,
+    ListedConnection, ListedServerSocket, established_connection, tcp_listeners, udp_receivers,
 };
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::{Flow, Protocol};
@@ -109,12 +109,12 @@ fn inspect(netlink: &mut Netlink, request: &InspectionRequest) -> io::Result<[Ob
 }
 
 /// Returns the queues of the sockets that receive a service's clients: those bound to its address, else wildcards.
-fn queues_of(service: &ServiceEndpoint, sockets: &[ReceivingSocket]) -> Vec<QueueSample> {
-    let receiving: Vec<&ReceivingSocket> = sockets
+fn queues_of(service: &ServiceEndpoint, sockets: &[ListedServerSocket]) -> Vec<QueueSample> {
+    let receiving: Vec<&ListedServerSocket> = sockets
         .iter()
         .filter(|socket| socket.receives(service.address))
         .collect();
-    let is_exact = |socket: &&ReceivingSocket| socket.local.ip() == service.address.ip();
+    let is_exact = |socket: &&ListedServerSocket| socket.local.ip() == service.address.ip();
     let has_exact = receiving.iter().any(is_exact);
     receiving
         .into_iter()
@@ -210,14 +210,14 @@ mod tests {
 
     #[test]
     fn exact_listener_hides_the_wildcard() {
-        let socket = |text: &str, cookie| ReceivingSocket {
+        let socket = |text: &str, cookie| ListedServerSocket {
             local: text.parse().unwrap(),
             is_ipv6_only: false,
             cookie,
             waiting: 0,
         };
         let service = endpoint(Protocol::Tcp, "10.0.0.1:80".parse().unwrap());
-        let cookies = |sockets: &[ReceivingSocket]| -> Vec<u64> {
+        let cookies = |sockets: &[ListedServerSocket]| -> Vec<u64> {
             let queues = queues_of(&service, sockets);
             queues.into_iter().map(|queue| queue.socket).collect()
         };
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(cookies(&[any, other]), [1]);
         assert_eq!(cookies(&[dual, other]), [2]);
         assert_eq!(cookies(&[any, dual, exact, other]), [3]);
-        let only = ReceivingSocket {
+        let only = ListedServerSocket {
             is_ipv6_only: true,
             ..dual
         };

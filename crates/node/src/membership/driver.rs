@@ -425,6 +425,7 @@ impl Driver {
         }
     }
 
+    /// Reports that the group no longer has this node.
     fn on_removed(&mut self, cause: RemovalCause) {
         let reason = match cause {
             RemovalCause::Suspected => "the group took this node for failed, and it joins again",

@@ -19,7 +19,7 @@ use super::worker_events::{EventSender, WorkerEvent};
 /// Time limit for handshakes, polling interval, and pause before a refused connection is tried again.
 const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Listeners of a process that moves away.
 pub(super) struct LingeringListeners {
@@ -124,7 +124,7 @@ impl LingeringListeners {
                 &mut is_quiet,
                 pending.is_empty() && refused.is_empty() && !half_open,
             );
-            if is_quiet && was_quiet {
+            if is_quiet && was_quiet && !self.has_arrivals(events) {
                 return 0;
             }
             if started_at.elapsed() > HANDSHAKE_WAIT_MAX {
@@ -162,6 +162,17 @@ impl LingeringListeners {
             }
         }
         found
+    }
+
+    /// Returns true if another node, which the process had left before, still hands connections off into these queues.
+    fn has_arrivals(&self, events: &EventSender) -> bool {
+        let (reply, answer) = oneshot::channel();
+        events.send(WorkerEvent::HasUnacceptedArrivals {
+            listeners: self.endpoints.clone(),
+            reply,
+        });
+        // Without an answer the daemon is ending.
+        answer.blocking_recv().unwrap_or(false)
     }
 
     fn has_half_open(&self) -> bool {

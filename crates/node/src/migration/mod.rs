@@ -21,7 +21,7 @@ mod donor_state;
 mod event_handlers;
 mod image_messages;
 mod keyrings;
-mod landlock_domains;
+mod landlock_refusal;
 mod lingering_listeners;
 mod lock_handover;
 mod migration_operations;

@@ -11,7 +11,7 @@ use holdfast_wire::failure::{Context, Failure, OperatorFault, ProgramFault, Text
 
 use super::admission_policy::{ProcessDescription, process_name};
 use super::keyrings;
-use super::landlock_domains;
+use super::landlock_refusal;
 use super::rehearsals::MoveInquiry;
 use super::socket_endpoints::{MovableAddresses, connection_flows};
 use super::systemd_units::SystemdUnits;
@@ -30,7 +30,7 @@ struct TreeInspection {
 
 /// Finds state that only eBPF can read and that a move would lose. Yields the process and a description.
 fn hidden_state(pids: &[i32]) -> impl Iterator<Item = (i32, Failure)> {
-    landlock_domains::find_in_domain(pids)
+    landlock_refusal::find_in_domain(pids)
         .into_iter()
         .chain(keyrings::find_with_keys(pids))
 }

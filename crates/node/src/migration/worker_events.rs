@@ -99,6 +99,11 @@ pub(crate) enum WorkerEvent {
         socket: OwnedFd,
         reply: oneshot::Sender<Result<(), String>>,
     },
+    /// Asks whether another node still hands connections off into the queues of these listeners.
+    HasUnacceptedArrivals {
+        listeners: Vec<SocketEndpoint>,
+        reply: oneshot::Sender<bool>,
+    },
     /// No handshake is left here with the listeners of a process that moved to node `to`.
     HandshakesDrained {
         to: NodeId,

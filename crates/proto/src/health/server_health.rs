@@ -20,14 +20,14 @@ pub(super) struct ServerHealth {
     clients: WaitingClients,
     /// Number of inspected new connections with requests that the server has not read.
     unread_connections: u32,
-    checks: BTreeMap<CheckKind, CheckResults>,
+    checks: BTreeMap<CheckKind, ServerCheckState>,
     hold_down: HoldDown,
     judgement: Option<ServerState>,
 }
 
-/// Results of an active check.
+/// Results so far of one active check of the server: a connection attempt, or the operator's script.
 #[derive(Debug, Clone, Copy, Default)]
-struct CheckResults {
+struct ServerCheckState {
     /// Number of consecutive results that contradict the judgement.
     contradicting: u32,
     /// Problem of the last failed check.

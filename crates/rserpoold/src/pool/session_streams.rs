@@ -148,7 +148,7 @@ async fn run_tcp(
     let read = async {
         loop {
             owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
-            // A buffer is allocated only once data is there, since most sessions are silent.
+            // A buffer is allocated only once the pool element has sent data, since most sessions are silent.
             reader.readable().await?;
             let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
             match reader.try_read_buf(&mut bytes) {

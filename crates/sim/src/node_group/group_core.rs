@@ -58,6 +58,7 @@ impl<E> Event<E> {
     }
 }
 
+/// The simulated daemon of one node.
 #[derive(Debug)]
 pub(crate) struct Daemon<M> {
     /// The daemon's state machine; none if the daemon is dead.

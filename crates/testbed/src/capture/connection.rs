@@ -252,7 +252,7 @@ impl DirectionStatistics {
         let silent_ns = segment
             .at_ns
             .saturating_sub(self.sent_at_ns.unwrap_or(segment.at_ns));
-        // A second probe of the same tail is an ordinary retransmission.
+        // Of a tail in the capture, one repetition counts as a probe, and a further one as an ordinary retransmission.
         Some(end) == self.seen_ranges.next()
             && self.last_probe != Some(end)
             && (TAIL_LOSS_PROBE_NS..RETRANSMISSION_TIMEOUT_NS).contains(&silent_ns)

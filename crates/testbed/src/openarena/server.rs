@@ -83,7 +83,7 @@ impl GameFiles {
             // The game has no end.
             ("fraglimit", "0".into()),
             ("timelimit", "0".into()),
-            // The server logs the datagrams it has missed.
+            // Makes the game server log the players' datagrams that it has missed.
             ("showdrop", "1".into()),
             ("ttycon", "0".into()),
         ];

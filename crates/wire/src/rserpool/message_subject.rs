@@ -1,11 +1,11 @@
-//! The subject of a message before it is decoded: enough to prefetch the memory that its handler reads.
+//! The pool and element of an undecoded ASAP or ENRP message: enough to prefetch the memory that its handler reads.
 
 use super::identifiers::ElementId;
 use super::parameter;
 
-/// The first pool and element in a message. The message may still be malformed.
+/// The first pool and element in an ASAP or ENRP message. The message may still be malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MessageSubject<'a> {
+pub struct PoolMessageSubject<'a> {
     /// The pool's handle.
     pub handle: &'a [u8],
     /// The element's number; none in a handle resolution.
@@ -16,14 +16,14 @@ pub struct MessageSubject<'a> {
 
 /// Returns the subject of an ASAP message to a registrar.
 #[inline]
-pub fn asap_subject(message: &[u8]) -> Option<MessageSubject<'_>> {
+pub fn asap_subject(message: &[u8]) -> Option<PoolMessageSubject<'_>> {
     match message.first()? {
         // Registration, deregistration, answer to a keep-alive, unreachable report.
         &kind @ (0x01 | 0x02 | 0x08 | 0x09) => parse_element(message.get(4..)?, kind == 0x02),
         // Resolution.
         0x05 => {
             let (handle, _) = parse_handle(message.get(4..)?)?;
-            Some(MessageSubject {
+            Some(PoolMessageSubject {
                 handle,
                 id: None,
                 is_removal: false,
@@ -35,7 +35,7 @@ pub fn asap_subject(message: &[u8]) -> Option<MessageSubject<'_>> {
 
 /// Returns the subject of an ENRP handle update.
 #[inline]
-pub fn enrp_subject(message: &[u8]) -> Option<MessageSubject<'_>> {
+pub fn enrp_subject(message: &[u8]) -> Option<PoolMessageSubject<'_>> {
     // After the header: both registrars, and the action.
     if message.first()? != &0x04 {
         return None;
@@ -46,10 +46,10 @@ pub fn enrp_subject(message: &[u8]) -> Option<MessageSubject<'_>> {
 
 /// Reads a handle, then an element's number, or an element, which begins with its number.
 #[inline]
-fn parse_element(parameters: &[u8], is_removal: bool) -> Option<MessageSubject<'_>> {
+fn parse_element(parameters: &[u8], is_removal: bool) -> Option<PoolMessageSubject<'_>> {
     let (handle, rest) = parse_handle(parameters)?;
     let id = rest.get(4..)?.first_chunk()?;
-    Some(MessageSubject {
+    Some(PoolMessageSubject {
         handle,
         id: Some(ElementId(u32::from_be_bytes(*id))),
         is_removal,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use holdfast_dns::{
-    ConfiguredAddress, ConfiguredName, Domain, DomainError, Label, NameOwner, NameServer,
+    ConfiguredAddress, ConfiguredName, DnsNameError, DnsZoneName, Label, NameOwner, NameServer,
     SelectionRule, TransportProtocol, ZoneSettings,
 };
 use holdfast_wire::group_data::WEIGHT_MAX;
@@ -37,8 +37,8 @@ impl ConfigChecker<'_> {
         raw: &DnsConfigSection,
         node: &NodeConfig,
     ) -> Result<DnsConfig, ConfigError> {
-        let domain = raw.zone.get_ref().parse::<Domain>();
-        let domain = domain.map_err(|error| self.dns_name_error(&raw.zone, &error))?;
+        let origin = raw.zone.get_ref().parse::<DnsZoneName>();
+        let origin = origin.map_err(|error| self.dns_name_error(&raw.zone, &error))?;
         let listen = self.dns_listen(raw, node)?;
         let name_servers = self.dns_name_servers(raw, node, &listen)?;
         self.at_most(&raw.zone, raw.name.len(), NAMES_MAX, "names")?;
@@ -57,7 +57,7 @@ impl ConfigChecker<'_> {
         Ok(DnsConfig {
             listen,
             zone: ZoneSettings {
-                domain,
+                origin,
                 ttl_s,
                 name_servers,
             },
@@ -234,7 +234,7 @@ impl ConfigChecker<'_> {
             .error_for(at, problem, &format!("list at most {max}")))
     }
 
-    fn dns_name_error(&self, at: &Spanned<String>, error: &DomainError) -> ConfigError {
+    fn dns_name_error(&self, at: &Spanned<String>, error: &DnsNameError) -> ConfigError {
         let advice = "use labels of letters, digits and inner hyphens, such as \"example.test\"";
         self.file.error_for(at, error.to_string(), advice)
     }

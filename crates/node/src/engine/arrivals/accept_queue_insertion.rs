@@ -1,6 +1,7 @@
 //! Unaccepted connections: created in the listener's accept queue at the acceptor, at the commit.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use holdfast_bpf::AcceptQueue;
 use holdfast_bpf::shared_with_c::{FlowState, Handshake};
@@ -13,13 +14,18 @@ use holdfast_wire::{Flow, NodeId, Protocol};
 use super::super::packet_hold::PacketHold;
 use super::super::state_blobs::{DynamicBlob, StaticBlob, decode};
 use super::journal::JournaledFlow;
-use super::{ArrivalSocket, Arrivals};
+use super::{ArrivalSocket, ArrivingConnections};
 use crate::config::{Config, ServiceConfig};
 use crate::dataplane::{Dataplane, FilterEntry, HoldDevice, flow_key};
 use crate::failure_conversion::{IntoFailure, system_call};
+use crate::migration::SocketEndpoint;
 
-/// Number of attempts to put a connection into a full queue, one a second.
-const ATTEMPTS_MAX: u32 = 30;
+/// Pause after the first failed attempt to put a connection into a queue; each following one is twice as long, up to
+/// [`RETRY_PAUSE_MAX`]. A full queue is one reason; another is a busy kernel that takes the packets later.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Time for which a connection waits for a place in a full queue.
+const QUEUE_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Access to the accept queues of this node's listeners.
 pub(super) struct UnacceptedConnections {
@@ -35,10 +41,34 @@ pub struct UnacceptedConnection {
     flow_epoch: FlowEpoch,
     static_state: TcpStaticState,
     state: TcpDynamicState,
-    attempts: u32,
+    /// Failed attempts, from the first one on.
+    wait: Option<QueueWait>,
 }
 
-/// Result of [`Arrivals::create_queued`].
+/// Wait of a connection for a place in a queue.
+#[derive(Clone, Copy)]
+struct QueueWait {
+    since: Instant,
+    pause: Duration,
+    next_attempt: Instant,
+}
+
+impl QueueWait {
+    /// Returns the wait after a failed attempt, or `None` if the connection has waited for too long.
+    fn after_attempt(earlier: Option<QueueWait>, now: Instant) -> Option<QueueWait> {
+        let since = earlier.map_or(now, |wait| wait.since);
+        let pause = earlier.map_or(FIRST_RETRY_PAUSE, |wait| wait.pause * 2);
+        let pause = pause.min(RETRY_PAUSE_MAX);
+        let wait = QueueWait {
+            since,
+            pause,
+            next_attempt: now + pause,
+        };
+        (now.saturating_duration_since(since) < QUEUE_WAIT_MAX).then_some(wait)
+    }
+}
+
+/// Result of [`ArrivingConnections::create_queued`].
 pub struct QueueAttempt {
     connection: UnacceptedConnection,
     created: Result<(), Failure>,
@@ -50,7 +80,7 @@ impl UnacceptedConnection {
             flow_epoch,
             static_state,
             state,
-            attempts: 0,
+            wait: None,
         }
     }
 
@@ -75,7 +105,7 @@ impl UnacceptedConnections {
     }
 }
 
-impl Arrivals {
+impl ArrivingConnections {
     /// Checks that a program listens here at this service address, and that this kernel lets connections be put into
     /// accept queues.
     ///
@@ -108,7 +138,7 @@ impl Arrivals {
     }
 
     /// Creates the connection of a flow that this node has just become the owner of. Its packets are held until
-    /// [`Arrivals::end_queued`].
+    /// [`ArrivingConnections::end_queued`].
     ///
     /// # Errors
     /// The state of the connection is missing. A full queue is no error.
@@ -176,11 +206,42 @@ impl Arrivals {
         Some(UnacceptedConnection::new(*flow_epoch, static_state, state))
     }
 
-    /// Tries the waiting connections again; called once a second.
+    /// Returns the time at which [`ArrivingConnections::retry_waiting`] has something to do.
+    #[must_use]
+    pub fn next_queue_attempt(&self) -> Option<Instant> {
+        let waiting = self.unaccepted.waiting.iter();
+        waiting
+            .filter_map(|connection| connection.wait)
+            .map(|wait| wait.next_attempt)
+            .min()
+    }
+
+    /// Tries the waiting connections whose pauses are over.
     pub fn retry_waiting(&mut self, dataplane: &Dataplane, hold: &HoldDevice) {
-        for waiting in std::mem::take(&mut self.unaccepted.waiting) {
-            self.try_to_queue(dataplane, hold, waiting);
+        let now = Instant::now();
+        let is_due = |connection: &mut UnacceptedConnection| {
+            connection.wait.is_none_or(|wait| wait.next_attempt <= now)
+        };
+        let due: Vec<_> = self.unaccepted.waiting.extract_if(.., is_due).collect();
+        for connection in due {
+            self.try_to_queue(dataplane, hold, connection);
         }
+    }
+
+    /// Returns true if an unaccepted connection is on its way into the queue of one of these listeners.
+    #[must_use]
+    pub fn has_unaccepted_for(&self, listeners: &[SocketEndpoint]) -> bool {
+        let is_for_listener = |flow: &Flow| {
+            let mut listeners = listeners.iter();
+            listeners.any(|listener| listener.receives_new_flow(Protocol::Tcp, flow.local))
+        };
+        let arriving = self.connections.iter();
+        let mut arriving = arriving
+            .filter(|(_, arrival)| matches!(arrival.socket, ArrivalSocket::Queued))
+            .map(|(flow, _)| flow);
+        let mut waiting = self.unaccepted.waiting.iter();
+        arriving.any(is_for_listener)
+            || waiting.any(|connection| is_for_listener(&connection.flow_epoch.flow))
     }
 
     /// Creates a connection, or lets it wait.
@@ -197,18 +258,18 @@ impl Arrivals {
     }
 
     fn add_waiting(&mut self, dataplane: &Dataplane, waiting: UnacceptedConnection, why: &Failure) {
-        let (flow, tries) = (waiting.flow_epoch.flow, waiting.attempts + 1);
-        if tries > ATTEMPTS_MAX {
+        let flow = waiting.flow_epoch.flow;
+        let Some(wait) = QueueWait::after_attempt(waiting.wait, Instant::now()) else {
             tracing::warn!(%flow, %why, "lost an unaccepted connection: its accept queue had no room");
             return self.on_queued(dataplane, &waiting.flow_epoch);
-        }
+        };
         tracing::debug!(%flow, %why, "an unaccepted connection waits for room in an accept queue");
         // No packet of the flow may reach the stack before its socket exists.
         if let Err(error) = set_queued_state(dataplane, &waiting.flow_epoch, FlowState::TransitIn) {
             tracing::warn!(%flow, %error, "an unaccepted connection may be reset while it waits");
         }
         self.unaccepted.waiting.push(UnacceptedConnection {
-            attempts: tries,
+            wait: Some(wait),
             ..waiting
         });
     }

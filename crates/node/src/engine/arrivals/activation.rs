@@ -8,12 +8,12 @@ use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::{Flow, NodeId};
 
 use super::super::packet_hold::PacketHold;
-use super::{ArrivalSocket, Arrivals, ArrivingConnection};
+use super::{ArrivalSocket, ArrivingConnection, ArrivingConnections};
 use crate::app_server::SessionId;
 use crate::dataplane::{Dataplane, FilterEntry, HoldDevice};
 use crate::failure_conversion::IntoFailure;
 
-impl Arrivals {
+impl ArrivingConnections {
     /// Returns the filters' entries with which packets of the flows are held until the hold is empty.
     pub fn flushing_entries(&self, flows: &[FlowEpoch]) -> Vec<FilterEntry> {
         self.filter_entries(flows, |arrival| arrival.held_packets.slot())

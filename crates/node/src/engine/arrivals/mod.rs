@@ -36,8 +36,8 @@ use crate::failure_conversion::IntoFailure;
 /// Time limit for a program to take its arrivals. Shorter than the donor's limit, so that the donor learns the reason.
 const PROGRAM_RECEIPT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// All arriving connections, with the means to make and restore their sockets.
-pub struct Arrivals {
+/// The connections that are being handed off to this node, with the means to make and restore their sockets.
+pub struct ArrivingConnections {
     connections: HashMap<Flow, ArrivingConnection>,
     /// Flow of each arrival, and the program's number for the service, by the arrival's id.
     ids: HashMap<u64, (Flow, u32)>,
@@ -113,7 +113,7 @@ struct PendingPrepare {
     deadline: Duration,
 }
 
-/// Result of [`Arrivals::poll_prepares`].
+/// Result of [`ArrivingConnections::poll_prepares`].
 #[derive(Default)]
 pub struct PreparedArrivals {
     /// Completions of the commands for which no answer is missing.
@@ -122,7 +122,7 @@ pub struct PreparedArrivals {
     pub overdue: Vec<(SessionId, u64)>,
 }
 
-impl Arrivals {
+impl ArrivingConnections {
     /// Opens the journal below `run_dir` and attaches the accept-queue program; `first_id` is the id of the first
     /// arrival.
     ///
@@ -262,7 +262,7 @@ impl Arrivals {
 }
 
 /// Answers of the programs to which connections are offered.
-impl Arrivals {
+impl ArrivingConnections {
     /// Begins to wait until the programs have taken the flows of a `PrepareSockets` command, at the machine's time
     /// `now`.
     pub fn await_programs(

@@ -9,11 +9,11 @@ use holdfast_wire::failure::Failure;
 
 use super::super::flow_text;
 use super::super::program_messages::ProgramMessages;
-use super::{ArrivalSocket, Arrivals};
+use super::{ArrivalSocket, ArrivingConnections};
 use crate::app_server::SessionId;
 use crate::failure_conversion::system_call;
 
-impl Arrivals {
+impl ArrivingConnections {
     /// Sends descriptors and application state to the programs that take the flows. Returns the flows whose descriptors
     /// could not be copied, with the error.
     pub fn offer_to_programs(

@@ -9,7 +9,7 @@ use holdfast_wire::failure::{Failure, NodeFault};
 
 use super::super::packet_hold::HeldPackets;
 use super::super::state_blobs::{StaticBlob, decode};
-use super::{ArrivalSocket, Arrivals, ArrivingConnection};
+use super::{ArrivalSocket, ArrivingConnection, ArrivingConnections};
 use crate::app_server::SessionId;
 use crate::dataplane::Dataplane;
 use crate::failure_conversion::IntoFailure;
@@ -56,7 +56,7 @@ impl ArrivingConnection {
     }
 }
 
-impl Arrivals {
+impl ArrivingConnections {
     /// Restores the socket of a prepared connection, which stays in repair mode.
     ///
     /// # Errors

@@ -106,7 +106,7 @@ impl ClientPlacement {
 
     /// Begins to serve new clients at this node, the acceptor, after the process has resumed. Handshakes that began at
     /// the donor are still forwarded to it.
-    pub fn begin_serving(
+    pub fn begin_serving_new_clients(
         &mut self,
         dataplane: &Dataplane,
         id: MoveId,

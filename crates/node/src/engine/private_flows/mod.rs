@@ -40,7 +40,8 @@ pub struct PrivateFlows {
     own_address: IpAddr,
     /// Service and node addresses of the group.
     addresses: MovableAddresses,
-    last_request: u64,
+    /// Number of the last query to the holder.
+    last_query: u64,
     /// Queries that the holder has not answered.
     open_queries: BTreeMap<u64, Vec<QuerySubject>>,
     /// Sockets bound to the addresses of moved flows, so that no new connection from this host reuses their ports.
@@ -63,7 +64,7 @@ impl PrivateFlows {
             own_id: config.node.id,
             own_address: config.node.address,
             addresses,
-            last_request: 0,
+            last_query: 0,
             open_queries: BTreeMap::new(),
             reserved: BTreeMap::new(),
         }

@@ -14,8 +14,8 @@ use super::super::Engine;
 use super::PrivateFlows;
 use crate::dataplane::{Dataplane, FilterEntry, flow_from_key, flow_key};
 
-/// Bit set in the request numbers of this module's queries to the holder, and clear in the machines' numbers.
-const REQUEST_BIT: u64 = 1 << 62;
+/// Bit set in the request numbers of the sweep's queries to the holder, and clear in the machines' numbers.
+const SWEEP_QUERY_BIT: u64 = 1 << 62;
 
 /// Maximum number of flows in one query.
 const FLOWS_PER_QUERY: usize = 4096;
@@ -93,8 +93,8 @@ impl PrivateFlows {
 
     /// Returns the frame that asks the holder about these subjects.
     fn open_query(&mut self, subjects: Vec<QuerySubject>) -> Frame {
-        self.last_request += 1;
-        let request = REQUEST_BIT | self.last_request;
+        self.last_query += 1;
+        let request = SWEEP_QUERY_BIT | self.last_query;
         let flows = queried_flows(&subjects);
         self.open_queries.insert(request, subjects);
         Frame::Query { request, flows }
@@ -239,7 +239,7 @@ impl Engine {
     ) -> Option<Frame> {
         match frame {
             Frame::QueryResponse { request, records }
-                if request & !(REQUEST_BIT - 1) == REQUEST_BIT =>
+                if request & !(SWEEP_QUERY_BIT - 1) == SWEEP_QUERY_BIT =>
             {
                 let subjects = self.private_flows.close_query(request);
                 if from == self.group.contact() && subjects.len() == records.len() {

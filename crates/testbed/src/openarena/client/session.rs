@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::player_actions;
 use super::super::protocol::client_message::{
-    ClientMessage, KeyInputs, MessageHead, SnapshotBase, scramble_message,
+    GameClientMessage, KeyInputs, MessageHead, SnapshotBase, scramble_message,
 };
 use super::super::protocol::netchan::{self, Reassembly};
 use super::super::protocol::scramble::{SERVER_CLEAR_BYTES, scramble};
@@ -105,7 +105,7 @@ impl GameSession {
         });
         let unacknowledged = (self.newest_executed + 1..=self.newest_command)
             .map(|n| (n, self.client_commands.get(n).to_owned()));
-        let message = ClientMessage {
+        let message = GameClientMessage {
             head: self.head,
             commands: unacknowledged.collect(),
             moves,

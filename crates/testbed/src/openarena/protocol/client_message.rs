@@ -47,9 +47,9 @@ pub enum SnapshotBase {
     None,
 }
 
-/// A message of a client.
+/// A message of a game client to the OpenArena server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientMessage {
+pub struct GameClientMessage {
     /// Head of the message.
     pub head: MessageHead,
     /// Commands that the server has not acknowledged yet, with their numbers.
@@ -67,7 +67,7 @@ pub struct KeyInputs<'a> {
     pub command: &'a str,
 }
 
-impl ClientMessage {
+impl GameClientMessage {
     /// Returns the message's bytes before scrambling.
     #[must_use]
     pub fn write(&self, secret: KeyInputs<'_>) -> Vec<u8> {

@@ -82,7 +82,7 @@ fn run_once(config: &PoolRunConfig, lapse: f64, seed: u64) -> Result<Vec<Complet
         config,
         clock,
         lapse,
-        elements: BTreeMap::new(),
+        running_elements: BTreeMap::new(),
     };
     for (zone, count) in players.initial_elements() {
         for element in 0..count {
@@ -90,7 +90,7 @@ fn run_once(config: &PoolRunConfig, lapse: f64, seed: u64) -> Result<Vec<Complet
         }
     }
     std::thread::sleep(clock.wall_time_until(Time::ZERO));
-    let distances = regions.distances(config.zones.len(), POOLS[0].0)?;
+    let distances = regions.element_distances(config.zones.len(), POOLS[0].0)?;
     eprintln!("run {seed}: distances of elements at each registrar, ms: {distances:?}");
     let (sender, receiver) = channel();
     let users = players.start_users(seed, &sender)?;
@@ -113,8 +113,8 @@ struct Participants<'a> {
     config: &'a PoolRunConfig,
     clock: VirtualClock,
     lapse: f64,
-    /// Elements by zone and place in it: one element for each pool.
-    elements: BTreeMap<(u16, u32), Vec<RunningElement>>,
+    /// Running elements by zone and place in it: one element for each pool.
+    running_elements: BTreeMap<(u16, u32), Vec<RunningElement>>,
 }
 
 impl Participants<'_> {
@@ -147,8 +147,8 @@ impl Participants<'_> {
             };
             RunningElement::start(&plan, self.clock)
         };
-        let both = POOLS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
-        self.elements.insert((zone, element), both);
+        let started = POOLS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
+        self.running_elements.insert((zone, element), started);
         Ok(())
     }
 
@@ -191,8 +191,8 @@ impl Participants<'_> {
             match action {
                 PoolAction::Start { zone, element } => self.start(zone, element)?,
                 PoolAction::Stop { zone, element } => {
-                    let both = self.elements.remove(&(zone, element));
-                    both.iter().flatten().for_each(RunningElement::stop);
+                    let stopped = self.running_elements.remove(&(zone, element));
+                    stopped.iter().flatten().for_each(RunningElement::stop);
                 }
                 other => return Err(anyhow!("a live experiment does not support {other:?}")),
             }

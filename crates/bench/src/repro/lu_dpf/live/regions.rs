@@ -97,7 +97,7 @@ impl RegionsLab {
     ///
     /// # Errors
     /// A registrar does not answer.
-    pub(super) fn distances(&self, count: usize, handle: &str) -> Result<Vec<Vec<u32>>> {
+    pub(super) fn element_distances(&self, regions: usize, handle: &str) -> Result<Vec<Vec<u32>>> {
         let of = |region| -> Result<Vec<u32>> {
             let client = self
                 .lab
@@ -108,7 +108,7 @@ impl RegionsLab {
             distances.sort_unstable();
             Ok(distances)
         };
-        (0..count).map(of).collect()
+        (0..regions).map(of).collect()
     }
 
     fn start_registrar(&mut self, region: usize, step: u32, items: usize) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Names of hosts: labels of letters, digits and hyphens (RFC 1123 section 2.1).
+//! Names of DNS zones, and the labels of hosts below: letters, digits and hyphens (RFC 1123 section 2.1).
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use hickory_proto::rr::Name;
 const LABEL_BYTES_MAX: usize = 63;
 /// Maximum length of a zone's name in bytes: the longest names below the zone, those of IPv6 addresses, must fit into the
 /// 255 bytes of RFC 1035 section 2.3.4.
-const DOMAIN_BYTES_MAX: usize = 140;
+const ZONE_NAME_BYTES_MAX: usize = 140;
 
 /// One label of a host's name, in lower case.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,14 +17,14 @@ pub struct Label(String);
 
 /// A text is not a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DomainError {
+pub enum DnsNameError {
     /// The text is not a label.
     #[error(
         "`{0}` is not a label of a name: use 1 to {LABEL_BYTES_MAX} letters, digits and inner hyphens"
     )]
     Label(String),
     /// The name is too long.
-    #[error("`{0}` is longer than {DOMAIN_BYTES_MAX} bytes")]
+    #[error("`{0}` is longer than {ZONE_NAME_BYTES_MAX} bytes")]
     TooLong(String),
 }
 
@@ -36,13 +36,13 @@ impl Label {
 }
 
 impl FromStr for Label {
-    type Err = DomainError;
+    type Err = DnsNameError;
 
     /// Reads a label, in upper or lower case.
     ///
     /// # Errors
     /// The text has other characters than letters, digits and inner hyphens, or is empty or too long.
-    fn from_str(text: &str) -> Result<Label, DomainError> {
+    fn from_str(text: &str) -> Result<Label, DnsNameError> {
         let is_label = (1..=LABEL_BYTES_MAX).contains(&text.len())
             && text
                 .bytes()
@@ -51,7 +51,7 @@ impl FromStr for Label {
             && !text.ends_with('-');
         match is_label {
             true => Ok(Label(text.to_ascii_lowercase())),
-            false => Err(DomainError::Label(
+            false => Err(DnsNameError::Label(
                 text.chars().take(LABEL_BYTES_MAX).collect(),
             )),
         }
@@ -64,40 +64,40 @@ impl fmt::Display for Label {
     }
 }
 
-/// The name of a zone, such as `example.test`.
+/// The name of a DNS zone, such as `example.test`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Domain(Name);
+pub struct DnsZoneName(Name);
 
-impl Domain {
+impl DnsZoneName {
     /// Returns the name in the form of the DNS library.
     pub(crate) fn name(&self) -> &Name {
         &self.0
     }
 }
 
-impl FromStr for Domain {
-    type Err = DomainError;
+impl FromStr for DnsZoneName {
+    type Err = DnsNameError;
 
     /// Reads a name, with or without the final dot.
     ///
     /// # Errors
     /// A part of the name is not a label, or the name is too long.
-    fn from_str(text: &str) -> Result<Domain, DomainError> {
+    fn from_str(text: &str) -> Result<DnsZoneName, DnsNameError> {
         let text = text.strip_suffix('.').unwrap_or(text);
-        if text.len() > DOMAIN_BYTES_MAX {
-            let start = text.chars().take(DOMAIN_BYTES_MAX);
-            return Err(DomainError::TooLong(start.collect()));
+        if text.len() > ZONE_NAME_BYTES_MAX {
+            let start = text.chars().take(ZONE_NAME_BYTES_MAX);
+            return Err(DnsNameError::TooLong(start.collect()));
         }
         let mut name = Name::root();
         for label in text.split('.').rev() {
             name = below(label.parse::<Label>()?.as_str(), &name);
         }
-        Ok(Domain(name))
+        Ok(DnsZoneName(name))
     }
 }
 
 /// The name with a final dot.
-impl fmt::Display for Domain {
+impl fmt::Display for DnsZoneName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn names_are_read_in_either_case() {
-        let domain: Domain = "Example.TEST.".parse().unwrap();
-        assert_eq!(domain, "example.test".parse().unwrap());
-        assert_eq!(domain.to_string(), "example.test.");
+        let zone_name: DnsZoneName = "Example.TEST.".parse().unwrap();
+        assert_eq!(zone_name, "example.test".parse().unwrap());
+        assert_eq!(zone_name.to_string(), "example.test.");
     }
 
     #[test]
@@ -126,14 +126,14 @@ mod tests {
         for text in [
             "", ".", "a..b", "-a.test", "a-.test", "a_b.test", "ä.test", "a b",
         ] {
-            assert!(text.parse::<Domain>().is_err(), "{text}");
+            assert!(text.parse::<DnsZoneName>().is_err(), "{text}");
         }
         let long_label = "a".repeat(LABEL_BYTES_MAX + 1);
         assert!(long_label.parse::<Label>().is_err());
         let long_name = vec!["a".repeat(40); 4].join(".");
         assert_eq!(
-            long_name.parse::<Domain>(),
-            Err(DomainError::TooLong(long_name[..140].to_owned()))
+            long_name.parse::<DnsZoneName>(),
+            Err(DnsNameError::TooLong(long_name[..140].to_owned()))
         );
     }
 }

@@ -1,5 +1,5 @@
-//! The queue of messages to the daemon: adjacent entries of one kind are merged, entries too long for a message are
-//! split.
+//! The queue of a program's messages to the daemon: adjacent entries of one kind are merged, entries too long for a
+//! message are split.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub(crate) struct OutgoingMessage {
 }
 
 /// A queued entry, of any length.
-enum OutboxEntry {
+enum QueueEntry {
     Single(ToDaemon),
     Accepted {
         service: u32,
@@ -39,16 +39,16 @@ enum OutboxEntry {
     },
 }
 
-/// The queue. Order is kept.
+/// A session's queue of messages to the daemon. Order is kept.
 #[derive(Default)]
-pub(crate) struct Outbox {
-    entries: VecDeque<OutboxEntry>,
+pub(crate) struct ToDaemonQueue {
+    entries: VecDeque<QueueEntry>,
     /// The messages of the first entry, after it is split.
     ready: VecDeque<OutgoingMessage>,
     last_batch: u64,
 }
 
-impl Outbox {
+impl ToDaemonQueue {
     /// Returns the next message.
     pub(crate) fn pop(&mut self) -> Option<OutgoingMessage> {
         while self.ready.is_empty() {
@@ -74,7 +74,7 @@ impl Outbox {
 
     /// Queues a message that is always short.
     pub(crate) fn push_single(&mut self, message: ToDaemon) {
-        self.entries.push_back(OutboxEntry::Single(message));
+        self.entries.push_back(QueueEntry::Single(message));
     }
 
     pub(crate) fn push_accepted(
@@ -83,10 +83,10 @@ impl Outbox {
         new_flows: impl IntoIterator<Item = FlowText>,
     ) {
         match self.entries.back_mut() {
-            Some(OutboxEntry::Accepted { service, flows }) if *service == accepting_service => {
+            Some(QueueEntry::Accepted { service, flows }) if *service == accepting_service => {
                 flows.extend(new_flows)
             }
-            _ => self.entries.push_back(OutboxEntry::Accepted {
+            _ => self.entries.push_back(QueueEntry::Accepted {
                 service: accepting_service,
                 flows: new_flows.into_iter().collect(),
             }),
@@ -95,19 +95,19 @@ impl Outbox {
 
     pub(crate) fn push_closed(&mut self, flow: FlowText) {
         match self.entries.back_mut() {
-            Some(OutboxEntry::Closed { flows }) => flows.push(flow),
+            Some(QueueEntry::Closed { flows }) => flows.push(flow),
             _ => self
                 .entries
-                .push_back(OutboxEntry::Closed { flows: vec![flow] }),
+                .push_back(QueueEntry::Closed { flows: vec![flow] }),
         }
     }
 
     pub(crate) fn push_declined(&mut self, flow: FlowText, decline_reason: &str) {
         match self.entries.back_mut() {
-            Some(OutboxEntry::Declined { flows, reason }) if reason == decline_reason => {
+            Some(QueueEntry::Declined { flows, reason }) if reason == decline_reason => {
                 flows.push(flow)
             }
-            _ => self.entries.push_back(OutboxEntry::Declined {
+            _ => self.entries.push_back(QueueEntry::Declined {
                 flows: vec![flow],
                 reason: decline_reason.to_owned(),
             }),
@@ -116,10 +116,10 @@ impl Outbox {
 
     pub(crate) fn push_received(&mut self, id: u64) {
         match self.entries.back_mut() {
-            Some(OutboxEntry::Received { ids }) => ids.push(id),
+            Some(QueueEntry::Received { ids }) => ids.push(id),
             _ => self
                 .entries
-                .push_back(OutboxEntry::Received { ids: vec![id] }),
+                .push_back(QueueEntry::Received { ids: vec![id] }),
         }
     }
 
@@ -130,10 +130,10 @@ impl Outbox {
         descriptor: Option<SharedDescriptor>,
     ) {
         match self.entries.back_mut() {
-            Some(OutboxEntry::HandOff { destination, items }) if destination == to => {
+            Some(QueueEntry::HandOff { destination, items }) if destination == to => {
                 items.push((item, descriptor))
             }
-            _ => self.entries.push_back(OutboxEntry::HandOff {
+            _ => self.entries.push_back(QueueEntry::HandOff {
                 destination: to.clone(),
                 items: vec![(item, descriptor)],
             }),
@@ -141,23 +141,23 @@ impl Outbox {
     }
 
     pub(crate) fn push_reclaim(&mut self, items: Vec<(ReclaimItem, Option<SharedDescriptor>)>) {
-        self.entries.push_back(OutboxEntry::Reclaim { items });
+        self.entries.push_back(QueueEntry::Reclaim { items });
     }
 
-    fn split_entry(&mut self, entry: OutboxEntry) {
+    fn split_entry(&mut self, entry: QueueEntry) {
         match entry {
-            OutboxEntry::Single(message) => self.push_ready(message),
-            OutboxEntry::Accepted { service, flows } => {
+            QueueEntry::Single(message) => self.push_ready(message),
+            QueueEntry::Accepted { service, flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
                     .for_each(|flows| self.push_ready(ToDaemon::Accepted { service, flows }));
             }
-            OutboxEntry::Closed { flows } => {
+            QueueEntry::Closed { flows } => {
                 split(flows, usize::MAX)
                     .into_iter()
                     .for_each(|flows| self.push_ready(ToDaemon::Closed { flows }));
             }
-            OutboxEntry::Declined { flows, reason } => {
+            QueueEntry::Declined { flows, reason } => {
                 split(flows, usize::MAX).into_iter().for_each(|flows| {
                     self.push_ready(ToDaemon::Declined {
                         flows,
@@ -165,13 +165,13 @@ impl Outbox {
                     })
                 })
             }
-            OutboxEntry::Received { ids } => {
+            QueueEntry::Received { ids } => {
                 split(ids, usize::MAX)
                     .into_iter()
                     .for_each(|ids| self.push_ready(ToDaemon::Received { ids }));
             }
-            OutboxEntry::HandOff { destination, items } => self.split_hand_off(&destination, items),
-            OutboxEntry::Reclaim { items } => {
+            QueueEntry::HandOff { destination, items } => self.split_hand_off(&destination, items),
+            QueueEntry::Reclaim { items } => {
                 let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
                 for items in split(items, DESCRIPTORS_MAX) {
                     let descriptors = descriptors.drain(..items.len()).flatten().collect();

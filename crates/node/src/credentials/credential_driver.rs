@@ -1,5 +1,5 @@
-//! The credentials of a running node: the machine of `proto::credentials`, fed by the channel between nodes, the worker and
-//! the operator.
+//! Renewal and revocation in a running node: the machine of `proto::credentials`, fed by the channel between nodes, the
+//! worker and the operator.
 
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
@@ -23,8 +23,8 @@ const AGE_INTERVAL: Duration = Duration::from_secs(3_600);
 /// Remaining life of a certificate below which `status` warns, if its renewal has failed.
 const WARNING_LIFE: Duration = Duration::from_secs(14 * 24 * 3_600);
 
-/// Credentials of this node.
-pub struct NodeCredentials {
+/// Drives the machine of `proto::credentials` in the engine: renewal of this node's certificate, and revocation lists.
+pub struct CredentialDriver {
     machine: Credentials,
     worker: Rc<CredentialWorker>,
     /// End of the node's certificate.
@@ -37,7 +37,7 @@ pub struct NodeCredentials {
     age_due: Duration,
 }
 
-impl NodeCredentials {
+impl CredentialDriver {
     /// Returns the credentials of a node whose engine starts, with the files that are in force.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl NodeCredentials {
         boot: u64,
         worker: &Rc<CredentialWorker>,
         peers: &Peers,
-    ) -> Result<NodeCredentials, TlsError> {
+    ) -> Result<CredentialDriver, TlsError> {
         let loaded = LoadedCredentials::load(config)?;
         let authorities = loaded.lists.authorities();
         let authorities = authorities
@@ -65,7 +65,7 @@ impl NodeCredentials {
         for peer in peers.ids().filter(|peer| peers.is_up(*peer)) {
             machine.handle_peer_connected(Duration::ZERO, peer);
         }
-        Ok(NodeCredentials {
+        Ok(CredentialDriver {
             machine,
             worker: worker.clone(),
             certificate_end: loaded.tls.own_validity().1,

@@ -1,4 +1,4 @@
-//! Processes in Landlock domains, whose restrictions cannot be restored at another node.
+//! Refusal to move processes in Landlock domains, whose restrictions cannot be restored at another node.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,5 @@
-//! The data planes of the contact node and the owners, and the steering table of the flows.
+//! The group that forwards: the eBPF programs and maps of the contact node and of two owners, and the flows' steering
+//! table.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
