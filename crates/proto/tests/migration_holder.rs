@@ -1,5 +1,5 @@
-//! The holder changes while a process moves, or is lost after its decision: what donor and acceptor claim, and whom they
-//! believe.
+//! The holder changes while a process moves, or is lost after its decision: the claims of donor and acceptor, and the
+//! answers that both believe.
 
 use holdfast_proto::migration::{
     Command, Event, Migration, MigrationMachineConfig, Output, ProcessId, RecoveredMove,

@@ -458,7 +458,7 @@ pub enum GenericMembershipFrame<B> {
         /// Epoch of the sender's view, 0 for none.
         epoch: u64,
     },
-    /// Any node to the service address, or to a node that an operator named: who is the contact node?
+    /// Any node asks for the contact node, at the service address or at a node that an operator named.
     WhoIsContact,
     /// Contact node to a node that asked, registered, or must learn of a new view.
     Contact {

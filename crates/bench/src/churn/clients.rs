@@ -241,8 +241,8 @@ pub fn added_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
     longest_minus_median_ms(trips, |sent, answered| sent <= end && answered >= begin)
 }
 
-/// Returns the same of the round trips that ended within a period before a move: one that lasts into the move is an
-/// effect of the move.
+/// Returns the longest round trip that ended within a period, minus the median one of all, in milliseconds: the control of
+/// a move that follows the period. A round trip that lasts into the move may be an effect of the move.
 pub fn control_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
     longest_minus_median_ms(trips, |_, answered| (begin..=end).contains(&answered))
 }

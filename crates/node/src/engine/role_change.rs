@@ -455,8 +455,8 @@ pub(super) fn pinned_lease_writer(pinned: Lease) -> LeaseWriter {
 
 /// Returns the claim that an entry of the flow table stands for; none for one that names no node. A former owner names the
 /// node that has the flow. A closed connection is not claimed: its client may have a new connection from the same port at
-/// another node, which claims that one, and two claims would keep both nodes silent. All data of a closed connection was
-/// acknowledged, so only the client's kernel may have to repeat its end of the stream.
+/// another node, whose claim would be disputed, and nobody would get the packets of a disputed flow. The server sends
+/// nothing more on a closed connection; a client that has yet to end its stream repeats the end in vain.
 fn claim_of_entry(
     own: NodeId,
     state: FlowState,

@@ -296,7 +296,7 @@ impl NodeChannels {
 }
 
 /// Lets the membership renew the lease of the programs that an earlier daemon left attached: to load the programs of this
-/// daemon may take longer than the rest of the lease. The table of those programs must serve for this node's view.
+/// daemon may take longer than the rest of the lease. The table of the attached programs must serve for the node's view.
 fn renew_pinned_lease(config: &Config, membership: &GroupMembership) {
     match Lease::open_pinned(&config.node.bpffs) {
         Ok(Some(lease)) => membership.set_lease_writer(pinned_lease_writer(lease)),

@@ -33,7 +33,7 @@ enum AwaitedChange {
     Removed(NodeId),
     /// The node is the contact node.
     Promoted(NodeId),
-    /// This node is the contact node, by the operator's word.
+    /// The node that was asked has become the contact node by a forced takeover.
     TakenOver,
 }
 

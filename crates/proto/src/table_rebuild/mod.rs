@@ -313,8 +313,8 @@ impl TableRebuild {
         self.collector.as_ref().is_some_and(Collector::has_disputes)
     }
 
-    /// Returns the claims to disputed flows, those to one flow behind each other. A dispute before
-    /// [`Event::Complete`] may end with the report of a node through which the flow has passed.
+    /// Returns the claims to disputed flows, in the order of the flows. A dispute before [`Event::Complete`] may end with the
+    /// report of a node through which the flow has passed.
     pub fn disputed_claims(&self) -> Vec<Claim> {
         let collector = self.collector.as_ref();
         collector.map_or_else(Vec::new, Collector::disputed_claims)

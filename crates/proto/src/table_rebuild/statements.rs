@@ -1,5 +1,5 @@
-//! What nodes have said about flows besides the records of the table, and what follows for a flow that several nodes
-//! claim.
+//! Statements of nodes about flows that are not, or not yet, records of the steering table, and the decision about a flow
+//! that several nodes claim.
 
 use super::Claim;
 use crate::flow_ownership::{claimant, disputed_record, names};
@@ -101,8 +101,8 @@ impl Statements {
         self.counts.retain(|_, count| *count > 0);
     }
 
-    /// Removes all statements that can no longer matter once all nodes have reported: those about flows that no acceptor
-    /// claims and that are not disputed.
+    /// Removes all statements that can no longer matter once all nodes have reported. Statements about disputed flows, and
+    /// about flows that an acceptor claims, stay.
     pub(super) fn keep_undecided(&mut self) {
         let is_acceptor_claim = |node: NodeId, record: OwnershipRecord| matches!(record.state, RecordState::Transit { acceptor, .. } if acceptor == node);
         let claimed = self.records.iter();

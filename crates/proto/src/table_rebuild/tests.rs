@@ -446,7 +446,7 @@ fn removed_holder_collects_no_reports() {
     while holder.poll_output().is_some() {}
     assert_eq!(holder.poll_timeout(), None);
     assert!(!holder.is_complete());
-    // The records that the node had are those of an earlier view.
+    // The node's records belong to an earlier view.
     holder.handle_view(ms(1), view(TERM + 1));
     assert_eq!(
         holder.poll_output(),

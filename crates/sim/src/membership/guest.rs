@@ -12,11 +12,11 @@ use holdfast_wire::membership_frames::{
 };
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// Most numbers that a guest gets: the free ones, and those that it takes from several contact nodes.
+/// Most node numbers that a guest gets: each new contact node gives a name some free ones.
 const NUMBERS_MAX: usize = 40;
 
 impl MembershipWorld<'_> {
-    /// Returns the index after those of all nodes.
+    /// Returns the index of the guest, which follows the indices of all nodes.
     pub(super) fn guest(&self) -> usize {
         self.nodes.len()
     }

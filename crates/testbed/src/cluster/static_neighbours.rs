@@ -1,4 +1,5 @@
-//! Neighbour entries of large groups: the kernel bounds those of all namespaces together, and a group of 64 hosts needs more.
+//! Permanent neighbour entries for large groups: the kernel limits the learnt entries of all namespaces together, and a
+//! group of 64 hosts needs more.
 
 use std::fs;
 

@@ -41,7 +41,7 @@ pub struct UnacceptedConnection {
     flow_epoch: FlowEpoch,
     static_state: TcpStaticState,
     state: TcpDynamicState,
-    /// Failed attempts, from the first one on.
+    /// The wait for the next attempt; none before the first attempt has failed.
     wait: Option<QueueWait>,
 }
 
