@@ -3,6 +3,7 @@
 
 pub mod arena;
 pub mod asap_stream;
+pub mod conductor;
 pub mod datagram;
 pub mod dns;
 pub mod driver;
@@ -19,6 +20,7 @@ pub mod packet;
 pub mod pool_messages;
 pub mod program_messages;
 pub mod registrar;
+pub mod replication;
 pub mod rserpool;
 pub mod saved_membership;
 pub mod socket_state;

@@ -5,6 +5,7 @@
 //! returns none. `poll_timeout` returns the time at which to call `handle_timeout`. Equal inputs always give equal
 //! outputs.
 //!
+//! - [`conductor`]: processes that move until loads are even, and drained nodes;
 //! - [`credentials`]: revocation lists that reach all nodes, and certificates that are renewed;
 //! - [`element_choice`]: selection of the pool element to use, by latency and probes;
 //! - [`enrolment`]: which host gets a certificate for which join token;
@@ -19,10 +20,12 @@
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures;
 //! - [`registrar`]: a registrar of Reliable Server Pooling;
+//! - [`replication`]: which servers a replicated connection has, and which one its client sees;
 //! - [`table_rebuild`]: how a new holder learns the owners of all flows;
 //! - [`view`]: the nodes of a group and their roles, which the machines take as an input.
 #![forbid(unsafe_code)]
 
+pub mod conductor;
 pub mod credentials;
 pub mod element_choice;
 pub mod enrolment;
@@ -39,6 +42,7 @@ pub mod pool_element;
 pub mod pool_user;
 pub mod registrar;
 mod registration_life;
+pub mod replication;
 mod server_hunt;
 pub mod table_rebuild;
 pub mod view;

@@ -40,7 +40,7 @@ pub struct UnknownBug {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{handoff, membership, migration, pools};
+    use crate::{conductor, handoff, membership, migration, pools, replication};
 
     #[test]
     fn bug_names_round_trip() {
@@ -50,9 +50,18 @@ mod tests {
         for bug in migration::MigrationBug::ALL {
             assert_eq!(by_name(&migration::MigrationBug::ALL, &name(bug)), Ok(bug));
         }
+        for bug in conductor::ConductorBug::ALL {
+            assert_eq!(by_name(&conductor::ConductorBug::ALL, &name(bug)), Ok(bug));
+        }
         for bug in membership::MembershipBug::ALL {
             assert_eq!(
                 by_name(&membership::MembershipBug::ALL, &name(bug)),
+                Ok(bug)
+            );
+        }
+        for bug in replication::ReplicationBug::ALL {
+            assert_eq!(
+                by_name(&replication::ReplicationBug::ALL, &name(bug)),
                 Ok(bug)
             );
         }

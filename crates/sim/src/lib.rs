@@ -12,13 +12,16 @@
 //! - [`pool_faults`]: random faults of pools, after which all invariants must hold again;
 //! - [`handoff`], [`migration`]: groups of nodes that move flows and processes while daemons die and channels break;
 //!   the common part is [`node_group`];
+//! - [`conductor`]: groups that even out their loads;
 //! - [`membership`]: groups that run themselves: votes on views, leases, joins;
+//! - [`replication`]: a replicated service whose servers, links and contact node fail;
 //! - [`scenario`]: simulations described in text;
 //! - [`seeds`]: one simulation with many seeds in parallel, summarised by an [`Estimate`].
 #![forbid(unsafe_code)]
 
 pub mod associations;
 pub mod bug_names;
+pub mod conductor;
 mod estimate;
 mod event_queue;
 pub mod handoff;
@@ -29,6 +32,7 @@ pub mod node_group;
 pub mod pool_faults;
 pub mod pools;
 mod random;
+pub mod replication;
 pub mod scenario;
 pub mod seeds;
 pub mod server_capacity;

@@ -1,12 +1,16 @@
 //! Simulations described in text: see `docs/simulation.md`.
 
+mod conductor_text;
 mod group_scenario;
+mod replication_scenario;
 mod text;
 
 pub use group_scenario::{GroupScenario, ShrunkFailure};
 
 use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfig};
 use crate::time::Time;
+use conductor_text::ConductorScenarioText;
+use replication_scenario::ReplicationScenarioText;
 use std::time::Duration;
 use text::{
     ElementText, EventText, GroupScenarioText, KindName, KindText, LinkText,
@@ -27,7 +31,7 @@ pub struct Scenario {
 pub enum SimulationKind {
     /// Registrars, pool elements and pool users.
     Pools(Box<PoolScenario>),
-    /// Nodes of a group, with handoffs or migrations, or the group's own membership.
+    /// Nodes of a group, with handoffs, migrations, the group's own membership, conductors, or a replicated service.
     Group(GroupScenario),
 }
 
@@ -50,6 +54,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("migration", include_str!("../scenarios/migration.toml")),
     ("storm", include_str!("../scenarios/storm.toml")),
     ("membership", include_str!("../scenarios/membership.toml")),
+    ("conductor", include_str!("../scenarios/conductor.toml")),
+    ("replication", include_str!("../scenarios/replication.toml")),
 ];
 
 /// The reason that a text is not a scenario.
@@ -93,6 +99,14 @@ impl Scenario {
             KindName::Membership => {
                 let text = toml::from_str::<MembershipScenarioText>(text)?;
                 (text.membership(), text.about)
+            }
+            KindName::Conductor => {
+                let text = toml::from_str::<ConductorScenarioText>(text)?;
+                (text.conductor(), text.about)
+            }
+            KindName::Replication => {
+                let text = toml::from_str::<ReplicationScenarioText>(text)?;
+                (text.replication(), text.about)
             }
         };
         let kind = SimulationKind::Group(group?);

@@ -4,6 +4,7 @@
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
 use crate::authenticated_datagram::DatagramKey;
+use crate::conductor_frames::ConductorFrame;
 use crate::credential_frames::GenericCredentialFrame;
 use crate::failure::Failure;
 use crate::flow_report_frames::FlowReportFrame;
@@ -12,6 +13,7 @@ use crate::group_data::{SERVICE_ADDRESSES_MAX, ServiceName, ServiceProtocol};
 use crate::health_frames::HealthFrame;
 use crate::membership_frames::GenericMembershipFrame;
 use crate::move_frames::{GenericMoveFrame, MoveId};
+use crate::replication_frames::ReplicationFrame;
 use crate::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, OwnershipRecord};
 use bytes::Bytes;
 use serde::de::{SeqAccess, Visitor};
@@ -231,6 +233,10 @@ pub enum GenericFrame<B> {
         /// The key.
         key: DatagramKey,
     },
+    /// A frame about the balance of loads.
+    Conductor(ConductorFrame),
+    /// A frame about the connections of a replicated service.
+    Replication(ReplicationFrame),
 }
 
 impl<B> GenericFrame<B> {
@@ -258,6 +264,8 @@ impl<B> GenericFrame<B> {
             GenericFrame::ConfiguredServices { .. } => "ConfiguredServices",
             GenericFrame::NodeLoad { .. } => "NodeLoad",
             GenericFrame::DatagramKey { .. } => "DatagramKey",
+            GenericFrame::Conductor(frame) => frame.name(),
+            GenericFrame::Replication(frame) => frame.name(),
         }
     }
 
@@ -329,6 +337,8 @@ impl<B> GenericFrame<B> {
             }
             GenericFrame::NodeLoad { load } => GenericFrame::NodeLoad { load },
             GenericFrame::DatagramKey { boot, key } => GenericFrame::DatagramKey { boot, key },
+            GenericFrame::Conductor(frame) => GenericFrame::Conductor(frame),
+            GenericFrame::Replication(frame) => GenericFrame::Replication(frame),
         }
     }
 }

@@ -10,13 +10,15 @@
 //!   [`membership_frames`]: the messages by which a group runs itself, of which [`authenticated_datagram`] carries the
 //!   smallest; [`group_data`]: the group's services; [`saved_membership`]: the membership on a node's disk;
 //!   [`flow_report_frames`]: the flows of each node, for a new holder; [`credential_frames`]: the messages about
-//!   certificates; [`health_frames`]: the health of servers;
+//!   certificates; [`health_frames`]: the health of servers; [`conductor_frames`]: the balance of loads;
+//!   [`replication_frames`]: the connections of a replicated service;
 //! - [`greeting`]: facts about a node, and reasons for which nodes do not talk to each other;
 //! - [`enrolment_state`]: tokens with which hosts join a group;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
 pub mod authenticated_datagram;
+pub mod conductor_frames;
 pub mod credential_frames;
 pub mod enrolment_state;
 pub mod failure;
@@ -32,6 +34,7 @@ pub mod membership_frames;
 pub mod move_frames;
 mod node_id;
 mod ownership_record;
+pub mod replication_frames;
 pub mod rserpool;
 pub mod saved_membership;
 

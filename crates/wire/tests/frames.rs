@@ -1,13 +1,16 @@
 //! Encoded frames decode to the same value, in pieces of any size; any other input is an error that says how to react.
 
+mod conductor_frames;
 mod credentials;
 mod failures;
 mod group_data;
 mod health_frames;
 mod membership_frames;
 mod migration_frames;
+mod replication_frames;
 
 use bytes::Bytes;
+use conductor_frames::conductor_frame;
 use credentials::credential_frame;
 use failures::failure;
 use health_frames::health_frame;
@@ -28,6 +31,7 @@ use membership_frames::membership_frame;
 use migration_frames::{migration_frame, move_id};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use replication_frames::replication_frame;
 use std::net::{IpAddr, SocketAddr};
 
 fn flow() -> impl Strategy<Value = Flow> {
@@ -209,6 +213,8 @@ fn frame() -> impl Strategy<Value = Frame> {
         migration_frame(),
         membership_frame(),
         health_frame(),
+        conductor_frame(),
+        replication_frame(),
         any::<u32>().prop_map(|load| Frame::NodeLoad { load }),
         (any::<u64>(), any::<[u8; 32]>()).prop_map(|(boot, key)| Frame::DatagramKey {
             boot,

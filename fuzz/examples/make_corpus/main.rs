@@ -1,6 +1,7 @@
 //! Writes the corpus: one frame of each kind, streams of several frames, flows and packets.
 #![forbid(unsafe_code)]
 
+mod conductor_frames;
 mod enrolment;
 mod group_settings;
 mod health_frames;
@@ -8,6 +9,7 @@ mod membership_files;
 mod membership_frames;
 mod pool_messages;
 mod process_images;
+mod replication_frames;
 
 use bytes::Bytes;
 use holdfast_api::app;
@@ -31,7 +33,9 @@ fn main() -> std::io::Result<()> {
         membership_frames::frames(),
         group_settings::node_frames(),
         health_frames::frames(),
+        conductor_frames::frames(),
         enrolment::frames(),
+        replication_frames::frames(),
     ]
     .concat();
     for frame in frames.iter().chain(&other_frames) {
@@ -55,6 +59,8 @@ fn main() -> std::io::Result<()> {
         )?;
     }
     membership_frames::write_streams()?;
+    conductor_frames::write_streams()?;
+    replication_frames::write_streams()?;
     enrolment::write_enrolment()?;
     group_settings::write_settings()?;
     membership_files::write_files()?;

@@ -11,7 +11,7 @@
 //! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
 //! `Hello`, `Ping`, `Pong` and `DatagramKey` belong to the channel, `Move`, `Membership`, `FlowReport`,
-//! `ConfiguredServices` and `NodeLoad` to other parts; this one ignores them.
+//! `ConfiguredServices`, `NodeLoad`, `Conductor` and `Replication` to other parts; this one ignores them.
 
 mod acceptor;
 mod acceptor_commit;
@@ -187,7 +187,9 @@ impl Handoff {
             | Frame::FlowReport(_)
             | Frame::ConfiguredServices { .. }
             | Frame::NodeLoad { .. }
-            | Frame::DatagramKey { .. } => {}
+            | Frame::DatagramKey { .. }
+            | Frame::Conductor(_)
+            | Frame::Replication(_) => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
                 self.core.outputs.report_ignored(
                     from,

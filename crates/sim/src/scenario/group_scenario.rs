@@ -1,13 +1,14 @@
-//! A scenario of handoffs, of migrations, or of membership.
+//! A scenario of handoffs, of migrations, of membership, of conductors, or of replication.
 
 use super::ScenarioError;
 use super::text::{GroupScenarioText, MembershipScenarioText, WithRequestText};
 use crate::bug_names::{UnknownBug, by_name};
 use crate::node_group::{GroupRunOutcome, PlanDistribution};
 use crate::time::Time;
-use crate::{Violation, handoff, membership, migration};
+use crate::{Violation, conductor, handoff, membership, migration, replication};
 
-/// Scenario of a group of nodes, with handoffs, migrations, or its own membership: the possible actions and faults, and the deliberate bug.
+/// Scenario of a group of nodes, with handoffs, migrations, its own membership, conductors, or a replicated service: the
+/// possible actions and faults, and the deliberate bug.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GroupScenario {
     /// Handoffs of flows.
@@ -31,6 +32,20 @@ pub enum GroupScenario {
         /// The deliberate bug, if any.
         bug: Option<membership::MembershipBug>,
     },
+    /// Balance of loads, and drains.
+    Conductor {
+        /// The possible loads, actions and faults.
+        setting: Box<conductor::ConductorPlanDistribution>,
+        /// The deliberate bug, if any.
+        bug: Option<conductor::ConductorBug>,
+    },
+    /// A replicated service.
+    Replication {
+        /// The possible faults.
+        setting: Box<replication::ReplicationPlanDistribution>,
+        /// The deliberate bug, if any.
+        bug: Option<replication::ReplicationBug>,
+    },
 }
 
 /// The smallest failing case of a seed.
@@ -45,13 +60,15 @@ pub struct ShrunkFailure {
 }
 
 impl GroupScenario {
-    /// Returns the kind: `handoff`, `migration` or `membership`.
+    /// Returns the kind: `handoff`, `migration`, `membership`, `conductor` or `replication`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             GroupScenario::Handoff { .. } => "handoff",
             GroupScenario::Migration { .. } => "migration",
             GroupScenario::Membership { .. } => "membership",
+            GroupScenario::Conductor { .. } => "conductor",
+            GroupScenario::Replication { .. } => "replication",
         }
     }
 
@@ -72,6 +89,14 @@ impl GroupScenario {
             GroupScenario::Membership { setting, .. } => {
                 let bug = Some(by_name(&membership::MembershipBug::ALL, name)?);
                 GroupScenario::Membership { setting, bug }
+            }
+            GroupScenario::Conductor { setting, .. } => {
+                let bug = Some(by_name(&conductor::ConductorBug::ALL, name)?);
+                GroupScenario::Conductor { setting, bug }
+            }
+            GroupScenario::Replication { setting, .. } => {
+                let bug = Some(by_name(&replication::ReplicationBug::ALL, name)?);
+                GroupScenario::Replication { setting, bug }
             }
         })
     }
@@ -96,6 +121,16 @@ impl GroupScenario {
             ),
             GroupScenario::Membership { setting, bug } => membership::try_run(
                 &membership::draw_run_config(setting, seed, *bug),
+                seed,
+                trace,
+            ),
+            GroupScenario::Conductor { setting, bug } => conductor::try_run(
+                &conductor::draw_run_config(setting, seed, *bug),
+                seed,
+                trace,
+            ),
+            GroupScenario::Replication { setting, bug } => replication::try_run(
+                &replication::draw_run_config(setting, seed, *bug),
                 seed,
                 trace,
             ),
@@ -130,6 +165,22 @@ impl GroupScenario {
                     failure.trace,
                 )
             }
+            GroupScenario::Conductor { setting, bug } => {
+                let failure = conductor::shrink(setting, seed, *bug)?;
+                (
+                    plan_text(&failure.config.plan),
+                    failure.violation,
+                    failure.trace,
+                )
+            }
+            GroupScenario::Replication { setting, bug } => {
+                let failure = replication::shrink(setting, seed, *bug)?;
+                (
+                    plan_text(&failure.config.plan),
+                    failure.violation,
+                    failure.trace,
+                )
+            }
         };
         Some(ShrunkFailure {
             plan,
@@ -144,11 +195,11 @@ fn plan_text<A: ToString>(plan: &[(Time, A)]) -> Vec<(Time, String)> {
     plan.iter().map(with_text).collect()
 }
 
-fn invalid<T>(what: &'static str) -> Result<T, ScenarioError> {
+pub(super) fn invalid<T>(what: &'static str) -> Result<T, ScenarioError> {
     Err(ScenarioError::Number(what))
 }
 
-fn set_if_given<T>(value: &mut T, given: Option<T>) {
+pub(super) fn set_if_given<T>(value: &mut T, given: Option<T>) {
     if let Some(said) = given {
         *value = said;
     }
@@ -278,11 +329,11 @@ impl MembershipScenarioText {
     }
 }
 
-fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
+pub(super) fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
     match shares.iter().all(|share| (0.0..=1.0).contains(share)) {
         true => Ok(()),
         false => invalid(
-            "impatient, guest and the values of [with_request], [incident] and [faults] must be 0 to 1",
+            "shares of seeds and processes, and the values of [with_request], [incident], [fault] and [faults], must be 0 to 1",
         ),
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of valid and invalid scenario texts.
 
 use super::*;
-use crate::{handoff, membership, migration};
+use crate::{conductor, handoff, membership, migration, replication};
 
 fn pools(scenario: Scenario) -> PoolScenario {
     match scenario.kind {
@@ -89,6 +89,14 @@ fn plain_group_scenarios_state_the_defaults() {
     let plain = GroupScenario::Membership { setting, bug };
     assert_eq!(group(text("membership")), plain);
     assert_eq!(group("kind = \"membership\""), plain);
+    let (setting, bug) = (Box::new(conductor::DEFAULT), None);
+    let plain = GroupScenario::Conductor { setting, bug };
+    assert_eq!(group(text("conductor")), plain);
+    assert_eq!(group("kind = \"conductor\""), plain);
+    let (setting, bug) = (Box::new(replication::DEFAULT), None);
+    let plain = GroupScenario::Replication { setting, bug };
+    assert_eq!(group(text("replication")), plain);
+    assert_eq!(group("kind = \"replication\""), plain);
 }
 
 #[test]
@@ -113,4 +121,11 @@ fn invalid_group_scenario_gives_a_specific_error() {
     assert!(error("membership", "nodes = 3").contains("nodes"));
     assert!(error("membership", "lease_within_s = 90").contains("lease_within_s"));
     assert!(error("membership", "[incident]\ncrash = 2").contains("0 to 1"));
+    assert!(error("conductor", "nodes = 1").contains("2 to 64"));
+    assert!(error("conductor", "faults_end_s = 60").contains("faults_end_s"));
+    assert!(error("conductor", "liar = 2").contains("0 to 1"));
+    assert!(error("replication", "legs = 5").contains("1 to 4"));
+    assert!(error("replication", "loss = 2").contains("0 to 1"));
+    assert!(error("replication", "deadline_s = 1").contains("deadline_s"));
+    assert!(error("replication", "[fault]\ncrash = 2").contains("crash"));
 }

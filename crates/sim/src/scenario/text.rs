@@ -20,6 +20,8 @@ pub(super) enum KindName {
     Handoff,
     Migration,
     Membership,
+    Conductor,
+    Replication,
 }
 
 /// Handoffs or migrations.

@@ -1,5 +1,5 @@
-//! Simulates groups of nodes that run themselves, hand flows off and move processes, with failing channels and daemons, and checks
-//! oracles at every step.
+//! Simulates groups of nodes that run themselves, hand flows off, move processes, even out loads and replicate connections,
+//! with failing channels and daemons, and checks oracles at every step.
 //!
 //! `HOLDFAST_SEED=n` runs only that seed; `HOLDFAST_SEEDS=n` runs the first `n` seeds.
 
@@ -41,12 +41,14 @@ macro_rules! common_simulation_tests {
     };
 }
 
+mod conductor;
 mod handoff;
 mod membership;
 mod migration;
+mod replication;
 
-/// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that they cover each
-/// of these events five times, if there are enough seeds.
+/// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that 1,000 of them or
+/// more cover each of these events five times.
 fn assert_all<C: Debug>(
     default_count: u64,
     run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
@@ -54,7 +56,19 @@ fn assert_all<C: Debug>(
     expected_counts: &[&str],
 ) {
     let seeds = seeds::from_environment(0, default_count);
-    let outcomes = seeds::run_all(&seeds, |seed| run(*seed), |_| ());
+    assert_seeds(&seeds, 1_000, run, shrink, expected_counts);
+}
+
+/// Checks that these seeds succeed, and that they cover each of these events five times, if there are at least `covering`
+/// seeds.
+fn assert_seeds<C: Debug>(
+    seeds: &[u64],
+    covering: usize,
+    run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
+    shrink: impl Fn(u64) -> Option<ShrunkSeedFailure<C>>,
+    expected_counts: &[&str],
+) {
+    let outcomes = seeds::run_all(seeds, |seed| run(*seed), |_| ());
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (seed, outcome) in seeds.iter().zip(outcomes) {
         let outcome = outcome.unwrap_or_else(|violation| {
@@ -70,7 +84,7 @@ fn assert_all<C: Debug>(
     let is_rare = |what: &&&str| counts.get(**what).copied().unwrap_or(0) < 5;
     let seldom: Vec<_> = expected_counts.iter().filter(is_rare).collect();
     assert!(
-        seeds.len() < 1_000 || seldom.is_empty(),
+        seeds.len() < covering || seldom.is_empty(),
         "{seldom:?} of {counts:#?}"
     );
 }
@@ -119,7 +133,8 @@ fn built_in_group_scenarios_succeed() {
         let mut results = 0;
         for (seed, outcome) in seeds.iter().zip(outcomes) {
             let outcome = outcome.unwrap_or_else(|violation| panic!("{name} {seed}: {violation}"));
-            let counts = ["moved", "view committed"].map(|what| outcome.counts.get(what));
+            let counts =
+                ["moved", "view committed", "client Done"].map(|what| outcome.counts.get(what));
             results += counts.into_iter().flatten().sum::<u64>();
         }
         assert!(results > 0, "{name}");

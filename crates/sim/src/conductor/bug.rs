@@ -1,0 +1,49 @@
+//! Deliberate bugs, each of which breaks one rule of the state machine or its daemon: the oracles must detect every
+//! one.
+
+/// The broken rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConductorBug {
+    /// The limit of moves a minute is ten times as high.
+    NoMoveLimit,
+    /// Nodes do not calm down after a move.
+    NoCalmDown,
+    /// The loads after a move are not predicted.
+    NoPrediction,
+    /// A restarted daemon believes that it has moved nothing of late.
+    RestartForgetsMoves,
+    /// A restarted daemon does not know which processes have moved of late.
+    ForgetsHistories,
+    /// The daemon does not tell the machine of pins.
+    IgnoresPins,
+    /// An offer does not tell the anti-affinity label.
+    HidesLabels,
+    /// The channel takes the guest's word for its number.
+    GuestPassesForMember,
+    /// A node accepts every offer.
+    AcceptsEverything,
+    /// An acceptor in doubt never asks.
+    NeverInquires,
+    /// A drained node is not told.
+    DrainIsLost,
+    /// The state machines' timers do not fire.
+    NoTimers,
+}
+
+impl ConductorBug {
+    /// All bugs.
+    pub const ALL: [ConductorBug; 12] = [
+        ConductorBug::NoMoveLimit,
+        ConductorBug::NoCalmDown,
+        ConductorBug::NoPrediction,
+        ConductorBug::RestartForgetsMoves,
+        ConductorBug::ForgetsHistories,
+        ConductorBug::IgnoresPins,
+        ConductorBug::HidesLabels,
+        ConductorBug::GuestPassesForMember,
+        ConductorBug::AcceptsEverything,
+        ConductorBug::NeverInquires,
+        ConductorBug::DrainIsLost,
+        ConductorBug::NoTimers,
+    ];
+}
