@@ -18,7 +18,7 @@ use crate::ExitResult;
 use crate::output::{output, output_line, print_json};
 use crate::table::TextTable;
 
-/// Simulate pools, handoffs, migrations and membership: runs the daemons' state machines in virtual time
+/// Simulate pools, handoffs, migrations, membership, conductors and replication: runs the daemons' state machines in virtual time
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast sim list
@@ -71,7 +71,7 @@ struct ScenarioListArgs {
 
 #[derive(Debug, Args)]
 struct SeedsArgs {
-    /// A file or name for handoffs, migrations or membership; default: pools
+    /// A file or name for handoffs, migrations, membership, conductors or replication; default: pools
     scenario: Option<String>,
     /// Number of seeds
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]

@@ -1,4 +1,4 @@
-//! Scenarios of handoffs, of migrations, and of membership.
+//! Scenarios of handoffs, migrations, membership, conductors and replication.
 
 use std::collections::BTreeMap;
 

@@ -318,7 +318,7 @@ impl Replication {
         sum
     }
 
-    /// Returns the legs whose absence or presence may decide about a connection: those that serve and are not suspected.
+    /// Returns the legs whose absence or presence may decide about a connection: legs that serve and are not suspected.
     fn heard_legs(&self, among: LegSet) -> LegSet {
         let is_heard = |leg: &LegIndex| {
             let leg = self.legs.get(*leg);

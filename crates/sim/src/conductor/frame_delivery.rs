@@ -1,4 +1,4 @@
-//! Frames on their way: lost, late and repeated ones, those of a node that lies, and those of the guest.
+//! Frames on their way: lost, late and repeated frames, frames of a node that lies, and forged frames of the guest.
 
 use super::ConductorBug;
 use super::plan::CrashPoint;

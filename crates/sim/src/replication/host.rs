@@ -207,7 +207,7 @@ impl Host {
         connection.endpoint.send(now);
     }
 
-    /// Kills the process: its kernel ends all connections, and resets those with unread input.
+    /// Kills the process: its kernel ends all connections, and resets connections with unread input.
     pub fn kill(&mut self, now: Time) {
         self.process = Process::Killed;
         let clients: Vec<usize> = self.connections.keys().copied().collect();

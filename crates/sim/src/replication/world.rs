@@ -49,7 +49,7 @@ fn leg_node(leg: LegIndex) -> NodeId {
     NodeId(leg.position() as u16 + 1)
 }
 
-/// A queued event. Events at the contact node carry its incarnation: those of a lost one are void.
+/// A queued event. Events at the contact node carry its incarnation: events of a lost incarnation are void.
 #[derive(Debug)]
 enum Event {
     ToReplicator(u32, Peer, Packet),
