@@ -168,6 +168,25 @@ static __always_inline int follow_server(struct __sk_buff *skb, struct config *c
 	return forward(skb, config, p, to, node && node->flags & NODE_HOLDER);
 }
 
+/* Returns the hop limit of a packet. */
+static __always_inline __u8 hops_left(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 at = p->v6 ? __builtin_offsetof(struct ipv6hdr, hop_limit) : __builtin_offsetof(struct iphdr, ttl);
+	__u8 hops = 0;
+	bpf_skb_load_bytes(skb, sizeof(struct ethhdr) + at, &hops, 1);
+	return hops;
+}
+
+/* Sends a packet that begins a flow to the node that has the server. While a server moves, two nodes may each take the
+ * other for that node, and forward the packet to each other. The one where the hop limit ends keeps the packet if a
+ * server listens there. */
+static __always_inline int follow_new_client(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	if (hops_left(skb, p) <= 1 && is_served_here(skb, p))
+		return NEXT;
+	return follow_server(skb, config, p, to);
+}
+
 /* Sends a packet of a handshake to the node where the handshake began. The packet cannot be forwarded again,
  * because that node sends packets of unknown flows after the server, to this node.
  */
@@ -265,7 +284,7 @@ static __always_inline int gets_new_clients(struct config *config, const struct 
  * server's present node. If this node gets no new clients, the connection belongs to a node that does: a server that
  * hangs here would complete its handshake and never answer. Later packets of the flow go there too, although the
  * steering table still leads here. A flow that moved away, and a new connection that began elsewhere, stay where they
- * are.
+ * are; but from the node that the server left for this one, the server's connections have come here, too.
  *
  * The SYN of a connection that has not ended goes to the connection's socket, which asks the client (RFC 5961, section
  * 4.2). A client without that connection answers with a reset, which ends the connection, and repeats its SYN.
@@ -276,8 +295,8 @@ static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *con
 	__u16 to = moved_server_node(skb, config, p);
 	if (!to) {
 		to = other_placed_node(config, service, p);
-		if (to && now.state == FLOW_MOVED)
-			return follow_server(skb, config, p, now.peer);
+		if (to && now.state == FLOW_MOVED && now.peer != previous_server_node(config, p))
+			return follow_new_client(skb, config, p, now.peer);
 		if (gets_new_clients(config, service, p))
 			return NEXT;
 	}
@@ -289,7 +308,7 @@ static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *con
 	if (was.state == now.state && __sync_val_compare_and_swap(state_word_of(flow), was.word, next.word) == was.word &&
 	    now.state == FLOW_CLOSING)
 		emit(&p->flow, now.epoch, EVENT_SUPERSEDED, 0);
-	return follow_server(skb, config, p, to);
+	return follow_new_client(skb, config, p, to);
 }
 
 static __always_inline int known_flow(struct __sk_buff *skb, struct config *config, struct service *service,
@@ -344,7 +363,7 @@ static __always_inline int new_flow(struct __sk_buff *skb, struct config *config
 	if (!is_placed_here(config, service, p))
 		return count_drop(DROP_OTHER_OWNER);
 	__u16 to = what == PARSE_FLOW ? moved_server_node(skb, config, p) : 0;
-	return to ? follow_server(skb, config, p, to) : NEXT;
+	return to ? follow_new_client(skb, config, p, to) : NEXT;
 }
 
 static __always_inline int ingress_verdict(struct __sk_buff *skb, struct config *config, struct service *service,

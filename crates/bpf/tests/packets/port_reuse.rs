@@ -284,3 +284,50 @@ fn returning_client_reaches_server_that_moves() {
         assert_eq!(pool.node(name).counter("drop_hops_used_up"), 0);
     }
 }
+
+/// The server has moved from n2 to n3, with a connection that ended there, and comes back to n2. The placement table still
+/// names n3. Both nodes have an entry that leads to the other one: n2 since the first move, n3 since the client's SYN.
+#[test]
+fn returning_client_reaches_server_that_came_back() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    for (number, v6) in [(170, true), (171, false)] {
+        pool.place_all_on(3);
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        assert_handshake_at(&pool, &mut peer, "n3");
+        close_by_server(&pool, &mut peer, "n3");
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        pool.node("n2").set_state(&key, FlowState::Moved, 3, 0);
+
+        let (node, role) = (2, SUCCESSOR_EXCLUSIVE);
+        set_successor(&pool, v6, "n3", Successor { node, role });
+        set_successor_n3(&pool, v6, SUCCESSOR_PREVIOUS);
+        assert_handshake_at(&pool, &mut peer, "n2");
+    }
+    for name in ["n2", "n3"] {
+        assert_eq!(pool.node(name).counter("drop_hops_used_up"), 0);
+    }
+}
+
+/// As before, but the server comes back only now: its process does not run at n2 yet, where the sockets are being made.
+/// n2 sends new clients to n3, and n3 sends this one after the connection that it had at n2.
+#[test]
+fn returning_client_reaches_server_on_its_way_back() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    for (number, v6) in [(172, true), (173, false)] {
+        pool.place_all_on(2);
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.position("n1").link());
+        assert_handshake_at(&pool, &mut peer, "n2");
+        close_by_server(&pool, &mut peer, "n2");
+        set_successor_n3(&pool, v6, SUCCESSOR_EXCLUSIVE);
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        pool.node("n3").set_state(&key, FlowState::Moved, 2, 0);
+
+        peer.seq = peer.seq.wrapping_add(100_000);
+        peer.ack = 0;
+        peer.send_segment(CLIENT_PORT, SYN, 0, &[]);
+        next_answer(&peer, SYN);
+    }
+    for name in ["n2", "n3"] {
+        assert_eq!(pool.node(name).counter("drop_hops_used_up"), 0);
+    }
+}

@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 8 * 8;
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
-/// Index of an argument that means there is no payload.
+/// Index of no argument: a system call whose arguments hold no payload's address.
 const NO_PAYLOAD: u64 = 6;
 
 /// A process with another identity. Dropping the value ends the process: its PID is in the tree's namespace, and the

@@ -14,7 +14,7 @@ use holdfast_sys::sysctl;
 use message_send_queue::{MessageSendQueue, SendBatch};
 use receive::MessageReceiveBuffers;
 use send::{QueuedMessage, SendOutcome};
-use socket::Socket;
+use socket::KernelSocket;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -33,14 +33,14 @@ const TIMER_EVENT: u32 = u32::MAX;
 
 /// Returns true if the kernel has SCTP in this network namespace.
 pub fn is_available() -> bool {
-    Socket::new(false).is_ok()
+    KernelSocket::new(false).is_ok()
 }
 
 /// A one-to-many socket, and the sockets of additional local ports.
 pub struct KernelEndpoint {
     config: TransportConfig,
     /// Sockets by port number; 0 is the endpoint's own.
-    sockets: HashMap<u32, Socket>,
+    sockets: HashMap<u32, KernelSocket>,
     last_port: u32,
     epoll: OwnedFd,
     assembler: EventAssembler,
@@ -74,11 +74,11 @@ impl KernelEndpoint {
             encapsulation,
         };
         endpoint.watch_socket(TIMER_EVENT, endpoint.timer.as_fd().as_raw_fd())?;
-        endpoint.add_socket(0, Socket::open(config)?)?;
+        endpoint.add_socket(0, KernelSocket::open(config)?)?;
         Ok(endpoint)
     }
 
-    fn add_socket(&mut self, port: u32, socket: Socket) -> io::Result<()> {
+    fn add_socket(&mut self, port: u32, socket: KernelSocket) -> io::Result<()> {
         self.watch_socket(port, socket.as_fd().as_raw_fd())?;
         self.sockets.insert(port, socket);
         Ok(())
@@ -94,7 +94,7 @@ impl KernelEndpoint {
         check(unsafe { libc::epoll_ctl(epoll, add, fd, &raw mut interest) })
     }
 
-    fn socket_of(&self, assoc: AssocId) -> io::Result<&Socket> {
+    fn socket_of(&self, assoc: AssocId) -> io::Result<&KernelSocket> {
         let socket = self.sockets.get(&assoc.port());
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -232,7 +232,7 @@ impl TransportEndpoint for KernelEndpoint {
             local: abi::with_port(&self.config.local, 0),
             ..self.config.clone()
         };
-        let socket = Socket::open(&config)?;
+        let socket = KernelSocket::open(&config)?;
         let id = socket.connect(remote, encapsulation)?;
         self.last_port += 1;
         self.add_socket(self.last_port, socket)?;

@@ -10,16 +10,16 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A non-blocking SCTP socket.
-pub struct Socket(OwnedFd);
+/// A non-blocking SCTP socket of the kernel.
+pub struct KernelSocket(OwnedFd);
 
-impl AsFd for Socket {
+impl AsFd for KernelSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Socket {
+impl KernelSocket {
     /// Makes a socket without address; fails if the kernel has no SCTP.
     pub fn new(is_v6: bool) -> io::Result<Self> {
         let domain = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };

@@ -48,7 +48,7 @@ impl From<io::Error> for ConnectionEndReason {
 pub(super) struct StreamConnection {
     pub(super) socket: TcpStream,
     pub(super) remote: SocketAddr,
-    /// Protocol of an outgoing connection; `None` for an incoming one.
+    /// TCP or TLS, as asked for when this side opened the connection; `None` if the other side opened it.
     pub(super) outgoing: Option<StreamProtocol>,
     /// Name in the peer's certificate.
     pub(super) name: Option<String>,
