@@ -14,6 +14,9 @@
 //! their steps apart.
 //!
 //! A node that makes its key itself sends a [`CertificateRequest`], and [`CertificateAuthority::sign`] answers it.
+//!
+//! A certificate also says what its node may be in a group that runs itself: its organizational unit (OU) is the name of a
+//! [`NodeRole`]. Certificates of earlier releases have none.
 
 mod certificate_request;
 mod pem;
@@ -38,6 +41,8 @@ use rcgen::{
 };
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const AUTHORITY_DAYS: u32 = 3650;
@@ -52,6 +57,55 @@ pub const RENEWED_DAYS: u32 = 90;
 
 /// Maximum lag of a node's clock behind the authority's.
 const CLOCK_TOLERANCE: Duration = DAY;
+
+/// The role that a certificate admits its node to, in a group that runs itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeRole {
+    /// The node may be a backup, and thus decide on the group's views and become contact node.
+    Backup,
+    /// The node only serves.
+    Server,
+}
+
+impl NodeRole {
+    /// Returns the organizational unit in the certificates of such nodes.
+    pub fn unit(self) -> &'static str {
+        match self {
+            NodeRole::Backup => "Holdfast backup",
+            NodeRole::Server => "Holdfast server node",
+        }
+    }
+
+    /// Returns the role that organizational units of a certificate name; none if they name no role, or both.
+    pub fn from_units<'a>(units: impl Iterator<Item = &'a str>) -> Option<NodeRole> {
+        let role_of = |unit| {
+            let mut all = [NodeRole::Backup, NodeRole::Server].into_iter();
+            all.find(|role| role.unit() == unit)
+        };
+        let mut roles = units.filter_map(role_of);
+        let first = roles.next()?;
+        roles.all(|role| role == first).then_some(first)
+    }
+}
+
+/// The terms on which a certificate is issued. A number of days alone stands for the certificate of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CertificateTerms {
+    /// Days of validity.
+    pub days: u32,
+    /// The role that the certificate names; none for a renewal of a certificate that names none.
+    pub role: Option<NodeRole>,
+}
+
+impl From<u32> for CertificateTerms {
+    fn from(days: u32) -> CertificateTerms {
+        CertificateTerms {
+            days,
+            role: Some(NodeRole::Backup),
+        }
+    }
+}
 
 /// Returns the DNS name of node `name` in its certificate: `NAME.node`.
 pub fn node_dns_name(name: &str) -> String {
@@ -196,7 +250,7 @@ impl CertificateAuthority {
         })
     }
 
-    /// Issues a certificate for node `node`, valid for `days` days; `addresses` are added to its names.
+    /// Issues a certificate for node `node` on these terms; `addresses` are added to its names.
     ///
     /// # Errors
     /// `node` is not a name, or its files exist already (revoke moves them aside).
@@ -204,12 +258,13 @@ impl CertificateAuthority {
         &self,
         node: &str,
         addresses: &[IpAddr],
-        days: u32,
+        terms: impl Into<CertificateTerms>,
     ) -> Result<IssuedFiles, CaError> {
         check_name(node)?;
+        let terms = terms.into();
         let key = KeyPair::generate()?;
         let serial = random_serial()?;
-        let certificate = self.certify(node, &key, addresses, days, serial)?;
+        let certificate = self.certify(node, &key, addresses, terms, serial)?;
         let issued = IssuedFiles {
             cert: self.dir.join(format!("{node}.pem")),
             key: self.dir.join(format!("{node}.key")),
@@ -221,12 +276,12 @@ impl CertificateAuthority {
         let mut log = self.lock_log()?;
         create_file(&issued.key, &key.serialize_pem())?;
         // Log before the certificate can be used, so that every used certificate can be revoked.
-        log.add_issued(serial, node, days)?;
+        log.add_issued(serial, node, terms.days)?;
         create_file(&issued.cert, &certificate.pem())?;
         Ok(issued)
     }
 
-    /// Signs a certificate for the name and key of `request`, valid for `days` days. The log has it before this function
+    /// Signs a certificate for the name and key of `request` on these terms. The log has it before this function
     /// returns. Whether the name is free is the caller's question ([`CertificateAuthority::check_free`]).
     ///
     /// # Errors
@@ -234,9 +289,9 @@ impl CertificateAuthority {
     pub fn sign(
         &self,
         request: &CertificateRequest,
-        days: u32,
+        terms: impl Into<CertificateTerms>,
     ) -> Result<SignedCertificate, CaError> {
-        self.sign_with_serial(request, days, random_serial()?)
+        self.sign_with_serial(request, terms, random_serial()?)
     }
 
     /// Does the same as [`CertificateAuthority::sign`] with a serial number that [`random_serial`] returned.
@@ -246,10 +301,10 @@ impl CertificateAuthority {
     pub fn sign_with_serial(
         &self,
         request: &CertificateRequest,
-        days: u32,
+        terms: impl Into<CertificateTerms>,
         serial: u128,
     ) -> Result<SignedCertificate, CaError> {
-        self.sign_in(&mut self.lock_log()?, request, days, serial)
+        self.sign_in(&mut self.lock_log()?, request, terms.into(), serial)
     }
 
     /// Signs a certificate that takes the place of the one with the serial number `present`.
@@ -260,13 +315,13 @@ impl CertificateAuthority {
     pub fn renew(
         &self,
         request: &CertificateRequest,
-        days: u32,
+        terms: impl Into<CertificateTerms>,
         present: u128,
     ) -> Result<SignedCertificate, CaError> {
         let mut log = self.lock_log()?;
         match is_revoked(&log.entries, present) {
             true => Err(CaError::Revoked(request.name().to_owned())),
-            false => self.sign_in(&mut log, request, days, random_serial()?),
+            false => self.sign_in(&mut log, request, terms.into(), random_serial()?),
         }
     }
 
@@ -274,12 +329,12 @@ impl CertificateAuthority {
         &self,
         log: &mut LockedLog,
         request: &CertificateRequest,
-        days: u32,
+        terms: CertificateTerms,
         serial: u128,
     ) -> Result<SignedCertificate, CaError> {
         let name = request.name();
-        let certificate = self.certify(name, &request.public_key, &[], days, serial)?;
-        log.add_issued(serial, name, days)?;
+        let certificate = self.certify(name, &request.public_key, &[], terms, serial)?;
+        log.add_issued(serial, name, terms.days)?;
         Ok(SignedCertificate {
             pem: certificate.pem(),
             der: certificate.der().to_vec(),
@@ -334,13 +389,18 @@ impl CertificateAuthority {
         node: &str,
         key: &impl PublicKeyData,
         addresses: &[IpAddr],
-        days: u32,
+        terms: CertificateTerms,
         serial: u128,
     ) -> Result<Certificate, CaError> {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
             .push(DnType::CommonName, format!("node:{node}"));
+        if let Some(role) = terms.role {
+            params
+                .distinguished_name
+                .push(DnType::OrganizationalUnitName, role.unit());
+        }
         let dns_name = Ia5String::try_from(node_dns_name(node))?;
         params.subject_alt_names = vec![SanType::DnsName(dns_name)];
         let ips = addresses.iter().copied().map(SanType::IpAddress);
@@ -352,7 +412,7 @@ impl CertificateAuthority {
         ];
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(serial_number(serial));
-        set_validity(&mut params, days);
+        set_validity(&mut params, terms.days);
         Ok(params.signed_by(key, &self.issuer)?)
     }
 

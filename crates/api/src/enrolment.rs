@@ -16,7 +16,9 @@ mod timed_stream;
 mod token;
 
 #[cfg(feature = "enrolment")]
-pub use client::{Enrolled, EnrolmentError, certificate_matches, enrol, first_certificate};
+pub use client::{
+    Enrolled, EnrolmentError, certificate_matches, certified_role, enrol, first_certificate,
+};
 pub use message::{
     ANSWER_BYTES_MAX, EnrolmentAnswer, EnrolmentRefusal, EnrolmentRequest, GroupReach,
     GroupSettings, KnownNode, MessageError, REQUEST_MESSAGE_BYTES_MAX, decode, encode,

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use holdfast_api::ca::{CertificateAuthority, CertificateRequest, NODE_DAYS, RENEWED_DAYS};
+use holdfast_api::ca::{
+    CertificateAuthority, CertificateRequest, CertificateTerms, NODE_DAYS, RENEWED_DAYS,
+};
 use holdfast_api::control::{RevocationRequest, RevocationStatus};
 
 use crate::daemon_client::DaemonArgs;
+use crate::node::RoleArg;
 use crate::output::{output_line, print_json};
 
 /// The group's own certificate authority: a directory of files on a machine you trust.
@@ -30,6 +33,9 @@ enum CaCommand {
         group: String,
     },
     /// Issue certificate and key for a node.
+    #[command(
+        after_help = "Examples:\n  holdfast ca issue n1 --dir ca\n  holdfast ca issue n7 --role server --days 90"
+    )]
     Issue {
         /// The node's name, `name` of `[node]` in the configuration.
         node: String,
@@ -39,6 +45,9 @@ enum CaCommand {
         /// Days of validity.
         #[arg(long, default_value_t = NODE_DAYS, value_parser = clap::value_parser!(u32).range(1..=36_500))]
         days: u32,
+        /// What the node may be at most, in a group that runs itself.
+        #[arg(long, value_name = "ROLE", default_value = "backup")]
+        role: RoleArg,
     },
     /// Sign the request that `holdfast node join` made where the authority is not at hand.
     #[command(
@@ -51,6 +60,9 @@ enum CaCommand {
         /// Days of validity.
         #[arg(long, default_value_t = RENEWED_DAYS, value_parser = clap::value_parser!(u32).range(1..=36_500))]
         days: u32,
+        /// What the node may be at most, in a group that runs itself.
+        #[arg(long, value_name = "ROLE", default_value = "backup")]
+        role: RoleArg,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -97,8 +109,10 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
             node,
             address,
             days,
+            role,
         } => {
-            let issued = CertificateAuthority::open(dir)?.issue(&node, &address, days)?;
+            let terms = terms(days, role);
+            let issued = CertificateAuthority::open(dir)?.issue(&node, &address, terms)?;
             output_line!("Issued serial {} for {node}:", issued.serial);
             output_line!("  certificate  {}", issued.cert.display());
             output_line!("  private key  {}", issued.key.display());
@@ -107,8 +121,9 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
         CaCommand::Sign {
             request,
             days,
+            role,
             json,
-        } => sign(dir, &request, days, json)?,
+        } => sign(dir, &request, terms(days, role), json)?,
         CaCommand::Revoke { node, daemon } => {
             for serial in CertificateAuthority::open(dir)?.revoke(&node)? {
                 output_line!("Revoked serial {serial} of {node}.");
@@ -156,7 +171,14 @@ fn publish(daemon: &DaemonArgs, list: &Path) -> anyhow::Result<RevocationStatus>
     daemon.ask(&client, |client| client.publish_revocations(&request))
 }
 
-fn sign(dir: &Path, request: &Path, days: u32, json: bool) -> anyhow::Result<()> {
+fn terms(days: u32, role: RoleArg) -> CertificateTerms {
+    CertificateTerms {
+        days,
+        role: Some(role.into()),
+    }
+}
+
+fn sign(dir: &Path, request: &Path, terms: CertificateTerms, json: bool) -> anyhow::Result<()> {
     let pem = std::fs::read_to_string(request).with_context(|| request.display().to_string())?;
     let request = CertificateRequest::from_pem(&pem)?;
     let node = request.name();
@@ -168,7 +190,7 @@ fn sign(dir: &Path, request: &Path, days: u32, json: bool) -> anyhow::Result<()>
         "{} exists already and is not overwritten; move it away",
         certificate.display()
     );
-    let signed = authority.sign(&request, days)?;
+    let signed = authority.sign(&request, terms)?;
     std::fs::write(&certificate, &signed.pem).with_context(|| certificate.display().to_string())?;
     if json {
         let path = certificate.display().to_string();

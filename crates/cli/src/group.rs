@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, ensure};
 use clap::{Args, Subcommand, ValueEnum};
-use holdfast_api::ca::{CertificateAuthority, CertificateRequest, RENEWED_DAYS};
+use holdfast_api::ca::{CertificateAuthority, CertificateRequest, NodeRole, RENEWED_DAYS};
 use holdfast_api::control::{NewToken, TOKEN_LIFETIME_S, TokenEntry, TokenRequest, TokenState};
 use holdfast_api::enrolment::{DEFAULT_ENROLMENT_PORT, GroupReach, GroupSettings, NodeFile};
 use serde::Serialize;
 
 use crate::daemon_client::DaemonArgs;
+use crate::node::RoleArg;
 use crate::node::node_files::{NodeFiles, host_name, interface_of, own_address};
 use crate::node::{no_daemon_text, sibling_command};
 use crate::output::{output, output_line, print_json};
@@ -98,10 +99,13 @@ struct MacAddress([u8; 6]);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  holdfast group token\n  holdfast group token --minutes 10 --json\n  \
+                        holdfast group token --role server\n  \
                         holdfast group token --list\n  holdfast group token --revoke 1f0c…\n\n\
                         The first line of the output is the command for the new host, the second one the token for which the \
                         command asks. A token works at the node that made it. Whoever has it can join the group: send it over a \
-                        safe way."
+                        safe way.\n\n\
+                        A backup decides with the others about the group, and may become contact node. Give a host that shall \
+                        only serve a token with --role server: the certificate for it admits the host to nothing else."
 )]
 struct TokenArgs {
     #[command(flatten)]
@@ -110,11 +114,14 @@ struct TokenArgs {
     #[arg(long, value_name = "MINUTES", default_value_t = TOKEN_LIFETIME_S / 60,
           value_parser = clap::value_parser!(u64).range(1..=1_440))]
     minutes: u64,
+    /// What the host may be at most
+    #[arg(long, value_name = "ROLE", default_value = "backup")]
+    role: RoleArg,
     /// List the tokens of this node instead, without their secrets
-    #[arg(long, conflicts_with = "minutes")]
+    #[arg(long, conflicts_with_all = ["minutes", "role"])]
     list: bool,
     /// Revoke the token with this number instead
-    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["minutes", "list"])]
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["minutes", "role", "list"])]
     revoke: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -275,6 +282,7 @@ fn token(args: &TokenArgs) -> Result<()> {
     }
     let request = TokenRequest {
         lifetime_s: Some(args.minutes * 60),
+        role: Some(args.role.into()),
     };
     let made = args
         .daemon
@@ -305,7 +313,7 @@ fn join_command(made: &NewToken) -> String {
 }
 
 fn token_table(tokens: &[TokenEntry]) -> String {
-    let mut table = TextTable::new(["token", "state", "node", "ends (unix time)"]);
+    let mut table = TextTable::new(["token", "state", "role", "node", "ends (unix time)"]);
     for token in tokens {
         let state = match token.state {
             TokenState::Fresh => "fresh",
@@ -316,6 +324,11 @@ fn token_table(tokens: &[TokenEntry]) -> String {
         table.row([
             token.id.clone(),
             state.to_owned(),
+            match token.role {
+                NodeRole::Backup => "backup",
+                NodeRole::Server => "server",
+            }
+            .to_owned(),
             token.node.clone().unwrap_or_default(),
             token.expires_at_s.to_string(),
         ]);

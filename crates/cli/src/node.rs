@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use holdfast_api::ca::NodeRole;
 
 /// Run the daemon of this node (becomes holdfastd), make this host a node, change the nodes of the group, or remove what
 /// an ended daemon left on this host
@@ -30,6 +31,24 @@ pub struct NodeArgs {
     /// Only check that a start would succeed; change nothing
     #[arg(long)]
     check: bool,
+}
+
+/// Role in the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RoleArg {
+    /// May become contact node.
+    Backup,
+    /// Only serves.
+    Server,
+}
+
+impl From<RoleArg> for NodeRole {
+    fn from(role: RoleArg) -> NodeRole {
+        match role {
+            RoleArg::Backup => NodeRole::Backup,
+            RoleArg::Server => NodeRole::Server,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -116,6 +116,9 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
         "\nflows: {} owned, {} in transit, {} moved away; handoffs: {} given, {} taken, {} kept\n",
         flows.owned, flows.transit, flows.moved, handoffs.donated, handoffs.accepted, handoffs.kept
     );
+    if flows.disputed > 0 {
+        text += &format!("flows that two nodes claim: {}\n", flows.disputed);
+    }
     text + &status
         .problems
         .iter()

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_api::ca::node_dns_name;
+use holdfast_api::ca::{NodeRole, node_dns_name};
+use holdfast_api::enrolment::certified_role;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -249,6 +250,8 @@ pub struct CertificateContent {
     pub begin: SystemTime,
     /// End of the validity.
     pub end: SystemTime,
+    /// The role that the certificate names.
+    pub role: Option<NodeRole>,
 }
 
 /// Reads a certificate. Returns nothing if the bytes are none.
@@ -260,6 +263,7 @@ pub fn read_content(certificate: &CertificateDer<'_>) -> Option<CertificateConte
         public_key: parsed.public_key().subject_public_key.data.to_vec(),
         begin,
         end,
+        role: certified_role(certificate),
     })
 }
 

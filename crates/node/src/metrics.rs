@@ -102,6 +102,7 @@ pub struct Metrics {
     drops: Family<ReasonLabel, Counter>,
     flows_owned: Gauge,
     flow_table_full: Gauge,
+    flows_disputed: Gauge,
     flows_in_transit: Family<DirectionLabel, Gauge>,
     hold_slots: Gauge,
     round_trip: Family<PeerLabel, FloatGauge>,
@@ -141,6 +142,7 @@ impl Metrics {
             drops: Family::default(),
             flows_owned: Gauge::default(),
             flow_table_full: Gauge::default(),
+            flows_disputed: Gauge::default(),
             flows_in_transit: Family::default(),
             hold_slots: Gauge::default(),
             round_trip: Family::default(),
@@ -305,6 +307,11 @@ impl Metrics {
             "flow_table_full",
             "1 if a new flow had no room in the flow table within the last minute",
             self.flow_table_full.clone(),
+        );
+        registry.register(
+            "flows_disputed",
+            "Flows that two nodes claim, at the contact node; neither gets their packets",
+            self.flows_disputed.clone(),
         );
         registry.register(
             "flows_in_transit",
@@ -522,6 +529,12 @@ impl Metrics {
         self.flow_table_full.set(i64::from(full));
     }
 
+    /// Sets the number of flows that two nodes claim.
+    pub fn set_flows_disputed(&self, flows: usize) {
+        self.flows_disputed
+            .set(i64::try_from(flows).unwrap_or(i64::MAX));
+    }
+
     /// Sets the numbers of flows being handed off from this node and to it.
     pub fn set_in_transit(&self, outbound: usize, inbound: usize) {
         for (direction, flows) in [("out", outbound), ("in", inbound)] {
@@ -595,6 +608,7 @@ mod tests {
         metrics.set_drops("not_owner", 7);
         metrics.set_drops("not_owner", 9);
         metrics.set_flows_owned(3);
+        metrics.set_flows_disputed(2);
         metrics.set_round_trip("n2", Duration::from_micros(120));
         metrics.set_connected("n2", true);
         metrics.count_rejection("malformed");
@@ -609,6 +623,7 @@ mod tests {
             "holdfast_freeze_seconds_count 1",
             "holdfast_drops_total{reason=\"not_owner\"} 9",
             "holdfast_flows_owned 3",
+            "holdfast_flows_disputed 2",
             "holdfast_peer_round_trip_seconds{peer=\"n2\"} 0.00012",
             "holdfast_peer_connected{peer=\"n2\"} 1",
             "holdfast_frames_rejected_total{reason=\"malformed\"} 1",

@@ -4,7 +4,7 @@
 //! identifies the token and checks proofs of its possession.
 
 use crate::frame::bounded_list_of;
-use crate::membership_frames::NodeName;
+use crate::membership_frames::{JoinRole, NodeName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -74,6 +74,8 @@ pub struct JoinTokenRecord {
     pub expires_at_s: u64,
     /// The use of the token.
     pub usage: TokenUse,
+    /// The highest role that the certificate for the token admits to.
+    pub role: JoinRole,
 }
 
 /// All tokens of a node.
@@ -90,7 +92,39 @@ pub struct EnrolmentState {
 pub struct EnrolmentStateError(String);
 
 /// First byte of a saved state.
-const STATE_VERSION: u8 = 2;
+const STATE_VERSION: u8 = 3;
+/// First byte of a state of the release before, whose tokens have no role.
+const STATE_VERSION_WITHOUT_ROLES: u8 = 2;
+
+/// A token without a role, as the release before kept it.
+#[derive(Deserialize)]
+struct RecordWithoutRole {
+    id: TokenId,
+    expires_at_s: u64,
+    usage: TokenUse,
+}
+
+/// The state of the release before.
+#[derive(Deserialize)]
+struct StateWithoutRoles {
+    #[serde(deserialize_with = "bounded_list_of::<_, _, TOKENS_MAX>")]
+    tokens: Vec<RecordWithoutRole>,
+}
+
+impl From<StateWithoutRoles> for EnrolmentState {
+    /// Returns the state in which the tokens admit server nodes: no operator has said that their hosts may decide.
+    fn from(state: StateWithoutRoles) -> EnrolmentState {
+        let token = |record: RecordWithoutRole| JoinTokenRecord {
+            id: record.id,
+            expires_at_s: record.expires_at_s,
+            usage: record.usage,
+            role: JoinRole::ServerNode,
+        };
+        EnrolmentState {
+            tokens: state.tokens.into_iter().map(token).collect(),
+        }
+    }
+}
 
 impl EnrolmentState {
     /// Returns the bytes to write to the disk.
@@ -102,17 +136,21 @@ impl EnrolmentState {
             .map_err(|error| EnrolmentStateError(error.to_string()))
     }
 
-    /// Reads the bytes that `encode` returned.
+    /// Reads the bytes that `encode` of this release or of the one before returned.
     ///
     /// # Errors
     /// The bytes are no state, or one that no node can have.
     pub fn decode(bytes: &[u8]) -> Result<EnrolmentState, EnrolmentStateError> {
         let error = |cause: &str| EnrolmentStateError(cause.to_owned());
-        let Some((&STATE_VERSION, body)) = bytes.split_first() else {
-            return Err(error("the version is unknown"));
+        let decoded = match bytes.split_first() {
+            Some((&STATE_VERSION, body)) => postcard::take_from_bytes::<EnrolmentState>(body),
+            Some((&STATE_VERSION_WITHOUT_ROLES, body)) => {
+                postcard::take_from_bytes::<StateWithoutRoles>(body)
+                    .map(|(state, rest)| (state.into(), rest))
+            }
+            _ => return Err(error("the version is unknown")),
         };
-        let (state, rest) = postcard::take_from_bytes::<EnrolmentState>(body)
-            .map_err(|cause| error(&cause.to_string()))?;
+        let (state, rest) = decoded.map_err(|cause| error(&cause.to_string()))?;
         let is_repeated = |(position, token): (usize, &JoinTokenRecord)| {
             state.tokens[..position]
                 .iter()

@@ -340,6 +340,12 @@ pub enum JoinRefusal {
         "this node has joined too often of late; the node tries again by itself, and its log shows why it leaves the group"
     )]
     TooOften,
+    /// The node's certificate does not admit it as a backup.
+    #[error(
+        "the certificate of this node admits it as a server node only; write role = \"server\" into section [group] of its file, or \
+         give it a certificate for backups (`holdfast group token --role backup`, `holdfast ca issue --role backup`)"
+    )]
+    NotAdmittedAsBackup,
 }
 
 /// Version of the list of server nodes. Lists of one version are the same; only versions of one term have an order.

@@ -12,6 +12,7 @@ use holdfast_wire::credential_frames::{self, CredentialFrame, RenewalRefusal, Re
 use holdfast_wire::enrolment_state::{
     CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TokenId, TokenUse,
 };
+use holdfast_wire::membership_frames::JoinRole;
 
 /// Returns one frame about certificates of each kind.
 pub fn frames() -> Vec<Frame> {
@@ -78,6 +79,7 @@ pub fn write_enrolment() -> std::io::Result<()> {
         id: TokenId([number; 32]),
         expires_at_s: 1_800_000_000,
         usage,
+        role: JoinRole::Backup,
     };
     let used = TokenUse::Used {
         name: "n2".parse().expect("a name"),

@@ -1,5 +1,6 @@
 //! `/v1/tokens`: join tokens; `/v1/revocations`: revocation lists.
 
+use crate::ca::NodeRole;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,6 +14,9 @@ pub const TOKEN_LIFETIME_S: u64 = 3_600;
 pub struct TokenRequest {
     /// Seconds for which the token can be used: 3600 unless given, at most 86400.
     pub lifetime_s: Option<u64>,
+    /// What the host may be: `backup` unless given.
+    #[serde(default)]
+    pub role: Option<NodeRole>,
 }
 
 /// Answer of `POST /v1/tokens`. The daemon keeps no copy of the token.
@@ -53,6 +57,8 @@ pub struct TokenEntry {
     pub state: TokenState,
     /// Name of the node that has used the token.
     pub node: Option<String>,
+    /// What the host may be.
+    pub role: NodeRole,
 }
 
 /// State of a join token.

@@ -127,6 +127,9 @@ pub struct FlowCounts {
     pub transit: u64,
     /// Flows that moved away from this node, and for which late packets are still forwarded.
     pub moved: u64,
+    /// Flows that two nodes claim, at the contact node: neither node gets their packets.
+    #[serde(default)]
+    pub disputed: u64,
 }
 
 /// Handoffs since the daemon started, in flows.

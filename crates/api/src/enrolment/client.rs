@@ -25,7 +25,7 @@ use super::{
     EnrolmentRefusal, EnrolmentRequest, JoinToken, MessageError, REQUEST_MESSAGE_BYTES_MAX,
     TimedStream, TokenKey, authority_id, decode, encode, read_message, write_message,
 };
-use crate::ca::node_dns_name;
+use crate::ca::{NodeRole, node_dns_name};
 
 /// Reason why a host got no answer to use.
 #[derive(Debug, thiserror::Error)]
@@ -241,6 +241,14 @@ pub fn certificate_matches(
         .map_err(refused)
 }
 
+/// Returns the role that a certificate (DER) admits its node to; none if the certificate names none,
+/// as those of earlier releases do.
+pub fn certified_role(certificate: &[u8]) -> Option<NodeRole> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let units = parsed.subject().iter_organizational_unit();
+    NodeRole::from_units(units.filter_map(|unit| unit.as_str().ok()))
+}
+
 /// Returns the first certificate (DER) in a PEM file.
 pub fn first_certificate(pem: &[u8]) -> Option<Vec<u8>> {
     let certificate = CertificateDer::from_pem_slice(pem).ok()?;
@@ -389,7 +397,7 @@ impl ServerCertVerifier for TokenVerifier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ca::{CertificateAuthority, CertificateRequest, NodeKey};
+    use crate::ca::{CertificateAuthority, CertificateRequest, CertificateTerms, NodeKey};
 
     #[test]
     fn error_of_the_system_is_in_the_text_alone() {
@@ -488,5 +496,23 @@ mod tests {
                 "{name}: {refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn certificate_names_the_role_of_its_terms() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = CertificateAuthority::init(dir.path(), "web").unwrap();
+        let request = NodeKey::generate().unwrap().request("n2").unwrap();
+        let request = CertificateRequest::from_der(&request.der).unwrap();
+        for role in [Some(NodeRole::Backup), Some(NodeRole::Server), None] {
+            let terms = CertificateTerms { days: 9, role };
+            let certificate = authority.sign(&request, terms).unwrap();
+            assert_eq!(certified_role(&certificate.der), role);
+        }
+        let of_days_alone = authority.sign(&request, 9).unwrap();
+        assert_eq!(certified_role(&of_days_alone.der), Some(NodeRole::Backup));
+        assert_eq!(certified_role(b"no certificate"), None);
+        let both = [NodeRole::Backup, NodeRole::Server].map(NodeRole::unit);
+        assert_eq!(NodeRole::from_units(both.into_iter()), None);
     }
 }

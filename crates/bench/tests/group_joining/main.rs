@@ -11,7 +11,7 @@ use std::process::{Child, Output};
 use std::time::Duration;
 
 use holdfast_api::ca::{CertificateAuthority, NODE_DAYS};
-use holdfast_api::control::{BlockingControlClient, NodeList, TokenRequest};
+use holdfast_api::control::{BlockingControlClient, NewToken, NodeList, TokenRequest};
 use holdfast_daemon::config::TlsConfig;
 use holdfast_daemon::tls::Tls;
 use holdfast_lab::{Lab, LabSpec};
@@ -250,6 +250,7 @@ fn group_is_made_with_commands_and_refuses_strangers() {
     refuse_strangers(&hosts);
     keep_services_under_another_number(&hosts);
     revoke(&hosts);
+    admit_server_node(&mut hosts);
 }
 
 /// Tokens that are not good, and a name that is taken: refused, counted, and the host has no configuration.
@@ -257,13 +258,14 @@ fn refuse_tokens(hosts: &Hosts, used: &str) {
     const REFUSED: &str = "holdfast_enrolments_total{outcome=\"refused\"}";
     let (epoch, refused) = (hosts.epoch("n1"), hosts.metric("n1", REFUSED));
     let n1 = hosts.client("n1");
-    let expired = n1.run(|client| {
-        client.make_token(&TokenRequest {
-            lifetime_s: Some(1),
-        })
-    });
+    let short = TokenRequest {
+        lifetime_s: Some(1),
+        role: None,
+    };
+    let expired = n1.run(|client| client.make_token(&short));
     let expired = expired.unwrap();
-    let revoked = n1.run(|client| client.make_token(&TokenRequest { lifetime_s: None }));
+    let request = TokenRequest::default();
+    let revoked = n1.run(|client| client.make_token(&request));
     let revoked = revoked.unwrap();
     let revocation = ["group", "token", "--revoke", &revoked.id];
     assert_succeeded(&hosts.holdfast("n1", &revocation));
@@ -391,4 +393,30 @@ fn revoke(hosts: &Hosts) {
             .all(|node| hosts.number(node, "n3").is_none())
     });
     hosts.assert_serves();
+}
+
+/// A token for a server node: its host cannot become a backup, and serves.
+fn admit_server_node(hosts: &mut Hosts) {
+    let made = hosts.holdfast("n1", &["group", "token", "--role", "server", "--json"]);
+    assert_succeeded(&made);
+    let made: NewToken = serde_json::from_slice(&made.stdout).unwrap();
+    let as_backup = hosts.join("n4", &made.token, &["--role", "backup"]);
+    assert_refused(&as_backup, "as a server node only");
+    assert!(!hosts.config("n4").exists());
+    // The same host may use its token again.
+    assert_succeeded(&hosts.join("n4", &made.token, &[]));
+    let config = std::fs::read_to_string(hosts.config("n4")).unwrap();
+    assert!(config.contains("role = \"server\""), "{config}");
+    let forged = hosts.directory.path().join("forged.toml");
+    std::fs::write(&forged, config.replace("\"server\"", "\"backup\"")).unwrap();
+    let mut check = hosts.lab.command("n4").unwrap();
+    check.arg(find_program("holdfastd").unwrap());
+    let check = check.arg("--check").arg("--config").arg(&forged).output();
+    assert_refused(&check.unwrap(), "as a server node only");
+    hosts.start("n4");
+    eventually("the host is a server node", || {
+        let list = hosts.nodes("n1");
+        let mut nodes = list.into_iter().flat_map(|list| list.nodes);
+        nodes.any(|node| node.name == "n4" && node.role.as_deref() == Some("server node"))
+    });
 }

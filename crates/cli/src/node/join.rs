@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use clap::{Args, ValueEnum};
-use holdfast_api::ca::{certificate_to_pem, revocation_list_to_pem};
+use clap::Args;
+use holdfast_api::ca::{NodeRole, certificate_to_pem, revocation_list_to_pem};
 use holdfast_api::enrolment::{
     DEFAULT_ENROLMENT_PORT, EnrolmentAnswer, GroupSettings, JoinToken, NodeFile,
-    certificate_matches, enrol, first_certificate,
+    certificate_matches, certified_role, enrol, first_certificate,
 };
 use serde::Serialize;
 
+use super::RoleArg;
 use super::node_files::{NodeFiles, host_name, interface_of};
 use crate::output::{output_line, print_json};
 
@@ -49,9 +50,9 @@ pub struct JoinArgs {
     /// Network device on which clients' packets arrive [default: the one that leads to ADDRESS]
     #[arg(long, value_name = "DEVICE")]
     interface: Option<String>,
-    /// Whether this node may become contact node
-    #[arg(long, value_name = "ROLE", default_value = "backup")]
-    role: RoleArg,
+    /// Whether this node may become contact node [default: what the token admits to]
+    #[arg(long, value_name = "ROLE")]
+    role: Option<RoleArg>,
     /// The configuration to write
     #[arg(
         long,
@@ -68,15 +69,6 @@ pub struct JoinArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// Role in the group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RoleArg {
-    /// May become contact node.
-    Backup,
-    /// Only serves.
-    Server,
 }
 
 /// Result of a join, as printed with `--json`.
@@ -140,11 +132,15 @@ fn join(args: &JoinArgs, files: &NodeFiles) -> Result<JoinReport> {
             files.name(),
             &key.to_pem(),
         )?;
+        check_role(args.role, certificate)?;
         files.write_certificate(&certificate_to_pem(certificate))?;
     } else {
         files.write(&format!("{}.csr", files.name()), &request.pem)?;
     }
-    let node_file = node_file(args, files, *group, enrolled.local_address)?;
+    let role = args.role.map(NodeRole::from);
+    let role = role.or_else(|| certified_role(certificate.as_deref()?));
+    let only_serves = role == Some(NodeRole::Server);
+    let node_file = node_file(args, files, *group, (enrolled.local_address, only_serves))?;
     files.write_config(&args.config, &node_file.text())?;
     Ok(JoinReport {
         node: files.name().to_owned(),
@@ -154,6 +150,18 @@ fn join(args: &JoinArgs, files: &NodeFiles) -> Result<JoinReport> {
         request: certificate.is_none().then(|| files.request()),
         node_id: node_file.configured_id(),
     })
+}
+
+/// Refuses a certificate that does not admit this node to the role that the operator wants.
+fn check_role(wanted: Option<RoleArg>, certificate: &[u8]) -> Result<()> {
+    let is_admitted =
+        wanted != Some(RoleArg::Backup) || certified_role(certificate) != Some(NodeRole::Server);
+    ensure!(
+        is_admitted,
+        "the token admits this host as a server node only; repeat the command with --role server, or with a token that \
+         `holdfast group token --role backup` printed"
+    );
+    Ok(())
 }
 
 /// Returns the token, from standard input, a file or the command line.
@@ -199,7 +207,7 @@ fn node_file(
     args: &JoinArgs,
     files: &NodeFiles,
     group: GroupSettings,
-    local_address: IpAddr,
+    (local_address, only_serves): (IpAddr, bool),
 ) -> Result<NodeFile> {
     let interface = match &args.interface {
         Some(interface) => interface.clone(),
@@ -213,7 +221,7 @@ fn node_file(
         tls_dir: files.dir().to_owned(),
         accepts_hosts: false,
         authority_dir: None,
-        only_serves: args.role == RoleArg::Server,
+        only_serves,
         has_revocation_list: group.revocations.is_some(),
         group,
     })

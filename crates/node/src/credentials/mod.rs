@@ -21,12 +21,14 @@ use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
+use holdfast_api::ca::NodeRole;
 use holdfast_api::control::{NewToken, RevocationStatus, TokenEntry, TokenList};
 use holdfast_api::enrolment::GroupSettings;
 use holdfast_daemon::tls::SignedList;
 use holdfast_proto::credentials::InstallError;
 use holdfast_wire::NodeId;
 use holdfast_wire::credential_frames::RenewalRefusal;
+use holdfast_wire::membership_frames::JoinRole;
 use rustls::pki_types::CertificateDer;
 
 use crate::config::Config;
@@ -81,8 +83,8 @@ pub enum WorkerCommand {
 /// A request about join tokens.
 #[derive(Debug)]
 pub enum TokenCommand {
-    /// Make a token with this life, in seconds.
-    New(u64, ReplySender<NewToken>),
+    /// Make a token with this life, in seconds, for a host that may have this role at most.
+    New(u64, JoinRole, ReplySender<NewToken>),
     /// List the tokens.
     List(ReplySender<TokenList>),
     /// Revoke the token with this number.
@@ -221,6 +223,22 @@ pub fn configured_group(config: &Config) -> GroupKnowledge {
             nodes,
             revocations: None,
         },
+    }
+}
+
+/// Returns a role as certificates name it.
+pub fn node_role(role: JoinRole) -> NodeRole {
+    match role {
+        JoinRole::Backup => NodeRole::Backup,
+        JoinRole::ServerNode => NodeRole::Server,
+    }
+}
+
+/// Returns the role that a certificate names.
+pub fn join_role(role: NodeRole) -> JoinRole {
+    match role {
+        NodeRole::Backup => JoinRole::Backup,
+        NodeRole::Server => JoinRole::ServerNode,
     }
 }
 

@@ -9,7 +9,7 @@ use holdfast_api::ca::{CertificateAuthority, CertificateRequest, NodeKey, RENEWE
 use holdfast_api::control::{ErrorBody, NewToken, TokenState};
 use holdfast_api::enrolment::{
     Enrolled, EnrolmentAnswer, EnrolmentError, EnrolmentRefusal, JoinToken, certificate_matches,
-    enrol,
+    certified_role, enrol,
 };
 use holdfast_daemon::tls::read_certificates;
 use holdfast_wire::NodeId;
@@ -108,7 +108,9 @@ impl TestNode {
     }
 
     fn new_token(&self) -> (NewToken, JoinToken) {
-        let made = self.ask(|reply| TokenCommand::New(600, reply)).unwrap();
+        let made = self
+            .ask(|reply| TokenCommand::New(600, JoinRole::Backup, reply))
+            .unwrap();
         let token = made.token.parse().unwrap();
         (made, token)
     }
@@ -178,6 +180,41 @@ fn host_with_a_token_gets_a_certificate_for_its_key() {
     assert_eq!(
         (tokens[0].state, tokens[0].node.as_deref()),
         (TokenState::Used, Some("n2"))
+    );
+}
+
+#[test]
+fn certificate_has_the_role_of_the_token_and_a_renewal_keeps_it() {
+    let mut node = TestNode::new(true);
+    for (name, role) in [("n2", JoinRole::ServerNode), ("n3", JoinRole::Backup)] {
+        let made = node.ask(|reply| TokenCommand::New(600, role, reply));
+        let token: JoinToken = made.unwrap().token.parse().unwrap();
+        let request = NodeKey::generate().unwrap().request(name).unwrap();
+        let answer = node.enrol(&token, &request.der).unwrap().answer;
+        let EnrolmentAnswer::Signed { certificate, .. } = answer else {
+            panic!("not signed");
+        };
+        assert_eq!(certified_role(&certificate), Some(node_role(role)));
+        node.worker.send(WorkerCommand::Sign {
+            requester: NodeId(2),
+            name: name.to_owned(),
+            certificate: Some(certificate.into()),
+            request: request.der.into(),
+        });
+        let WorkerEvent::Signed {
+            result: Ok(renewed),
+            ..
+        } = node.event()
+        else {
+            panic!("not renewed");
+        };
+        assert_eq!(certified_role(&renewed), Some(node_role(role)));
+    }
+    let tokens = node.ask(TokenCommand::List).unwrap().tokens;
+    let roles = tokens.iter().map(|token| token.role);
+    assert_eq!(
+        roles.collect::<Vec<_>>(),
+        [NodeRole::Server, NodeRole::Backup]
     );
 }
 
@@ -492,7 +529,9 @@ fn node_outside_its_group_makes_no_tokens_and_admits_no_host() {
         ..knowledge.clone()
     };
     node.worker.send(WorkerCommand::SetGroup(outside));
-    let refused = node.ask(|reply| TokenCommand::New(600, reply)).unwrap_err();
+    let refused = node
+        .ask(|reply| TokenCommand::New(600, JoinRole::Backup, reply))
+        .unwrap_err();
     assert_eq!(refused.error, "node n1 is not in group web");
     let request = NodeKey::generate().unwrap().request("n2").unwrap();
     let reason = refusal(node.enrol(&token, &request.der));

@@ -13,8 +13,10 @@ use holdfast_proto::enrolment::{
 use holdfast_wire::enrolment_state::{
     CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TokenId, TokenUse,
 };
+use holdfast_wire::membership_frames::JoinRole;
 
 use super::enrolment_port::Applicant;
+use super::node_role;
 
 /// The tokens of this node.
 pub(super) struct Tokens {
@@ -25,8 +27,8 @@ pub(super) struct Tokens {
 
 /// Decision about an applicant.
 pub(super) enum Decision {
-    /// Sign the request.
-    Sign,
+    /// Sign the request, for this role.
+    Sign(JoinRole),
     /// Refuse the host.
     Refuse(EnrolmentRefusal),
 }
@@ -51,13 +53,13 @@ impl Tokens {
         })
     }
 
-    /// Makes a token of this authority, whose revocation list has the number `list_number`, for `lifetime_s` seconds.
-    /// `address` is that of the enrolment port.
+    /// Makes a token of this authority, whose revocation list has the number `list_number`, for `lifetime_s` seconds,
+    /// for a host that may have `role` at most. `address` is that of the enrolment port.
     pub(super) fn make(
         &mut self,
         authority: AuthorityId,
         list_number: Option<u64>,
-        lifetime_s: u64,
+        (lifetime_s, role): (u64, JoinRole),
         address: String,
     ) -> Result<NewToken, ErrorBody> {
         let token = JoinToken::generate(authority).map_err(|error| ErrorBody {
@@ -68,11 +70,11 @@ impl Tokens {
         let id = TokenId(TokenKey::new(&token).id());
         let lifetime = Duration::from_secs(lifetime_s);
         self.machine
-            .handle_new_token(since_epoch(), id, lifetime)
+            .handle_new_token(since_epoch(), id, lifetime, role)
             .map_err(refusal)?;
         self.settle(RequestId(0));
         let record = self.record(&id).ok_or_else(|| self.not_saved())?;
-        tracing::info!(token = %id, lifetime_s, "made a join token");
+        tracing::info!(token = %id, lifetime_s, ?role, "made a join token");
         Ok(NewToken {
             token: token.to_string(),
             id: id.to_string(),
@@ -146,9 +148,10 @@ impl Tokens {
                     }
                     self.machine.handle_saved(token, saved.is_ok());
                 }
-                Output::Sign { request: decided } if decided == request => {
-                    decision = Some(Decision::Sign);
-                }
+                Output::Sign {
+                    request: decided,
+                    role,
+                } if decided == request => decision = Some(Decision::Sign(role)),
                 Output::Refuse {
                     request: decided,
                     reason,
@@ -192,6 +195,7 @@ fn entry(record: &JoinTokenRecord) -> TokenEntry {
         expires_at_s: record.expires_at_s,
         state,
         node,
+        role: node_role(record.role),
     }
 }
 

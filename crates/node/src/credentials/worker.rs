@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_api::ca::{
-    CaError, CertificateAuthority, CertificateRequest, NodeKey, SignedCertificate,
-    certificate_to_pem, random_serial,
+    CaError, CertificateAuthority, CertificateRequest, CertificateTerms, NodeKey,
+    SignedCertificate, certificate_to_pem, random_serial,
 };
 use holdfast_api::control::{ErrorBody, RevocationStatus};
 use holdfast_api::enrolment::{
@@ -25,6 +25,7 @@ use holdfast_proto::enrolment::{IssuedCertificate, NameRecord};
 use holdfast_sys::caps::keep_only_capabilities;
 use holdfast_wire::credential_frames::{REVOCATION_LIST_BYTES_MAX, RenewalRefusal};
 use holdfast_wire::enrolment_state::CertificateSerial;
+use holdfast_wire::membership_frames::JoinRole;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -33,7 +34,7 @@ use super::loaded::lists_path;
 use super::tokens::{Decision, Tokens};
 use super::{
     GroupKnowledge, ListSource, LoadedCredentials, TokenCommand, WorkerCommand, WorkerEvent,
-    configured_group, list_entry,
+    configured_group, list_entry, node_role,
 };
 use crate::config::{Config, JoiningConfig};
 use crate::metrics::Metrics;
@@ -248,8 +249,12 @@ impl Worker {
             .filter(|request| request.name() == name && request.public_key() == present.public_key)
             .ok_or(RenewalRefusal::BadRequest)?;
         let serial = serial_of(&present.serial);
+        let terms = CertificateTerms {
+            days,
+            role: present.role,
+        };
         match CertificateAuthority::open(&dir)
-            .and_then(|authority| authority.renew(&request, days, serial.0))
+            .and_then(|authority| authority.renew(&request, terms, serial.0))
         {
             Ok(signed) => {
                 tracing::info!(node = name, serial = signed.serial, "renewed a certificate");
@@ -330,13 +335,13 @@ impl Worker {
         let authority = self.lists.authorities().next();
         let Some(desk) = &mut self.enrolment else {
             return match command {
-                TokenCommand::New(_, reply) => drop(reply.send(Err(no_joining()))),
+                TokenCommand::New(_, _, reply) => drop(reply.send(Err(no_joining()))),
                 TokenCommand::List(reply) => drop(reply.send(Err(no_joining()))),
                 TokenCommand::Revoke(_, reply) => drop(reply.send(Err(no_joining()))),
             };
         };
         match command {
-            TokenCommand::New(_, reply) if !self.group.is_member => {
+            TokenCommand::New(_, _, reply) if !self.group.is_member => {
                 let _ = reply.send(Err(ErrorBody {
                     error: format!(
                         "node {} is not in group {}",
@@ -345,13 +350,13 @@ impl Worker {
                     what_to_do: "make the token at a node of the group".to_owned(),
                 }));
             }
-            TokenCommand::New(lifetime_s, reply) => {
+            TokenCommand::New(lifetime_s, role, reply) => {
                 let port = desk.joining.port;
                 let address = std::net::SocketAddr::new(self.config.node.address, port).to_string();
                 let made = match authority {
                     Some(authority) => {
                         let list_number = self.lists.number_of(&authority);
-                        (desk.tokens).make(authority, list_number, lifetime_s, address)
+                        (desk.tokens).make(authority, list_number, (lifetime_s, role), address)
                     }
                     None => Err(no_joining()),
                 };
@@ -419,7 +424,7 @@ impl Worker {
             _ => Decision::Refuse(EnrolmentRefusal::NotInGroup),
         };
         match decision {
-            Decision::Sign => self.sign_for(applicant, serial),
+            Decision::Sign(role) => self.sign_for(applicant, role, serial),
             Decision::Refuse(reason) => EnrolmentAnswer::Refused { reason },
         }
     }
@@ -440,7 +445,12 @@ impl Worker {
         })
     }
 
-    fn sign_for(&self, applicant: &Applicant, serial: CertificateSerial) -> EnrolmentAnswer {
+    fn sign_for(
+        &self,
+        applicant: &Applicant,
+        role: JoinRole,
+        serial: CertificateSerial,
+    ) -> EnrolmentAnswer {
         // A host trusts one authority at first: the one that its token names.
         let authority = self.lists.authorities().next();
         let mut lists = self.lists.lists();
@@ -452,8 +462,12 @@ impl Worker {
         let Some((dir, days)) = self.authority() else {
             return EnrolmentAnswer::SignOffline { group };
         };
+        let terms = CertificateTerms {
+            days,
+            role: Some(node_role(role)),
+        };
         let signed = CertificateAuthority::open(&dir)
-            .and_then(|authority| authority.sign_with_serial(&applicant.request, days, serial.0));
+            .and_then(|authority| authority.sign_with_serial(&applicant.request, terms, serial.0));
         match signed {
             Ok(SignedCertificate { der, .. }) => EnrolmentAnswer::Signed {
                 certificate: der,
@@ -504,6 +518,7 @@ mod tests {
             public_key: Vec::new(),
             begin: day(begin),
             end: day(end),
+            role: None,
         };
         let present = certificate(1, 100, 190);
         let now = day(161);

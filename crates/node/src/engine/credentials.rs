@@ -1,6 +1,7 @@
 //! Certificates of this node and revocation lists of its group, as the engine passes them on.
 
 use bytes::Bytes;
+use holdfast_api::ca::NodeRole;
 use holdfast_api::control::{ErrorBody, RevocationRequest, TOKEN_LIFETIME_S, TokenRequest};
 use holdfast_wire::NodeId;
 use rustls::pki_types::CertificateRevocationListDer;
@@ -12,6 +13,7 @@ use super::operator_view::error_body;
 use crate::control::ControlRequest;
 use crate::credentials::{
     GroupKnowledge, ListSource, TokenCommand, WorkerCommand, WorkerEvent, configured_group,
+    join_role,
 };
 
 impl Engine {
@@ -23,9 +25,11 @@ impl Engine {
     /// Answers the operator's requests about join tokens and revocation lists.
     pub(super) fn handle_credential_request(&mut self, request: ControlRequest) {
         let command = match request {
-            ControlRequest::NewToken(TokenRequest { lifetime_s }, reply) => WorkerCommand::Token(
-                TokenCommand::New(lifetime_s.unwrap_or(TOKEN_LIFETIME_S), reply),
-            ),
+            ControlRequest::NewToken(TokenRequest { lifetime_s, role }, reply) => {
+                let lifetime_s = lifetime_s.unwrap_or(TOKEN_LIFETIME_S);
+                let role = join_role(role.unwrap_or(NodeRole::Backup));
+                WorkerCommand::Token(TokenCommand::New(lifetime_s, role, reply))
+            }
             ControlRequest::Tokens(reply) => WorkerCommand::Token(TokenCommand::List(reply)),
             ControlRequest::RevokeToken(id, reply) => {
                 WorkerCommand::Token(TokenCommand::Revoke(id, reply))

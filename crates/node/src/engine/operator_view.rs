@@ -8,9 +8,10 @@ use holdfast_api::control::{
     NodeEntry, NodeList, PlacementRequest, PlacementWeights, ProgramStatus, ServiceStatus, Status,
 };
 use holdfast_bpf::shared_with_c::FlowState;
+use holdfast_proto::flow_ownership::claimant;
 use holdfast_proto::membership::{RemovalCause, Standing};
 use holdfast_wire::membership_frames::{Member, NodeName};
-use holdfast_wire::{NodeId, RecordState};
+use holdfast_wire::{NodeId, OwnershipRecord, RecordState};
 
 use super::Engine;
 use super::holder::Holder;
@@ -99,6 +100,7 @@ impl Engine {
                 FlowState::Closing => {}
             }
         }
+        flows.disputed = self.table_rebuild.disputed_flow_count() as u64;
         let services = self.config.services.iter().map(|service| ServiceStatus {
             pool: service.pool.clone(),
             protocol: super::api_protocol(service.protocol),
@@ -155,7 +157,21 @@ impl Engine {
         problems.extend(self.health_problems());
         problems.extend(self.credentials.problem());
         problems.extend(self.peers.disagreements());
+        problems.extend(self.dispute_problem());
         problems
+    }
+
+    /// Returns what is wrong with flows that two nodes claim, with the first one as an example.
+    fn dispute_problem(&self) -> Option<String> {
+        let (flow, claims) = self.table_rebuild.first_dispute()?;
+        let count = self.table_rebuild.disputed_flow_count();
+        let name = |claim: &OwnershipRecord| self.node_name(claimant(*claim));
+        let claimants: Vec<String> = claims.iter().map(name).collect();
+        Some(format!(
+            "{count} flows are claimed by two nodes each, such as {flow} by {}: neither node gets their packets until one of the \
+             two closes the flow or leaves the group; if one of the nodes is suspect, revoke its certificate and remove it",
+            claimants.join(" and ")
+        ))
     }
 
     pub(super) fn nodes(&self) -> NodeList {

@@ -153,6 +153,8 @@ impl Engine {
                 Output::Event(event) => self.on_rebuild_event(event),
             }
         }
+        let disputed = self.table_rebuild.disputed_flow_count();
+        self.statistics.metrics().set_flows_disputed(disputed);
     }
 
     fn execute_rebuild_command(&mut self, command: Command) {
@@ -186,9 +188,11 @@ impl Engine {
             }
             Event::Complete => {
                 tracing::info!("all nodes have reported their flows");
-                if let [(flow, claim), (_, other), ..] = self.table_rebuild.disputed_claims()[..] {
+                if let Some((flow, claims)) = self.table_rebuild.first_dispute() {
+                    let count = self.table_rebuild.disputed_flow_count();
+                    let claims: Vec<String> = claims.iter().map(ToString::to_string).collect();
                     tracing::error!(
-                        %flow, %claim, %other,
+                        count, %flow, ?claims,
                         "two nodes claim the same flow: neither gets its packets until one of them closes it or leaves the group"
                     );
                 }

@@ -6,10 +6,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use holdfast_api::ca::NodeRole;
+use holdfast_api::enrolment::certified_role;
 use holdfast_bpf::{Dataplane as Programs, MapChange};
 use holdfast_daemon::socket_path::is_in_use;
 use holdfast_daemon::start_check::{AddressUse, StartCheck, StartProblems};
+use holdfast_daemon::tls::read_certificates;
 use holdfast_sys::net::Interface;
+use holdfast_wire::membership_frames::JoinRole;
 
 use super::host_changes::read_record;
 use super::setup::{SetupError, check_capabilities, system_error};
@@ -62,6 +66,7 @@ pub(super) fn find_interface(config: &Config) -> Result<Interface, SetupError> {
 fn examine(config: &Config, address_use: AddressUse, check: &mut StartCheck) -> Vec<MapChange> {
     let node = &config.node;
     check.certificates(&config.tls, Some(&node.name));
+    examine_role(config, check);
     if let Err(error) = find_interface(config) {
         let code = error.exit_code();
         check.add_error_with_code(error, code);
@@ -90,6 +95,22 @@ fn examine(config: &Config, address_use: AddressUse, check: &mut StartCheck) -> 
     check.value_of(HoldDevice::check_support());
     examine_cgroup(config, check);
     examine_pins(config, check)
+}
+
+/// Compares the role that this node wants in its group with the one in its certificate.
+fn examine_role(config: &Config, check: &mut StartCheck) {
+    let wants_backup =
+        (config.group.self_run.as_ref()).is_some_and(|group| group.role == JoinRole::Backup);
+    let certificates = read_certificates(&config.tls.cert).unwrap_or_default();
+    let certified = certificates.first().and_then(|first| certified_role(first));
+    if wants_backup && certified == Some(NodeRole::Server) {
+        let problem = format!(
+            "{}: the certificate admits this node as a server node only; write role = \"server\" into section [group], or \
+             issue a certificate with `--role backup`",
+            config.tls.cert.display()
+        );
+        check.add_error(&io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
 }
 
 fn examine_cgroup(config: &Config, check: &mut StartCheck) {

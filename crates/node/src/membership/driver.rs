@@ -217,7 +217,8 @@ impl Driver {
     fn receive_datagrams(&mut self, socket: &UdpSocket) {
         let now = boot_clock::now();
         for (from, frame) in self.datagrams.receive(socket, now) {
-            self.handle_frame(now, &from, frame);
+            self.reports.note_heard(&from, now);
+            self.machine.handle_frame(now, &from, frame);
         }
     }
 
@@ -229,9 +230,15 @@ impl Driver {
         let now = boot_clock::now();
         let waiting = std::iter::from_fn(|| more.try_recv().ok());
         let frames = std::iter::once(first).chain(waiting);
-        for ReceivedMembershipFrame { from, frame } in frames.take(FRAMES_AT_ONCE_MAX) {
+        for received in frames.take(FRAMES_AT_ONCE_MAX) {
+            let ReceivedMembershipFrame {
+                from,
+                certified,
+                frame,
+            } = received;
             self.datagrams.note_channel_frame(now, &from, &frame);
-            self.handle_frame(now, &from, frame);
+            self.reports.note_heard(&from, now);
+            (self.machine).handle_channel_frame(now, &from, certified, frame);
         }
     }
 
@@ -244,11 +251,6 @@ impl Driver {
                 }
             }
         }
-    }
-
-    fn handle_frame(&mut self, now: Duration, from: &NodeName, frame: MembershipFrame) {
-        self.reports.note_heard(from, now);
-        self.machine.handle_frame(now, from, frame);
     }
 
     fn end_save(&mut self, token: SaveToken, result: Result<(), String>) {

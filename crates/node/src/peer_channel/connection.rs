@@ -3,13 +3,15 @@
 //! Only `readable`, `drained`, `next_frame`, `linger` and `wait_closed` wait. Sending and reading are plain calls, so that
 //! a frame travels from `send` to the socket, and from the socket to a decoded frame, within one task.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, IoSlice, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use holdfast_api::enrolment::certified_role;
+use holdfast_wire::membership_frames::JoinRole;
 use holdfast_wire::{Frame, FrameDecoder, FrameError, encode_in_parts};
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
@@ -18,6 +20,7 @@ use tokio::sync::Notify;
 
 use super::PeerConnectionError;
 use super::stats::PathRate;
+use crate::credentials::join_role;
 
 /// Bytes read from the socket at a time. A larger buffer would only displace other data from the cache.
 const READ_BYTES: usize = 128 * 1024;
@@ -37,6 +40,7 @@ thread_local! {
 pub(super) struct PeerConnection {
     socket: TcpStream,
     tls: RefCell<Connection>,
+    dialled_address: Option<SocketAddr>,
     backlog: RefCell<PlaintextQueue>,
     decoder: RefCell<FrameDecoder>,
     /// True if the socket was full and the rest is still to be written.
@@ -45,6 +49,8 @@ pub(super) struct PeerConnection {
     ended_by_peer: Cell<bool>,
     closing: RefCell<Option<PeerConnectionError>>,
     close_begins: Notify,
+    /// The role that the other side's certificate names, read when a frame depends on it.
+    certified_role: OnceCell<Option<JoinRole>>,
     pub(super) sent_bytes: Cell<u64>,
     pub(super) received_bytes: Cell<u64>,
     pub(super) rate: PathRate,
@@ -80,12 +86,25 @@ impl EncodedFrame {
 }
 
 impl PeerConnection {
+    /// Returns a connection that this node has dialled at an address.
+    pub(super) fn dialled(
+        socket: TcpStream,
+        tls: Connection,
+        address: SocketAddr,
+    ) -> PeerConnection {
+        let mut connection = PeerConnection::new(socket, tls);
+        connection.dialled_address = Some(address);
+        connection
+    }
+
+    /// Returns a connection that this node has accepted.
     pub(super) fn new(socket: TcpStream, mut tls: Connection) -> PeerConnection {
         // The backlog bounds the waiting data; TLS must take every chunk whole.
         tls.set_buffer_limit(None);
         PeerConnection {
             socket,
             tls: RefCell::new(tls),
+            dialled_address: None,
             backlog: RefCell::default(),
             decoder: RefCell::default(),
             is_stalled: Cell::new(false),
@@ -93,6 +112,7 @@ impl PeerConnection {
             ended_by_peer: Cell::new(false),
             closing: RefCell::default(),
             close_begins: Notify::new(),
+            certified_role: OnceCell::new(),
             sent_bytes: Cell::new(0),
             received_bytes: Cell::new(0),
             rate: PathRate::default(),
@@ -261,6 +281,11 @@ impl PeerConnection {
         let _ = tokio::time::timeout(LINGER_MAX, drained).await;
     }
 
+    /// Returns the address that this node has dialled; none for an accepted connection.
+    pub(super) fn dialled_address(&self) -> Option<SocketAddr> {
+        self.dialled_address
+    }
+
     /// Returns the address of the other side, if the socket is connected.
     pub(super) fn remote_ip(&self) -> Option<IpAddr> {
         let address = self.socket.peer_addr().ok()?;
@@ -273,6 +298,15 @@ impl PeerConnection {
         tls.peer_certificates()
             .map(<[_]>::to_vec)
             .unwrap_or_default()
+    }
+
+    /// Returns the role that the certificate of the other side names, once the handshake is complete.
+    pub(super) fn certified_role(&self) -> Option<JoinRole> {
+        let read = || {
+            let role = certified_role(self.certificates().first()?)?;
+            Some(join_role(role))
+        };
+        *self.certified_role.get_or_init(read)
     }
 
     /// Ends the connection; its task returns `reason`.

@@ -128,7 +128,11 @@ async fn open_link(
     .await
     .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
     .map_err(|source| PeerConnectionError::Connect { address, source })?;
-    Ok(Rc::new(PeerConnection::new(socket, tls.into())))
+    Ok(Rc::new(PeerConnection::dialled(
+        socket,
+        tls.into(),
+        address,
+    )))
 }
 
 async fn open(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {

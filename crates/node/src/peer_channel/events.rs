@@ -1,6 +1,6 @@
 //! Events that the channel reports to the engine.
 
-use holdfast_wire::membership_frames::{MembershipFrame, NodeName};
+use holdfast_wire::membership_frames::{JoinRole, MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
 
 use super::PeerConnectionError;
@@ -36,6 +36,8 @@ pub enum PeerEvent {
 pub struct ReceivedMembershipFrame {
     /// The sender.
     pub from: NodeName,
+    /// The role that the sender's certificate admits to; none if the certificate names none.
+    pub certified: Option<JoinRole>,
     /// The frame.
     pub frame: MembershipFrame,
 }

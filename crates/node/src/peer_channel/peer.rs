@@ -180,6 +180,13 @@ impl Peer {
         self.outgoing.borrow().is_some()
     }
 
+    /// Returns the address at which this node has dialled the peer; none without such a connection. The peer's present address
+    /// may be another one, which is only the peer's word if the peer is a guest.
+    pub(super) fn dialled_address(&self) -> Option<SocketAddr> {
+        let outgoing = self.outgoing.borrow();
+        outgoing.as_ref()?.link.dialled_address()
+    }
+
     pub(super) fn has_incoming(&self) -> bool {
         self.incoming.borrow().is_some()
     }

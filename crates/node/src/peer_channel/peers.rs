@@ -8,7 +8,7 @@ use std::rc::Rc;
 use holdfast_daemon::log_limit::LogLimit;
 use holdfast_daemon::tls::{Tls, node_name};
 use holdfast_wire::authenticated_datagram::DatagramKey;
-use holdfast_wire::membership_frames::{Member, MembershipFrame, NodeName};
+use holdfast_wire::membership_frames::{JoinRole, Member, MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
@@ -333,8 +333,8 @@ impl PeerChannelState {
     }
 
     fn ask_address(self: &Rc<Self>, address: SocketAddr, frame: &MembershipFrame) {
-        // A node that has connected itself has only said that the address is its own.
-        let is_there = |peer: &Rc<Peer>| peer.address() == Some(address) && peer.has_outgoing();
+        // A node may say of any address that it is its own: only the address that this node has dialled proves the node.
+        let is_there = |peer: &Rc<Peer>| peer.dialled_address() == Some(address);
         match self.all().into_iter().find(is_there) {
             Some(peer) => {
                 self.note_seed(&peer);
@@ -373,10 +373,11 @@ impl PeerChannelState {
         }
     }
 
-    /// Passes a received frame on to the membership.
+    /// Passes a received frame on to the membership, with the role that the certificate of its connection names.
     pub(super) fn deliver_membership_frame(
         &self,
         peer: &Peer,
+        certified: Option<JoinRole>,
         frame: MembershipFrame,
     ) -> Result<(), PeerConnectionError> {
         let Some(receiver) = &self.options.membership else {
@@ -385,10 +386,12 @@ impl PeerChannelState {
         let from = NodeName::try_from(peer.name.clone());
         let from = from.map_err(|_| PeerConnectionError::NoName)?;
         let name = frame.name();
-        if receiver
-            .try_send(ReceivedMembershipFrame { from, frame })
-            .is_err()
-        {
+        let received = ReceivedMembershipFrame {
+            from,
+            certified,
+            frame,
+        };
+        if receiver.try_send(received).is_err() {
             tracing::debug!(
                 peer = peer.name,
                 frame = name,

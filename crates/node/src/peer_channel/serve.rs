@@ -64,7 +64,9 @@ fn receive_frames(
                     peer.record_round_trip(round_trip);
                 }
             }
-            (_, Frame::Membership(frame)) => state.deliver_membership_frame(peer, frame)?,
+            (_, Frame::Membership(frame)) => {
+                state.deliver_membership_frame(peer, link.certified_role(), frame)?;
+            }
             (_, Frame::DatagramKey { boot, key }) if state.is_self_run() => {
                 state.learn_datagram_key(peer, boot, key);
             }

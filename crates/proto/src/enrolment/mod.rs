@@ -21,7 +21,7 @@ use holdfast_wire::enrolment_state::{
     CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TOKEN_CERTIFICATES_MAX,
     TOKENS_MAX, TokenId, TokenUse,
 };
-use holdfast_wire::membership_frames::NodeName;
+use holdfast_wire::membership_frames::{JoinRole, NodeName};
 
 /// The settings of an [`Enrolment`]. [`EnrolmentConfig::default`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
@@ -166,6 +166,8 @@ pub enum Output {
     Sign {
         /// The request.
         request: RequestId,
+        /// The highest role that the certificate admits to, as the operator said of the token.
+        role: JoinRole,
     },
     /// Refuse the request.
     Refuse {
@@ -184,8 +186,8 @@ struct PendingStep {
     token: TokenId,
     /// The token before the step; none if the step made the token.
     former: Option<JoinTokenRecord>,
-    /// The request that waits; none for a step of the operator.
-    request: Option<RequestId>,
+    /// The request that waits, and the role of its token; none for a step of the operator.
+    request: Option<(RequestId, JoinRole)>,
 }
 
 /// The machine.
@@ -214,7 +216,7 @@ impl Enrolment {
         }
     }
 
-    /// Adds a new token with this life. [`Output::TokenSaved`] or [`Output::TokenNotSaved`] follows.
+    /// Adds a new token with this life, for a host that may have this role at most. [`Output::TokenSaved`] or [`Output::TokenNotSaved`] follows.
     ///
     /// # Errors
     /// See [`TokenError`].
@@ -223,6 +225,7 @@ impl Enrolment {
         now: Duration,
         id: TokenId,
         lifetime: Duration,
+        role: JoinRole,
     ) -> Result<(), TokenError> {
         if lifetime.as_secs() == 0 || lifetime > self.config.lifetime_max {
             return Err(TokenError::Lifetime(self.config.lifetime_max.as_secs()));
@@ -238,6 +241,7 @@ impl Enrolment {
             id,
             expires_at_s: (now + lifetime).as_secs(),
             usage: TokenUse::Fresh,
+            role,
         });
         self.save_step(id, None, None);
         Ok(())
@@ -281,7 +285,8 @@ impl Enrolment {
                         };
                     }
                 }
-                self.save_step(attempt.token, Some(former), Some(request));
+                let role = former.role;
+                self.save_step(attempt.token, Some(former), Some((request, role)));
             }
             Err(reason) => self.outputs.push_back(Output::Refuse { request, reason }),
         }
@@ -382,7 +387,7 @@ impl Enrolment {
         &mut self,
         token: TokenId,
         former: Option<JoinTokenRecord>,
-        request: Option<RequestId>,
+        request: Option<(RequestId, JoinRole)>,
     ) {
         self.revision += 1;
         self.pending.push(PendingStep {
@@ -417,8 +422,8 @@ impl Enrolment {
     fn report(&mut self, step: &PendingStep, is_saved: bool) {
         let id = step.token;
         self.outputs.push_back(match (step.request, is_saved) {
-            (Some(request), true) => Output::Sign { request },
-            (Some(request), false) => Output::Refuse {
+            (Some((request, role)), true) => Output::Sign { request, role },
+            (Some((request, _)), false) => Output::Refuse {
                 request,
                 reason: Refusal::NotSaved,
             },

@@ -51,7 +51,7 @@ impl TestNode {
     fn with_token(token: u8) -> TestNode {
         let mut node = TestNode::new();
         node.machine
-            .handle_new_token(START, id(token), HOUR)
+            .handle_new_token(START, id(token), HOUR, JoinRole::Backup)
             .unwrap();
         assert_eq!(node.settle(true), [Output::TokenSaved { id: id(token) }]);
         node
@@ -80,7 +80,11 @@ impl TestNode {
         let request = RequestId(self.requests);
         self.machine.handle_attempt(now, request, attempt);
         match &self.settle(true)[..] {
-            [Output::Sign { request: signed }] if *signed == request => None,
+            [
+                Output::Sign {
+                    request: signed, ..
+                },
+            ] if *signed == request => None,
             [
                 Output::Refuse {
                     request: refused,
@@ -122,8 +126,26 @@ fn use_is_on_the_disk_before_the_signature() {
     assert!(matches!(state.tokens[0].usage, TokenUse::Used { .. }));
     assert_eq!(node.machine.poll_output(), None);
     node.machine.handle_saved(token, true);
-    let request = RequestId(1);
-    assert_eq!(node.machine.poll_output(), Some(Output::Sign { request }));
+    let (request, role) = (RequestId(1), JoinRole::Backup);
+    assert_eq!(
+        node.machine.poll_output(),
+        Some(Output::Sign { request, role })
+    );
+}
+
+#[test]
+fn certificate_admits_to_the_role_of_its_token() {
+    for role in [JoinRole::Backup, JoinRole::ServerNode] {
+        let mut node = TestNode::new();
+        node.machine
+            .handle_new_token(START, id(1), HOUR, role)
+            .unwrap();
+        node.settle(true);
+        let request = RequestId(1);
+        node.machine
+            .handle_attempt(START, request, &attempt(1, "n2"));
+        assert_eq!(node.settle(true), [Output::Sign { request, role }]);
+    }
 }
 
 #[test]
@@ -214,7 +236,9 @@ fn expired_revoked_unknown_and_unproven_tokens_are_refused() {
         Err(TokenError::Unknown)
     );
     let late = end + EnrolmentConfig::default().retention;
-    node.machine.handle_new_token(late, id(3), HOUR).unwrap();
+    node.machine
+        .handle_new_token(late, id(3), HOUR, JoinRole::Backup)
+        .unwrap();
     node.settle(true);
     assert_eq!(node.machine.tokens().len(), 1, "the old one is forgotten");
 }
@@ -237,7 +261,9 @@ fn taken_name_leaves_the_token_unused() {
 #[test]
 fn failed_save_changes_nothing() {
     let mut node = TestNode::new();
-    node.machine.handle_new_token(START, id(1), HOUR).unwrap();
+    node.machine
+        .handle_new_token(START, id(1), HOUR, JoinRole::Backup)
+        .unwrap();
     assert_eq!(node.settle(false), [Output::TokenNotSaved { id: id(1) }]);
     assert!(node.machine.tokens().is_empty());
     let mut node = TestNode::with_token(1);
@@ -278,20 +304,26 @@ fn wrong_tokens_of_others_keep_no_host_out() {
 #[test]
 fn impossible_tokens_are_not_made() {
     let mut node = TestNode::with_token(1);
-    let again = node.machine.handle_new_token(START, id(1), HOUR);
+    let again = node
+        .machine
+        .handle_new_token(START, id(1), HOUR, JoinRole::Backup);
     assert_eq!(again, Err(TokenError::Repeated));
     for lifetime in [Duration::ZERO, HOUR * 25] {
-        let refused = node.machine.handle_new_token(START, id(2), lifetime);
+        let refused = node
+            .machine
+            .handle_new_token(START, id(2), lifetime, JoinRole::Backup);
         assert_eq!(refused, Err(TokenError::Lifetime(86_400)));
     }
     for number in 1..TOKENS_MAX {
         let mut long = [0xee; 32];
         long[..8].copy_from_slice(&number.to_be_bytes());
         node.machine
-            .handle_new_token(START, TokenId(long), HOUR)
+            .handle_new_token(START, TokenId(long), HOUR, JoinRole::Backup)
             .unwrap();
     }
-    let full = node.machine.handle_new_token(START, id(2), HOUR);
+    let full = node
+        .machine
+        .handle_new_token(START, id(2), HOUR, JoinRole::Backup);
     assert_eq!(full, Err(TokenError::Full));
 }
 
@@ -340,7 +372,7 @@ proptest! {
         for (number, step) in steps.into_iter().enumerate() {
             let request = RequestId(number as u64);
             match step {
-                Step::NewToken(token) => drop(node.machine.handle_new_token(now, id(token), HOUR)),
+                Step::NewToken(token) => drop(node.machine.handle_new_token(now, id(token), HOUR, JoinRole::Backup)),
                 Step::Revoke(token) => drop(node.machine.handle_revoke_token(&id(token).to_string())),
                 Step::Attempt { token, name, key, is_proven } => {
                     let attempt = Attempt {
@@ -372,7 +404,7 @@ proptest! {
                         prop_assert!(open_save.is_none(), "two saves are open");
                         open_save = Some((token, state));
                     }
-                    Output::Sign { request } => {
+                    Output::Sign { request, .. } => {
                         let attempt = &attempts[&request];
                         prop_assert!(attempt.is_proven);
                         let receiver = (attempt.name.clone(), attempt.key);

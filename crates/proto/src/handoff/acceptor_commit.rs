@@ -99,7 +99,7 @@ impl Handoff {
         retryable: Retryable<FlowEpoch>,
         results: Vec<Result<(), Failure>>,
     ) {
-        let (ended, to_retry) = self.core.split_ended(retryable, results, "Activate");
+        let (ended, to_retry) = self.core.split_ended(retryable, results, "Activate", true);
         let complete = to_retry.is_none();
         if let Some(to_retry) = to_retry {
             self.core

@@ -180,7 +180,7 @@ impl Handoff {
         retryable: Retryable<(EndingFlow, FlowEpoch)>,
         results: Vec<Result<(), Failure>>,
     ) {
-        let (ended, to_retry) = self.core.split_ended(retryable, results, "Resume");
+        let (ended, to_retry) = self.core.split_ended(retryable, results, "Resume", false);
         if let Some(to_retry) = to_retry {
             self.core
                 .schedule_command_retry(now, CommandPurpose::Resume(to_retry));
@@ -204,7 +204,7 @@ impl Handoff {
         retryable: Retryable<(EndingFlow, FlowEpoch)>,
         results: Vec<Result<(), Failure>>,
     ) {
-        let (ended, to_retry) = self.core.split_ended(retryable, results, "Close");
+        let (ended, to_retry) = self.core.split_ended(retryable, results, "Close", true);
         if let Some(to_retry) = to_retry {
             self.core
                 .schedule_command_retry(now, CommandPurpose::Close(to_retry));

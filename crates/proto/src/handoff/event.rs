@@ -217,7 +217,7 @@ pub enum Event {
         /// Number of waiting changes.
         changes: usize,
     },
-    /// A flow's `Resume`, `Close` or `Activate` failed at its last attempt.
+    /// A flow's `Close` or `Activate` failed at its last attempt, or a `Resume` failed as often, and is repeated.
     CommandFailed {
         /// The flow.
         flow: Flow,

@@ -146,8 +146,8 @@ impl HandoffCore {
     /// Schedules a failed command for repetition.
     pub(super) fn schedule_command_retry(&mut self, now: Duration, purpose: CommandPurpose) {
         let token = CommandToken(self.next_number());
+        let due = now + self.retry_wait(&purpose);
         self.failed_commands.insert(token, purpose);
-        let due = now + self.config.command_retry_interval;
         self.timers.insert((due, HandoffTimer::RetryCommand(token)));
     }
 

@@ -1,5 +1,6 @@
 //! Requests to the holder, repeated until it answers.
 
+use super::donor::OutboundBatchStage;
 use super::event::Event;
 use super::handoff_core::{CommandPurpose, HandoffTimer, HolderRequestPurpose};
 use super::{Command, Handoff};
@@ -90,12 +91,20 @@ impl Handoff {
         }
     }
 
-    /// Submits all open requests to the holder of a new view.
+    /// Submits all open requests to the holder of a new view. The requests get new numbers, because an earlier term of
+    /// that node may have answered the former ones: the answer may still be under way, and others have decided since.
     pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
-        for request in self.core.holder_client.restart_waits() {
+        for former in self.core.holder_client.restart_waits() {
+            let request = self.core.next_number();
+            self.core.holder_client.renumber(former, request);
+            for batch in self.donor.batches.values_mut() {
+                if batch.stage == OutboundBatchStage::Diverting(former) {
+                    batch.stage = OutboundBatchStage::Diverting(request);
+                }
+            }
             if let Some(repetition) = self.core.holder_client.repeat(now, request) {
-                let timer = HandoffTimer::HolderRequest(request);
+                let timer = HandoffTimer::HolderRequest(former);
                 self.core.timers.remove(&(repetition.previous_due, timer));
                 self.submit_request(request, repetition.body, repetition.due);
             }

@@ -73,6 +73,12 @@ impl ContactDuties {
         joiners.filter(is_backup).map(|(name, _)| name)
     }
 
+    /// Returns true if a node joins in this role already.
+    fn has_joiner(&self, name: &NodeName, role: JoinRole) -> bool {
+        let known = self.joiners.get(name);
+        known.is_some_and(|joiner| joiner.role == role)
+    }
+
     /// Returns true if no further node may join in a role for now.
     fn is_busy(&self, role: JoinRole) -> bool {
         let most = match role {
@@ -252,6 +258,22 @@ impl Membership {
         }
     }
 
+    /// Returns true if a host may not join this contact node's group in a role. Voters are believed, so a backup must have
+    /// the operator's word for that in its certificate. A certificate of an earlier release has no such word: its host may
+    /// be a backup if it is or was a voter in a view that this node has obeyed since its start.
+    pub(super) fn refuses_role(
+        &self,
+        from: &NodeName,
+        certified: Option<JoinRole>,
+        role: JoinRole,
+    ) -> bool {
+        let is_admitted = match certified {
+            Some(certified) => certified == JoinRole::Backup,
+            None => self.server_list.was_voter(from),
+        };
+        self.standing == Standing::ContactNode && role == JoinRole::Backup && !is_admitted
+    }
+
     pub(super) fn on_join(
         &mut self,
         now: Duration,
@@ -300,7 +322,8 @@ impl Membership {
             JoinRole::ServerNode if self.server_list.len() >= SERVER_NODES_MAX => {
                 Some(JoinRefusal::ServerNodesFull)
             }
-            _ if self.contact.joiners.contains_key(from) => None,
+            // One that changes its role needs a place among those of the new role.
+            _ if self.contact.has_joiner(from, role) => None,
             _ => self.contact.is_busy(role).then_some(JoinRefusal::Busy),
         };
         let refusal = refusal.or_else(|| {

@@ -68,7 +68,8 @@ use crate::view::View;
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::GroupSettings;
 use holdfast_wire::membership_frames::{
-    GroupData, JoinNumber, Member, MembershipFrame, MembershipState, NodeName, VotedView,
+    GroupData, JoinNumber, JoinRefusal, JoinRole, Member, MembershipFrame, MembershipState,
+    NodeName, VotedView,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -211,9 +212,21 @@ impl Membership {
         }
     }
 
-    /// Handles a frame from the node `from` (as named by the channel's certificate, or by a datagram's authentication
-    /// code).
+    /// Handles a frame from the node `from`, as named by a datagram's authentication code. Nothing is known of the role that
+    /// the sender's certificate admits to.
     pub fn handle_frame(&mut self, now: Duration, from: &NodeName, frame: MembershipFrame) {
+        self.handle_channel_frame(now, from, None, frame);
+    }
+
+    /// Handles a frame from the node `from`, as named by the channel's certificate, which admits the sender to the role
+    /// `certified`; none if the certificate names no role, as those of earlier releases do.
+    pub fn handle_channel_frame(
+        &mut self,
+        now: Duration,
+        from: &NodeName,
+        certified: Option<JoinRole>,
+        frame: MembershipFrame,
+    ) {
         use MembershipFrame as F;
         if *from == self.config.name {
             return self.ignore(from, frame.name(), "a node sends no frames to itself");
@@ -254,6 +267,10 @@ impl Membership {
                 server_list,
             } => self.on_contact(now, from, view, is_registered.then_some(server_list)),
             F::NotContact { view } => self.on_not_contact(now, from, view),
+            F::Join { role, join, .. } if self.refuses_role(from, certified, role) => {
+                let reason = JoinRefusal::NotAdmittedAsBackup;
+                self.send(from.clone(), MembershipFrame::JoinRefused { join, reason });
+            }
             F::Join {
                 role,
                 address,

@@ -6,11 +6,13 @@
 
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::{JoinNumber, Member, NodeName, SERVER_NODES_MAX};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most numbers whose names are remembered.
 const HOLDERS_MAX: usize = 2 * SERVER_NODES_MAX;
+/// Most names of voters that are remembered.
+const FORMER_VOTERS_MAX: usize = 256;
 /// Most names whose joins are counted.
 const JOINERS_MAX: usize = 2 * SERVER_NODES_MAX;
 /// Numbers that a name gets without a wait.
@@ -28,12 +30,23 @@ pub(super) struct NumberHolders {
     by_number: BTreeMap<NodeId, NodeName>,
     /// The last number of each name that was a server node.
     of_server_nodes: BTreeMap<NodeName, NodeId>,
+    /// Names of present and former voters.
+    voters: BTreeSet<NodeName>,
 }
 
 impl NumberHolders {
     /// Notes a voter's number.
     pub fn note_voter(&mut self, voter: &Member) {
         self.note(voter.id, &voter.name);
+        if self.voters.len() >= FORMER_VOTERS_MAX && !self.voters.contains(&voter.name) {
+            self.voters.pop_first();
+        }
+        self.voters.insert(voter.name.clone());
+    }
+
+    /// Returns true if a node is or was a voter, and is not forgotten.
+    pub fn was_voter(&self, name: &NodeName) -> bool {
+        self.voters.contains(name)
     }
 
     /// Notes the number of a node in the list of server nodes.

@@ -11,6 +11,16 @@ use std::time::Duration;
 /// Bit of an epoch above the numbers that votes count: a forced takeover begins a new range.
 const FORCED_EPOCH_SHIFT: u32 = 32;
 
+/// Bit of an epoch above the numbers that votes count after the takeover of one node. Nodes that are forced at once thus get
+/// epochs far apart.
+const FORCED_NODE_SHIFT: u32 = 16;
+
+/// Returns a number that is the same for two epochs only if no forced takeover is between them. Votes alone change it too,
+/// once in 65,536 views.
+pub(super) fn range_of(epoch: u64) -> u64 {
+    epoch >> FORCED_NODE_SHIFT
+}
+
 /// Reason for refusing a request; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
@@ -166,8 +176,7 @@ impl Membership {
         if range << FORCED_EPOCH_SHIFT >= EPOCH_MAX {
             return Err(OperatorError::EpochsExhausted);
         }
-        // Nodes that are forced at once get epochs far apart.
-        let within = u64::from(own.id.0) << 16;
+        let within = u64::from(own.id.0) << FORCED_NODE_SHIFT;
         let ids_end = u32::from(u16::MAX) + 1;
         let view = VotedView {
             epoch: (range << FORCED_EPOCH_SHIFT) | within,

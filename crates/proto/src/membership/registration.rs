@@ -2,8 +2,12 @@
 
 use super::config::MembershipConfig;
 use super::event::{Output, Recipient};
+use super::operator::range_of;
 use super::{Membership, Standing};
-use holdfast_wire::membership_frames::{MembershipFrame, NodeName, ServerListVersion, ViewSummary};
+use bytes::Bytes;
+use holdfast_wire::membership_frames::{
+    GroupData, MembershipFrame, NodeName, ServerListVersion, ViewSummary, VotedView,
+};
 use std::time::Duration;
 
 /// The registration of a server node.
@@ -180,7 +184,8 @@ impl Membership {
             return false;
         };
         let data_version = summary.group_data_version;
-        let view = summary.with_group_data(known.group_data.clone());
+        let group_data = carried_group_data(known, &summary);
+        let view = summary.with_group_data(group_data);
         if !self.is_epoch_in_reach(view.epoch)
             || self.stored.is_full()
             || !self.learn_view(view, false)
@@ -206,4 +211,20 @@ impl Membership {
         self.registration.request_view_at = None;
         self.registration.is_data_withheld = false;
     }
+}
+
+/// Returns the group data with which a server node obeys a view until it has those of the view.
+///
+/// Versions of group data count the changes since the group began, or since a forced takeover: its voter may have missed
+/// changes, so that later ones have versions that other data had before. Group data from before a takeover therefore get
+/// version 0, which only empty data have by themselves, and are requested whatever their version is.
+fn carried_group_data(known: &VotedView, next: &ViewSummary) -> GroupData {
+    let mut carried = known.group_data.clone();
+    if range_of(known.epoch) != range_of(next.epoch) {
+        carried.version = 0;
+        if next.group_data_version == 0 {
+            carried.bytes = Bytes::new();
+        }
+    }
+    carried
 }

@@ -66,6 +66,11 @@ impl ServerList {
         }
     }
 
+    /// Returns true if a node is or was a voter, as far as this node remembers.
+    pub fn was_voter(&self, name: &NodeName) -> bool {
+        self.holders.was_voter(name)
+    }
+
     /// Returns the number that a node had when it was in the list last.
     pub fn former_number(&self, name: &NodeName) -> Option<NodeId> {
         self.holders.former_number(name)

@@ -45,6 +45,8 @@ pub struct TestGroup {
     pub disks: BTreeMap<u16, MembershipState>,
     boots: BTreeMap<u16, u64>,
     roles: BTreeMap<u16, JoinRole>,
+    /// The roles in the certificates of nodes whose certificates are not those of backups.
+    pub certified: BTreeMap<u16, Option<JoinRole>>,
     pub events: Vec<(u16, Event)>,
     /// All frames that were sent: sender, receiver (0 is the service address), frame.
     pub sent: Vec<(u16, u16, MembershipFrame)>,
@@ -141,11 +143,19 @@ impl TestGroup {
             if self.stopped.contains(&to) || self.deaf.contains(&to) {
                 continue;
             }
-            let now = self.now;
-            if let Some(machine) = self.machines.get_mut(&to).filter(|_| is_reached) {
-                machine.handle_frame(now, &name(from), frame);
+            if is_reached && self.machines.contains_key(&to) {
+                self.deliver(from, to, frame);
             }
         }
+    }
+
+    /// Hands a frame to a node whose daemon runs, with the role in the sender's certificate.
+    pub fn deliver(&mut self, from: u16, to: u16, frame: MembershipFrame) {
+        let certified = self.certified.get(&from).copied();
+        let certified = certified.unwrap_or(Some(JoinRole::Backup));
+        let now = self.now;
+        let machine = self.machine(to);
+        machine.handle_channel_frame(now, &name(from), certified, frame);
     }
 
     fn carry_out(&mut self, node: u16, output: Output) {

@@ -497,14 +497,13 @@ fn frames_of_strangers_and_of_old_epochs_change_nothing() {
 #[test]
 fn joins_under_way_are_bounded() {
     let mut group = TestGroup::with_voters(1);
-    let now = group.now;
     for node in 100..300 {
         let frame = MembershipFrame::Join {
             role: JoinRole::Backup,
             address: member(node).address,
             join: JoinNumber(u64::from(node)),
         };
-        group.machine(1).handle_frame(now, &name(node), frame);
+        group.deliver(node, 1, frame);
     }
     group.settle();
     let is_refused = |frame: &MembershipFrame| matches!(frame, MembershipFrame::JoinRefused { .. });

@@ -6,7 +6,7 @@ use crate::flow_ownership::{CLAIMED_EPOCH_MAX, claimant};
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::flow_report_frames::FlowReportFrame;
-use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, RecordState};
+use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, OwnershipRecord, RecordState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Progress of a node's report.
@@ -69,8 +69,16 @@ impl Collector {
         self.statements.has_disputes()
     }
 
+    pub(super) fn disputed_flow_count(&self) -> usize {
+        self.statements.disputed_flow_count()
+    }
+
     pub(super) fn disputed_claims(&self) -> Vec<Claim> {
         self.statements.disputed_claims()
+    }
+
+    pub(super) fn first_dispute(&self) -> Option<(Flow, Vec<OwnershipRecord>)> {
+        self.statements.first_dispute()
     }
 
     /// Returns true if a node wants a decision about a transit of which the other party has not reported.

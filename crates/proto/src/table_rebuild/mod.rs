@@ -313,8 +313,19 @@ impl TableRebuild {
         self.collector.as_ref().is_some_and(Collector::has_disputes)
     }
 
-    /// Returns the claims to disputed flows, in the order of the flows. A dispute before [`Event::Complete`] may end with the
-    /// report of a node through which the flow has passed.
+    /// Returns the number of disputed flows.
+    pub fn disputed_flow_count(&self) -> usize {
+        let collector = self.collector.as_ref();
+        collector.map_or(0, Collector::disputed_flow_count)
+    }
+
+    /// Returns the first disputed flow, with the claims to it; none if there is no dispute. A dispute before
+    /// [`Event::Complete`] may end with the report of a node through which the flow has passed.
+    pub fn first_dispute(&self) -> Option<(Flow, Vec<OwnershipRecord>)> {
+        self.collector.as_ref()?.first_dispute()
+    }
+
+    /// Returns the claims to disputed flows, in the order of the flows.
     pub fn disputed_claims(&self) -> Vec<Claim> {
         let collector = self.collector.as_ref();
         collector.map_or_else(Vec::new, Collector::disputed_claims)

@@ -155,15 +155,27 @@ impl Statements {
         !self.disputed.is_empty()
     }
 
+    pub(super) fn disputed_flow_count(&self) -> usize {
+        self.disputed.len()
+    }
+
+    /// Returns the first disputed flow, with the claims of nodes to it.
+    pub(super) fn first_dispute(&self) -> Option<(Flow, Vec<OwnershipRecord>)> {
+        let flow = *self.disputed.first()?;
+        Some((flow, self.claims_to(&flow).collect()))
+    }
+
     /// Returns the claims of nodes to disputed flows.
     pub(super) fn disputed_claims(&self) -> Vec<Claim> {
-        let mut claims = Vec::new();
-        for flow in &self.disputed {
-            let said = self.about(flow);
-            let own = said.filter(|(node, record)| claimant(*record) == *node);
-            claims.extend(own.map(|(_, record)| (*flow, record)));
-        }
-        claims
+        let claims_to = |flow| self.claims_to(flow).map(move |record| (*flow, record));
+        self.disputed.iter().flat_map(claims_to).collect()
+    }
+
+    /// Returns the claims of nodes to a flow.
+    fn claims_to(&self, flow: &Flow) -> impl Iterator<Item = OwnershipRecord> {
+        let said = self.about(flow);
+        let own = said.filter(|(node, record)| claimant(*record) == *node);
+        own.map(|(_, record)| record)
     }
 
     /// Adds a node's claim to a flow that is disputed from now on, unless the node has said anything newer. The claims count

@@ -470,6 +470,8 @@ fn disputed_flow(holder: &mut TableRebuild) -> [OwnershipRecord; 2] {
     assert_eq!(records, [(flow, Some(disputed_record(HOLDER)))]);
     assert!(holder.has_disputes());
     assert_eq!(holder.disputed_claims(), claims.map(|claim| (flow, claim)));
+    assert_eq!(holder.disputed_flow_count(), 1);
+    assert_eq!(holder.first_dispute(), Some((flow, claims.to_vec())));
     outputs(holder);
     claims
 }

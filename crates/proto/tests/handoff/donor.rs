@@ -303,3 +303,46 @@ fn impossible_requests_are_refused_at_once() {
     donor.poll_output();
     assert!(donor.is_idle(), "nothing was touched");
 }
+
+#[test]
+fn failed_resume_is_repeated_until_it_succeeds() {
+    let mut donor = new_machine(A, HOLDER);
+    donor
+        .handle_request(ms(0), new_request(DrainPolicy::No))
+        .expect("possible");
+    complete_read(&mut donor, ms(1), SendQueueInfo::default());
+    take_sent_frame(&mut donor);
+    donor.handle_peer_lost(ms(3), B);
+    let (mut now, mut reports) = (ms(3), 0);
+    // Far more attempts, over a far longer time, than those of other commands.
+    for attempt in 0.. {
+        let outputs: Vec<Output> = std::iter::from_fn(|| donor.poll_output()).collect();
+        let mut resumes = outputs.iter().filter_map(|output| match output {
+            Output::Execute(Command::Resume { token, .. }) => Some(*token),
+            _ => None,
+        });
+        let token = resumes.next().expect("a further attempt");
+        let is_report = |output: &&Output| {
+            let Output::Event(event) = output else {
+                return false;
+            };
+            matches!(event, Event::CommandFailed { .. })
+        };
+        reports += outputs.iter().filter(is_report).count();
+        let claim = (flow(), Some(OwnershipRecord::owned(A, 5)));
+        assert_eq!(donor.ownership_claims(), [claim]);
+        if attempt == 100 {
+            complete(&mut donor, now, token, Results::Resumed(vec![Ok(())]));
+            break;
+        }
+        let failed = Results::Resumed(vec![Err(NodeFault::FlowNotPrepared.into())]);
+        complete(&mut donor, now, token, failed);
+        let due = donor.poll_timeout().expect("the next attempt");
+        assert!(due > now && due <= now + Duration::from_secs(1));
+        now = due;
+        donor.handle_timeout(now);
+    }
+    assert!(now > Duration::from_secs(60));
+    assert_eq!(reports, 1);
+    assert!(donor.is_idle() || donor.poll_output().is_some());
+}

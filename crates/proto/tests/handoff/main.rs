@@ -11,6 +11,7 @@ use holdfast_proto::handoff::{
     Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_proto::view::View;
+use holdfast_wire::failure::NodeFault;
 use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, OwnershipRecord};
 use std::time::Duration;

@@ -147,7 +147,7 @@ impl HandoffWorld {
                 self.on_change_result(node, change, result.ok().flatten())
             }
             Event::CommandFailed { command, .. } => {
-                self.core.count(&format!("{command} failed permanently"));
+                self.core.count(&format!("{command} failed repeatedly"));
             }
             Event::FlowsAccepted { batch: None, .. } => self.core.count("activated after restart"),
             Event::FlowsDiscarded { batch: None, .. } => self.core.count("discarded after restart"),

@@ -3,6 +3,7 @@
 use super::node::KernelFlowState;
 use super::world::HandoffWorld;
 use crate::node_group::{node_id, node_index, sender};
+use holdfast_proto::flow_ownership::is_disputed;
 use holdfast_wire::{Flow, OwnershipRecord, RecordState};
 
 impl HandoffWorld {
@@ -21,10 +22,7 @@ impl HandoffWorld {
         };
         let record = self.core.steering.get(&flow).copied();
         // Several nodes claim the flow, and a report that explains why may be missing.
-        let record = record.filter(|record| match record.state {
-            RecordState::Owned { .. } => true,
-            RecordState::Transit { donor, acceptor } => donor != acceptor,
-        });
+        let record = record.filter(|record| !is_disputed(*record));
         let is_claimed = (self.liar.as_ref()).is_some_and(|liar| liar.claimed.contains(&flow));
         if record != truth.record && !is_claimed {
             if let Some(record) = record {

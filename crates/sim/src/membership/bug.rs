@@ -40,13 +40,15 @@ pub enum MembershipBug {
     AsksForListOnce,
     /// The channel takes the guest's word for its name.
     GuestPassesForContact,
+    /// The guest's certificate admits it as a backup.
+    GuestIsCertified,
     /// The state machines' timers do not fire.
     NoTimers,
 }
 
 impl MembershipBug {
     /// All bugs.
-    pub const ALL: [MembershipBug; 19] = [
+    pub const ALL: [MembershipBug; 20] = [
         MembershipBug::VotesBeforeDisk,
         MembershipBug::GrantCountsFromArrival,
         MembershipBug::LeaseOutlivesPromise,
@@ -65,6 +67,7 @@ impl MembershipBug {
         MembershipBug::AnswersBeforeVote,
         MembershipBug::AsksForListOnce,
         MembershipBug::GuestPassesForContact,
+        MembershipBug::GuestIsCertified,
         MembershipBug::NoTimers,
     ];
 }

@@ -5,7 +5,9 @@ use super::node::node_index;
 use super::world::{Event, MembershipWorld};
 use crate::time::Time;
 use holdfast_proto::membership::Recipient;
-use holdfast_wire::membership_frames::{Ballot, Heartbeat, MembershipFrame, NodeName, VotedView};
+use holdfast_wire::membership_frames::{
+    Ballot, Heartbeat, JoinRole, MembershipFrame, NodeName, VotedView,
+};
 
 impl MembershipWorld<'_> {
     /// Sends a frame of a state machine.
@@ -87,7 +89,14 @@ impl MembershipWorld<'_> {
         }
         self.count_frame(to);
         let name = self.sender_name(from, to);
-        self.drive(to, |machine, now| machine.handle_frame(now, &name, frame));
+        let is_certified = self.config.bug == Some(MembershipBug::GuestIsCertified);
+        let certified = match from == self.guest() && !is_certified {
+            true => self.guest_certified(),
+            false => Some(JoinRole::Backup),
+        };
+        self.drive(to, |machine, now| {
+            machine.handle_channel_frame(now, &name, certified, frame);
+        });
     }
 
     /// Returns the name that the receiver's channel gives to a sender.

@@ -1,5 +1,5 @@
-//! A hostile guest: a host with a certificate of the group that is no member, or a server node at most. The guest sends
-//! whatever may make it the contact node, remove nodes, use up numbers, or reveal the group's secrets.
+//! A hostile guest: a host with a certificate of the group that does not admit it as a backup, and that is no member, or a
+//! server node at most. The guest sends whatever may make it the contact node, remove nodes, use up numbers, or reveal the group's secrets.
 
 use super::node::node_name;
 use super::world::{Event, MembershipWorld};
@@ -25,6 +25,11 @@ impl MembershipWorld<'_> {
         node_name(self.guest())
     }
 
+    /// Returns the role that the guest's certificate admits to: that of a server node, or none as in earlier releases.
+    pub(super) fn guest_certified(&self) -> Option<JoinRole> {
+        self.seed.is_multiple_of(2).then_some(JoinRole::ServerNode)
+    }
+
     /// Lets the guest send a frame to a node, and another one soon, until the end of all faults.
     pub(super) fn send_guest_frame(&mut self) {
         if !self.is_faulty {
@@ -38,6 +43,9 @@ impl MembershipWorld<'_> {
             return;
         };
         let frame = self.draw_guest_frame(&view);
+        if let MembershipFrame::Join { join, .. } = frame {
+            self.guest_join = join;
+        }
         self.count("guest's frame");
         self.transmit(self.guest(), to, frame);
     }
@@ -140,7 +148,7 @@ impl MembershipWorld<'_> {
         }
     }
 
-    /// Checks a frame that the guest receives: the group's secrets are for members, and a host gets few numbers.
+    /// Checks a frame that the guest receives, and answers heartbeats: the group's secrets are for members, and a host gets few numbers.
     pub(super) fn check_frame_to_guest(&mut self, from: usize, frame: &MembershipFrame) {
         let name = self.guest_name();
         let machine = self.nodes[from].machine.as_ref();
@@ -156,6 +164,15 @@ impl MembershipWorld<'_> {
         if has_secrets && !is_server_node {
             let what = format!("{} sends the group's secrets", self.nodes[from].name);
             return self.set_violation(format!("{what} to a host that is no member"));
+        }
+        if let MembershipFrame::Heartbeat(heartbeat) = frame {
+            let grant = MembershipFrame::LeaseGrant {
+                epoch: heartbeat.epoch,
+                boot: heartbeat.boot,
+                sequence: heartbeat.sequence,
+                join: self.guest_join,
+            };
+            self.transmit(self.guest(), from, grant);
         }
         if let MembershipFrame::Joined { id, .. } = frame {
             self.guest_numbers.insert(*id);

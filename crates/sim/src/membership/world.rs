@@ -13,7 +13,9 @@ use holdfast_proto::membership::{
 };
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::{GroupChange, GroupChangeId};
-use holdfast_wire::membership_frames::{Member, MembershipFrame, MembershipState, NodeName};
+use holdfast_wire::membership_frames::{
+    JoinNumber, Member, MembershipFrame, MembershipState, NodeName,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -100,11 +102,13 @@ pub(super) struct MembershipWorld<'a> {
     pub(super) oracle: Oracle,
     /// Numbers that the guest was given.
     pub(super) guest_numbers: BTreeSet<NodeId>,
+    /// The guest's last join.
+    pub(super) guest_join: JoinNumber,
     violation: Option<Violation>,
     counts: BTreeMap<String, u64>,
     events: u64,
     digest: u64,
-    seed: u64,
+    pub(super) seed: u64,
     trace: Option<Vec<String>>,
 }
 
@@ -129,6 +133,7 @@ impl<'a> MembershipWorld<'a> {
             is_faulty: true,
             oracle: Oracle::default(),
             guest_numbers: BTreeSet::new(),
+            guest_join: JoinNumber(0),
             violation: None,
             counts: BTreeMap::new(),
             events: 0,

@@ -3,6 +3,7 @@
 use super::host::{KernelFlowState, ProcessIdentity, SimulatedHost};
 use super::world::MigrationWorld;
 use crate::node_group::{node_id, sender};
+use holdfast_proto::flow_ownership::is_disputed;
 use holdfast_wire::{Flow, RecordState};
 use std::collections::BTreeMap;
 
@@ -41,10 +42,7 @@ impl MigrationWorld {
     fn check_flow(&mut self, flow: Flow) -> Result<(), String> {
         let record = self.core.steering.get(&flow);
         // Several nodes claim the flow, and a report that explains why may be missing.
-        let record = record.filter(|record| match record.state {
-            RecordState::Owned { .. } => true,
-            RecordState::Transit { donor, acceptor } => donor != acceptor,
-        });
+        let record = record.filter(|record| !is_disputed(**record));
         if let Some(record) = record.filter(|_| !flow.is_process()) {
             let highest = self.epochs.entry(flow).or_default();
             if record.epoch < *highest {

@@ -8,7 +8,7 @@ use holdfast_wire::enrolment_state::{
     CertificateSerial, EnrolmentState, JoinTokenRecord, KeyDigest, TOKEN_CERTIFICATES_MAX,
     TOKENS_MAX, TokenId, TokenUse,
 };
-use holdfast_wire::membership_frames::NodeName;
+use holdfast_wire::membership_frames::{JoinRole, NodeName};
 use holdfast_wire::{Frame, FrameError, encode};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -80,15 +80,17 @@ fn usage() -> impl Strategy<Value = TokenUse> {
 }
 
 fn state(tokens_max: usize) -> impl Strategy<Value = EnrolmentState> {
-    let record = (any::<u64>(), usage());
+    let role = prop_oneof![Just(JoinRole::Backup), Just(JoinRole::ServerNode)];
+    let record = (any::<u64>(), usage(), role);
     vec(record, 0..=tokens_max).prop_map(|records| {
-        let token = |(position, (expires_at_s, usage)): (usize, _)| {
+        let token = |(position, (expires_at_s, usage, role)): (usize, _)| {
             let mut id = [7; 32];
             id[..8].copy_from_slice(&position.to_be_bytes());
             JoinTokenRecord {
                 id: TokenId(id),
                 expires_at_s,
                 usage,
+                role,
             }
         };
         EnrolmentState {
@@ -125,6 +127,7 @@ fn repeated_or_excess_tokens_are_refused() {
             id: TokenId(id),
             expires_at_s: 1,
             usage: TokenUse::Fresh,
+            role: JoinRole::Backup,
         }
     };
     let decode = |tokens: Vec<JoinTokenRecord>| {
@@ -136,4 +139,19 @@ fn repeated_or_excess_tokens_are_refused() {
     assert!(decode([full, vec![token(999)]].concat()).is_err());
     assert!(decode(vec![token(1), token(1)]).is_err());
     assert!(EnrolmentState::decode(&[9]).is_err());
+}
+
+#[test]
+fn tokens_of_the_release_before_admit_server_nodes() {
+    // Version 2, one token: number, end (LEB128), use.
+    let bytes = [&[2, 1][..], &[7; 32], &[100, 0]].concat();
+    let state = EnrolmentState::decode(&bytes).unwrap();
+    let token = JoinTokenRecord {
+        id: TokenId([7; 32]),
+        expires_at_s: 100,
+        usage: TokenUse::Fresh,
+        role: JoinRole::ServerNode,
+    };
+    assert_eq!(state.tokens, [token]);
+    assert!(EnrolmentState::decode(&bytes[..bytes.len() - 1]).is_err());
 }

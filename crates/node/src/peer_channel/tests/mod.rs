@@ -5,4 +5,5 @@ mod certificates;
 mod disagreement;
 mod group;
 mod lifecycle;
+mod seeds;
 mod traffic;

@@ -269,3 +269,63 @@ fn unreadable_settings_are_reported_and_not_changed() {
         Some(Err(GroupChangeFailure::Refused(refusal)))
     );
 }
+
+/// Changes that the forced node had missed have the versions of its own later changes.
+#[test]
+fn server_node_takes_the_settings_of_a_forced_takeover() {
+    let mut group = TestGroup::with_voters(3);
+    group.start(8, JoinRole::ServerNode);
+    group.run(ms(500));
+    let before = group.disks[&3].clone();
+    request(&mut group, 1, 1, add("lost", 1));
+    group.run(ms(2_000));
+    assert_eq!(services(&mut group, 8), ["lost"]);
+    for node in [1, 2, 3] {
+        group.crash(node);
+    }
+    group.disks.insert(3, before);
+    group.restart(3);
+    group.run(ms(1_000));
+    let now = group.now;
+    assert_eq!(group.machine(3).handle_force_takeover(now), Ok(()));
+    group.run(ms(200));
+    // Without any change since, the settings are those of the forced node.
+    group.run(ms(20_000));
+    assert_eq!(group.epoch(8), group.epoch(3));
+    assert_eq!(services(&mut group, 8), [""; 0]);
+    request(&mut group, 3, 2, add("kept", 2));
+    group.run(ms(5_000));
+    assert_eq!(services(&mut group, 8), ["kept"]);
+}
+
+/// As the test before, with the change made before the server node hears of the takeover.
+#[test]
+fn server_node_takes_the_settings_of_a_takeover_that_it_missed() {
+    let mut group = TestGroup::with_voters(3);
+    group.start(8, JoinRole::ServerNode);
+    group.run(ms(500));
+    let before = group.disks[&3].clone();
+    request(&mut group, 1, 1, add("lost", 1));
+    group.run(ms(2_000));
+    for node in [1, 2, 3] {
+        group.crash(node);
+    }
+    group.isolated.insert(8);
+    group.disks.insert(3, before);
+    group.restart(3);
+    group.run(ms(1_000));
+    let now = group.now;
+    assert_eq!(group.machine(3).handle_force_takeover(now), Ok(()));
+    group.run(ms(200));
+    request(&mut group, 3, 2, add("kept", 2));
+    group.run(ms(200));
+    let version = |group: &TestGroup, node: u16| {
+        let view = group.machines[&node].voted_view();
+        view.expect("a member").group_data.version
+    };
+    assert_eq!(version(&group, 3), version(&group, 8));
+    group.isolated.clear();
+    group.run(ms(20_000));
+    assert_eq!(group.epoch(8), group.epoch(3));
+    assert_eq!(services(&mut group, 8), ["kept"]);
+}

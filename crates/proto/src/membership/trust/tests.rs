@@ -21,9 +21,91 @@ fn view_of(group: &TestGroup, node: u16) -> VotedView {
 
 /// Hands a frame to a node at once.
 fn hand(group: &mut TestGroup, node: u16, from: u16, frame: MembershipFrame) {
-    let now = group.now;
-    group.machine(node).handle_frame(now, &name(from), frame);
+    group.deliver(from, node, frame);
     group.settle();
+}
+
+/// Lets a host ask to be a backup, and answer the heartbeats that it gets for a while. Returns true if node 1 obeys a view
+/// with the host as a voter.
+fn becomes_voter(group: &mut TestGroup, node: u16) -> bool {
+    let join = MembershipFrame::Join {
+        role: JoinRole::Backup,
+        address: member(node).address,
+        join: member(node).join,
+    };
+    let mut before = group.sent.len();
+    hand(group, 1, node, join);
+    for _ in 0..100 {
+        group.run(ms(5));
+        let heartbeats = sent(group, before, 1, node);
+        before = group.sent.len();
+        for frame in heartbeats {
+            if let MembershipFrame::Heartbeat(heartbeat) = frame {
+                let grant = MembershipFrame::LeaseGrant {
+                    epoch: heartbeat.epoch,
+                    boot: heartbeat.boot,
+                    sequence: heartbeat.sequence,
+                    join: member(node).join,
+                };
+                hand(group, 1, node, grant);
+            }
+        }
+    }
+    group.voters(1).contains(&node)
+}
+
+/// The guest's first step to the place of the contact node would be a vote.
+#[test]
+fn host_becomes_a_voter_only_if_its_certificate_says_so() {
+    for certified in [Some(JoinRole::ServerNode), None] {
+        let mut group = TestGroup::with_voters(3);
+        group.certified.insert(GUEST, certified);
+        assert!(!becomes_voter(&mut group, GUEST), "{certified:?}");
+        let refusals = sent(&group, 0, 1, GUEST).into_iter();
+        let is_refusal = |frame: &MembershipFrame| {
+            let reason = JoinRefusal::NotAdmittedAsBackup;
+            matches!(frame, MembershipFrame::JoinRefused { reason: given, .. } if *given == reason)
+        };
+        assert_eq!(refusals.filter(is_refusal).count(), 1);
+        let before = view_of(&group, 2);
+        for frame in forged_frames(&before, before.epoch + 1) {
+            hand(&mut group, 2, GUEST, frame);
+        }
+        assert_eq!(view_of(&group, 2), before);
+        // As a server node the host is welcome.
+        let join = MembershipFrame::Join {
+            role: JoinRole::ServerNode,
+            address: member(GUEST).address,
+            join: JoinNumber(1),
+        };
+        hand(&mut group, 1, GUEST, join);
+        group.run(ms(200));
+        assert_eq!(group.machine(1).server_nodes().count(), 1);
+    }
+    let mut group = TestGroup::with_voters(3);
+    assert!(becomes_voter(&mut group, GUEST));
+}
+
+#[test]
+fn voter_with_a_certificate_of_an_earlier_release_joins_again() {
+    let mut group = TestGroup::with_voters(3);
+    group.certified.insert(3, None);
+    group.isolated.insert(3);
+    group.run(ms(600));
+    assert_eq!(group.voters(1), [1, 2]);
+    group.isolated.clear();
+    group.run(ms(2_000));
+    assert_eq!(group.voters(1), [1, 2, 3]);
+    // The backups remember the name too.
+    group.isolated.insert(3);
+    group.run(ms(600));
+    let (now, own) = (group.now, group.id(2));
+    assert_eq!(group.machine(1).handle_promote(now, own), Ok(()));
+    group.run(ms(600));
+    assert_eq!((group.voters(2).len(), group.serving()), (2, vec![2]));
+    group.isolated.clear();
+    group.run(ms(2_000));
+    assert!(group.voters(2).contains(&3));
 }
 
 /// Returns the frames that a node has sent to another one since the first `before` frames of all.
@@ -294,6 +376,31 @@ fn host_that_joins_all_the_time_uses_up_few_numbers() {
         matches!(frame, MembershipFrame::JoinRefused { reason: given, .. } if *given == reason)
     };
     assert_eq!(refusals.filter(is_too_often).count(), 1_000 - 33);
+}
+
+#[test]
+fn hosts_that_change_their_role_join_no_more_at_once_than_others() {
+    let mut group = TestGroup::with_voters(2);
+    group.run(ms(100));
+    // No vote succeeds, so all hosts wait.
+    group.isolated.insert(2);
+    let hosts = 100..140;
+    for role in [JoinRole::ServerNode, JoinRole::Backup] {
+        for host in hosts.clone() {
+            let join = MembershipFrame::Join {
+                role,
+                address: member(host).address,
+                join: member(host).join,
+            };
+            hand(&mut group, 1, host, join);
+        }
+    }
+    let is_busy = |(_, _, frame): &&(u16, u16, MembershipFrame)| {
+        let reason = JoinRefusal::Busy;
+        matches!(frame, MembershipFrame::JoinRefused { reason: given, .. } if *given == reason)
+    };
+    let refused = group.sent.iter().filter(is_busy).count();
+    assert_eq!(refused, hosts.len() - 16);
 }
 
 #[test]
