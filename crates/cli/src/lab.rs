@@ -57,6 +57,9 @@ struct UpArgs {
     /// Reach of the service address (packets' way to a flow's owner); recorded for tools that configure daemons
     #[arg(long, value_enum, default_value_t = LabReachArg::Steer)]
     reach: LabReachArg,
+    /// Processors of each node, 0.1 to 1024, such as 0.2: a quota for every 10 ms. Clients have all processors
+    #[arg(long, value_name = "N")]
+    processors: Option<f64>,
     /// The links to which the next three options apply: a host, `nodes`, `clients` or `all`
     #[arg(long, default_value = "all", value_name = "HOST")]
     link: String,
@@ -162,6 +165,7 @@ fn up(args: UpArgs) -> Result<()> {
         .segments(args.segments)
         .topology(build_topology(&args)?);
     spec.keep = true;
+    spec.processors = args.processors;
     spec.reach = match args.reach {
         LabReachArg::Steer => ServiceReach::Steer,
         LabReachArg::Broadcast => ServiceReach::Broadcast,
@@ -241,6 +245,9 @@ fn print_table(status: &LabStatus) {
         status.name,
         status.plan.number
     );
+    if let Some(processors) = status.processors {
+        output_line!("processors of each node: {processors}");
+    }
     output_line!(
         "{:<6}{:<9}{:<16}{:<24}{:<19}state",
         "host",

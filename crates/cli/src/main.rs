@@ -12,6 +12,7 @@ mod generated_docs;
 mod group;
 mod handoff;
 mod lab;
+mod load;
 mod migrate;
 mod migrations;
 mod node;
@@ -55,6 +56,7 @@ enum Command {
     Pool(Box<pool::PoolArgs>),
     Service(service::ServiceArgs),
     Status(status::StatusArgs),
+    Load(load::LoadArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
     Check(check::CheckArgs),
@@ -110,6 +112,7 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Pool(args) => pool::run(&args),
         Command::Service(args) => done(service::run(&args)),
         Command::Status(args) => done(status::run(&args)),
+        Command::Load(args) => load::run(&args),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),
         Command::Check(args) => check::run(&args),

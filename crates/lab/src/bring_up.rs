@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    address_plan::{AddressPlan, LAB_NUMBER_MAX, LabHost, SWITCH_NAME},
+    address_plan::{AddressPlan, HostKind, LAB_NUMBER_MAX, LabHost, SWITCH_NAME},
     cgroup,
     error::{Error, ErrorContext, Result},
     host_init::InitTask,
@@ -20,7 +20,7 @@ use crate::{
     lab_state::{self, LabLock, LabState},
     link::{LinkConfig, LinkTask, SplicedLink},
     namespace::{ProcessRef, StartNamespaces, run_program, start_role},
-    network_scripts, packet_steering,
+    network_scripts, packet_steering, processor_limit,
 };
 
 /// Maximum time for a newly connected host to reach its router.
@@ -39,6 +39,7 @@ pub(crate) fn up(spec: &LabSpec) -> Result<StartedLab> {
     // Check the request before changing anything.
     let unnumbered_plan = AddressPlan::new(0, spec.nodes, spec.clients, spec.segments)?;
     spec.topology.resolve(&unnumbered_plan.hosts())?;
+    spec.processors.map_or(Ok(()), processor_limit::validate)?;
     let program = spec.find_program()?;
     let base = cgroup::labs_cgroup()?;
     if !nix::unistd::geteuid().is_root() {
@@ -86,6 +87,8 @@ fn create_state(
         owner: ProcessRef::current()?,
         program,
         cgroup: group,
+        processors: spec.processors,
+        processor_groups: BTreeMap::new(),
         inits: BTreeMap::new(),
         links: spec.topology.resolve(&plan.hosts())?,
         link_program: None,
@@ -105,6 +108,7 @@ pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) ->
         let _ = child.wait();
     }
     children.clear();
+    processor_limit::remove(name)?;
     lab_state::remove_lab_files(name)?;
     cgroup::remove_base_if_empty();
     Ok(())
@@ -114,7 +118,10 @@ pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) ->
 fn remove_remains(name: &str) -> Result<()> {
     match LabState::load(name) {
         Ok(state) if state.is_alive() => return Err(Error::Exists(name.into())),
-        _ => cgroup::destroy(&cgroup::labs_cgroup()?.join(name))?,
+        _ => {
+            cgroup::destroy(&cgroup::labs_cgroup()?.join(name))?;
+            processor_limit::remove(name)?;
+        }
     }
     let directory = lab_state::lab_directory(name);
     for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
@@ -147,6 +154,7 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
         .map(|host| (host.clone(), state.is_spliced(&host.name)))
         .collect();
     cgroup::create(&state.cgroup)?;
+    limit_processors(state)?;
     let switch = start_init(state, SWITCH_NAME, network_scripts::switch_settings(), None)?;
     record_init(state, children, SWITCH_NAME, switch)?;
     let started = for_each_host(&hosts, |(host, _)| {
@@ -199,6 +207,26 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
     Ok(())
 }
 
+/// Gives each node its share of the processors. The state is stored before, so that a lab that is being brought up can be
+/// removed.
+fn limit_processors(state: &mut LabState) -> Result<()> {
+    let Some(processors) = state.processors else {
+        return Ok(());
+    };
+    let nodes = state.plan.hosts().into_iter();
+    for host in nodes.filter(|host| host.kind == HostKind::Node) {
+        let group = state.host_cgroup(&host.name);
+        fs::create_dir_all(&group).context(|| format!("create {}", group.display()))?;
+        let names = (&*state.name, &*host.name);
+        if let Some(limited) =
+            processor_limit::limit(&group, names, (processors, state.plan.nodes))?
+        {
+            state.processor_groups.insert(host.name, limited);
+        }
+    }
+    state.save()
+}
+
 /// Works on all hosts concurrently, one thread per host.
 fn for_each_host<T: Send>(
     hosts: &[(LabHost, bool)],
@@ -230,6 +258,7 @@ fn start_init(
     let task = InitTask {
         hostname: host.into(),
         cgroup: group,
+        processor_group: state.processor_groups.get(host).cloned(),
         settings,
         keep: state.keep,
     };

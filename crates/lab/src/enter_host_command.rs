@@ -129,6 +129,9 @@ fn enter_host(state: &LabState, host: &str) -> Result<()> {
     let namespaces =
         kinds.map(|(kind, flag)| init.open_namespace(kind).map(|file| (kind, flag, file)));
     join_cgroup(&state.host_cgroup(host)).map_err(host_gone)?;
+    if let Some(group) = state.processor_groups.get(host) {
+        join_cgroup(&group.directory)?;
+    }
     let directory = env::current_dir();
     // A process with threads that share a working directory may not change its mount namespace.
     unshare(CloneFlags::CLONE_FS).context(|| "unshare the working directory".into())?;

@@ -27,6 +27,7 @@ use crate::{
     enter_host_command,
     error::{ErrorContext, Result},
     link,
+    processor_limit::{self, ProcessorGroup},
 };
 
 /// True if the running program has called [`run_hidden_role`].
@@ -40,6 +41,8 @@ const EXIT_FAILED: i32 = 125;
 pub(crate) struct InitTask {
     pub hostname: String,
     pub cgroup: PathBuf,
+    /// The group of version 1 that limits the host's processors.
+    pub processor_group: Option<ProcessorGroup>,
     /// Kernel settings, as paths below `/proc/sys`. Settings that this kernel lacks are omitted.
     pub settings: Vec<(String, String)>,
     /// Keep running after the owner has ended.
@@ -95,9 +98,15 @@ pub(crate) fn join_cgroup(group: &Path) -> Result<()> {
 fn run() -> Result<i32> {
     let task: InitTask = read_task()?;
     join_cgroup(&task.cgroup)?;
+    if let Some(group) = &task.processor_group {
+        join_cgroup(&group.directory)?;
+    }
     let signals = watch_children()?;
     unshare(CloneFlags::CLONE_NEWCGROUP).context(|| "create a control group namespace".into())?;
     mount_host_filesystems()?;
+    if let Some(group) = &task.processor_group {
+        processor_limit::mount_inside(group)?;
+    }
     sethostname(&task.hostname).context(|| "set the host name".into())?;
     for (name, value) in &task.settings {
         write_sysctl(name, value)?;

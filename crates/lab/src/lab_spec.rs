@@ -38,6 +38,8 @@ pub struct LabSpec {
     pub reach: ServiceReach,
     /// Properties of the links.
     pub topology: Topology,
+    /// Processors of each node, such as 0.2; none for all of the machine. Clients and the switch have all.
+    pub processors: Option<f64>,
     /// True if the lab outlives the process that made it. If false, the lab ends when its [`Lab`](crate::Lab) is
     /// dropped or that process dies.
     pub keep: bool,
@@ -58,6 +60,7 @@ impl LabSpec {
             segments: 1,
             reach: ServiceReach::default(),
             topology: Topology::default(),
+            processors: None,
             keep: false,
             program: None,
         }
@@ -88,6 +91,13 @@ impl LabSpec {
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> LabSpec {
         self.topology = topology;
+        self
+    }
+
+    /// Limits the processors of each node.
+    #[must_use]
+    pub fn processors(mut self, processors: f64) -> LabSpec {
+        self.processors = Some(processors);
         self
     }
 

@@ -19,6 +19,7 @@ use crate::{
     error::{Error, ErrorContext, Result},
     lab_spec::{ServiceReach, validate_name},
     namespace::ProcessRef,
+    processor_limit::ProcessorGroup,
     topology::DuplexLinkConfig,
 };
 
@@ -40,6 +41,12 @@ pub(crate) struct LabState {
     pub program: PathBuf,
     /// The parent of the hosts' control groups.
     pub cgroup: PathBuf,
+    /// Processors of each node; none for all of the machine.
+    #[serde(default)]
+    pub processors: Option<f64>,
+    /// Control groups of version 1 that limit the processors, by host.
+    #[serde(default)]
+    pub processor_groups: BTreeMap<String, ProcessorGroup>,
     /// The init process of each host and of the switch.
     pub inits: BTreeMap<String, ProcessRef>,
     /// The links that are not plain.

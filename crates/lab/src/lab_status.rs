@@ -29,6 +29,8 @@ pub struct LabStatus {
     pub plan: AddressPlan,
     /// The reach that the lab was made for.
     pub reach: ServiceReach,
+    /// Processors of each node; none for all of the machine.
+    pub processors: Option<f64>,
     /// True if the lab outlives the process that made it.
     pub keep: bool,
     /// The service address on link in segment 0.
@@ -89,6 +91,7 @@ impl Lab {
             name: state.name,
             plan: state.plan,
             reach: state.reach,
+            processors: state.processors,
             keep: state.keep,
         })
     }

@@ -38,6 +38,7 @@ pub mod link;
 mod namespace;
 mod network_scripts;
 mod packet_steering;
+mod processor_limit;
 pub mod testing;
 mod topology;
 

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod engine_queue;
 mod failure_conversion;
 mod health;
+pub mod load;
 pub mod membership;
 pub mod metrics;
 pub mod migration;

@@ -14,6 +14,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::load::{LoadName, NodeMeasurement, Report, ReportSubject};
+
+mod load_metrics;
+use load_metrics::LoadMetrics;
+
 /// Upper bounds of the freeze histogram's buckets in seconds: dense around the bars of `bench handoff` (400 us, 2 ms, 3
 /// ms).
 const FREEZE_BUCKETS_S: [f64; 14] = [
@@ -110,6 +115,7 @@ pub struct Metrics {
     rejected: Family<ReasonLabel, Counter>,
     migrations: Family<OutcomeLabel, Counter>,
     migration_freeze: Histogram,
+    load: LoadMetrics,
     servers_well: Family<ServerLabels, Gauge>,
     server_failures: Family<FailureLabels, Counter>,
     group_epoch: Gauge,
@@ -150,6 +156,7 @@ impl Metrics {
             rejected: Family::default(),
             migrations: Family::default(),
             migration_freeze: Histogram::new(MIGRATION_FREEZE_BUCKETS_S),
+            load: LoadMetrics::default(),
             servers_well: Family::default(),
             server_failures: Family::default(),
             group_epoch: Gauge::default(),
@@ -350,6 +357,7 @@ impl Metrics {
             Unit::Seconds,
             self.migration_freeze.clone(),
         );
+        self.load.register(&mut registry);
         self.register_servers(&mut registry);
         self.register_membership(&mut registry);
         self.register_dns(&mut registry);
@@ -407,6 +415,19 @@ impl Metrics {
     /// Records the freeze of a process that moved from this node.
     pub fn record_migration_freeze(&self, freeze: Duration) {
         self.migration_freeze.observe(freeze.as_secs_f64());
+    }
+
+    /// Sets the load of the node.
+    pub fn set_load(&self, measured: &NodeMeasurement, share: f64) {
+        self.load.set(measured, share);
+    }
+
+    /// Sets the loads that programs report; series of reports that have ended end.
+    pub fn set_load_reports<'a>(
+        &self,
+        reports: impl Iterator<Item = (&'a ReportSubject, &'a LoadName, &'a Report)>,
+    ) {
+        self.load.set_reports(reports);
     }
 
     /// Records whether a node's server of a service may get new clients.
@@ -657,6 +678,9 @@ mod tests {
         metrics.set_round_trip("n2", Duration::from_micros(120));
         metrics.set_connected("n2", true);
         metrics.count_rejection("malformed");
+        let report = Report::of_value(5.0);
+        let name = "players".parse().expect("a name");
+        metrics.set_load_reports([(&ReportSubject::Node, &name, &report)].into_iter());
         metrics.set_server_well("web", "tcp:10.0.0.1:80", "n2", true);
         metrics.count_server_failure("web", "listener_closed");
         let name = NameOwner::Below("web".parse().expect("a label"));
@@ -666,7 +690,7 @@ mod tests {
             let mut words = line.strip_prefix("# TYPE ")?.split(' ');
             Some((words.next()?, words.next()?))
         });
-        assert_eq!(kinds.clone().count(), 26, "{text}");
+        assert_eq!(kinds.clone().count(), 34, "{text}");
         let missing = kinds.find(|(name, kind)| {
             let suffix = if *kind == "counter" { "_total" } else { "" };
             ['`', '{']

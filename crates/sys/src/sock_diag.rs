@@ -118,6 +118,8 @@ pub struct ListedServerSocket {
     pub is_ipv6_only: bool,
     /// The socket's cookie, as a number.
     pub cookie: u64,
+    /// Inode of the socket, as in `/proc/PID/fd`; 0 if no process holds the socket.
+    pub inode: u32,
     /// Number of connections that wait to be accepted (TCP), or bytes in the receive queue (UDP).
     pub waiting: u32,
 }
@@ -171,6 +173,7 @@ fn receiving_sockets(
                 local: one.local,
                 is_ipv6_only,
                 cookie: cookie.map_or(0, u64::from_ne_bytes),
+                inode: one.inode,
                 waiting: one.receive_queue,
             });
         });

@@ -20,6 +20,7 @@ use super::{
 };
 
 mod joining;
+mod load;
 mod migrations;
 mod pool;
 use crate::FlowText;

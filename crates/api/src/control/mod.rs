@@ -10,6 +10,7 @@ mod client;
 mod flows;
 mod handoffs;
 mod joining;
+mod load;
 mod migrations;
 mod nodes;
 mod openapi;
@@ -30,6 +31,10 @@ pub use handoffs::{
 pub use joining::{
     NewToken, RevocationEntry, RevocationRequest, RevocationStatus, TOKEN_LIFETIME_S, TokenEntry,
     TokenList, TokenRequest, TokenState,
+};
+pub use load::{
+    LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn, NodeLoadEntry,
+    NodeLoadStatus, ProcessLoadEntry,
 };
 pub use migrations::{
     BlockerEntry, MigrationAccepted, MigrationList, MigrationOutcome, MigrationPhasesUs,

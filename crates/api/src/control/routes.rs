@@ -4,8 +4,9 @@ use schemars::{Schema, SchemaGenerator};
 
 use super::{
     DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NewToken, NodeList, OwnElementList, PeerList, PlacementRequest,
+    HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
+    MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
+    NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
     PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
     ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
     RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
@@ -166,6 +167,28 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/nodes/{name}/promote",
         summary: "Make a backup the contact node, at the contact node.",
         answer: Some(schema::<MembershipChange>),
+        ..GET
+    },
+    Route {
+        path: "/v1/load",
+        summary: "The load of this node and of its processes.",
+        answer: Some(schema::<NodeLoadStatus>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/load/reports",
+        summary: "Report a load that only a program itself knows. The report ends unless it is repeated.",
+        body: Some(schema::<LoadReportRequest>),
+        answer: Some(schema::<LoadReportEntry>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/load/withdraw",
+        summary: "Withdraw a reported load.",
+        body: Some(schema::<LoadWithdrawRequest>),
+        answer: Some(schema::<LoadWithdrawn>),
         ..GET
     },
     Route {

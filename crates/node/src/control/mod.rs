@@ -12,8 +12,9 @@ use std::io;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, MembershipChange, MigrationAccepted, MigrationList,
-    MigrationRequest, MigrationStatus, NewToken, NodeList, PlacementRequest, PlacementWeights,
+    HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest,
+    LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest,
+    MigrationStatus, NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights,
     ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest,
     ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
@@ -50,6 +51,12 @@ pub enum ControlRequest {
     Handoff(u64, ReplySender<HandoffStatus>),
     /// List the nodes of the group.
     Nodes(ReplySender<NodeList>),
+    /// Return the load of the node and of its processes.
+    Load(ReplySender<NodeLoadStatus>),
+    /// Keep a load that the user of this number reports.
+    ReportLoad(LoadReportRequest, Option<u32>, ReplySender<LoadReportEntry>),
+    /// End a report for the user of this number.
+    WithdrawLoad(LoadWithdrawRequest, Option<u32>, ReplySender<LoadWithdrawn>),
     /// Return the data plane's drop counters.
     Drops(ReplySender<DropList>),
     /// Return the placement of new flows.
@@ -105,6 +112,9 @@ impl ControlRequest {
             ControlRequest::Handoffs(reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Nodes(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Load(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::ReportLoad(_, _, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::WithdrawLoad(_, _, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Drops(reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Placement(reply) | ControlRequest::SetPlacement(_, _, reply) => {
                 drop(reply.send(Err(refusal)));

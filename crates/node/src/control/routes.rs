@@ -12,9 +12,9 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    FlowListQuery, HandoffRequest, MigrationRequest, MigrationStatus, PlacementRequest,
-    ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest,
-    TokenRequest, openapi,
+    FlowListQuery, HandoffRequest, LoadReportRequest, LoadWithdrawRequest, MigrationRequest,
+    MigrationStatus, PlacementRequest, ProcessCheckQuery, ROUTES, RevocationRequest,
+    ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
@@ -45,6 +45,7 @@ pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
         .merge(migration_routes())
         .merge(joining_routes())
         .merge(membership_routes())
+        .merge(load_routes())
         .route("/v1/nodes", get(nodes))
         .route("/v1/drops", get(drops))
         .route("/v1/placement", get(placement).post(set_placement))
@@ -103,6 +104,14 @@ fn membership_routes() -> Router<RequestSender> {
         .route("/v1/group/takeover", post(force_takeover))
         .route("/v1/nodes/{name}/remove", post(remove_node))
         .route("/v1/nodes/{name}/promote", post(promote_node))
+}
+
+/// Returns the routes about load.
+fn load_routes() -> Router<RequestSender> {
+    Router::new()
+        .route("/v1/load", get(load))
+        .route("/v1/load/reports", post(report_load))
+        .route("/v1/load/withdraw", post(withdraw_load))
 }
 
 /// Returns the router for `/metrics` alone.
@@ -236,6 +245,28 @@ async fn remove_node(State(engine): EngineState, Path(name): Path<String>) -> Re
 
 async fn promote_node(State(engine): EngineState, Path(name): Path<String>) -> Response {
     let request = |reply| ControlRequest::Membership(OperatorRequest::Promote(name), reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn load(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Load, StatusCode::CONFLICT).await
+}
+
+async fn report_load(
+    State(engine): EngineState,
+    ConnectInfo(user): ConnectInfo<SocketUser>,
+    JsonBody(body): JsonBody<LoadReportRequest>,
+) -> Response {
+    let request = |reply| ControlRequest::ReportLoad(body, user.uid, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn withdraw_load(
+    State(engine): EngineState,
+    ConnectInfo(user): ConnectInfo<SocketUser>,
+    JsonBody(body): JsonBody<LoadWithdrawRequest>,
+) -> Response {
+    let request = |reply| ControlRequest::WithdrawLoad(body, user.uid, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 

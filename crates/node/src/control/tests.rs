@@ -58,6 +58,21 @@ async fn engine(mut server: ControlServer) {
             ControlRequest::Handoffs(reply) => drop(reply.send(Ok(HandoffList::default()))),
             ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(NodeList::default()))),
+            ControlRequest::Load(reply) => drop(reply.send(Ok(NodeLoadStatus::default()))),
+            ControlRequest::ReportLoad(request, uid, reply) => {
+                assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
+                drop(reply.send(Ok(LoadReportEntry {
+                    name: request.name,
+                    pid: request.pid,
+                    value: request.value,
+                    full_at: request.full_at,
+                    ends_in_s: request.for_s.unwrap_or(0),
+                })));
+            }
+            ControlRequest::WithdrawLoad(_, uid, reply) => {
+                assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
+                drop(reply.send(Ok(LoadWithdrawn { was_valid: true })));
+            }
             ControlRequest::Drops(reply) => drop(reply.send(Ok(DropList::default()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(PlacementWeights::default()))),
             ControlRequest::SetPlacement(request, uid, reply) => {
@@ -204,6 +219,22 @@ async fn client_returns_engine_answers() {
         .await
         .unwrap();
     assert_eq!((placed.epoch, placed.weights["n2"]), (2, 3));
+    assert_eq!(client.load().await.unwrap(), NodeLoadStatus::default());
+    let report = LoadReportRequest {
+        name: "players".to_owned(),
+        value: 37.0,
+        full_at: Some(64.0),
+        pid: Some(42),
+        for_s: Some(60),
+    };
+    let kept = client.report_load(&report).await.unwrap();
+    assert_eq!((kept.value, kept.pid, kept.ends_in_s), (37.0, Some(42), 60));
+    let request = LoadWithdrawRequest {
+        name: report.name,
+        pid: report.pid,
+    };
+    let withdrawn = client.withdraw_load(&request).await.unwrap();
+    assert!(withdrawn.was_valid);
     assert_eq!(client.services().await.unwrap(), no_services());
     let request = ServiceChangeRequest {
         id: Some(5),
@@ -253,6 +284,8 @@ async fn every_route_is_served_with_its_status() {
             ("POST", "/v1/handoffs") => json!({"flows": [FLOW], "to": "n2"}).to_string(),
             ("POST", "/v1/migrations") => json!({"pid": 42, "to": "n2"}).to_string(),
             ("POST", "/v1/placement") => json!({"weights": {"n1": 1}}).to_string(),
+            ("POST", "/v1/load/reports") => json!({"name": "players", "value": 3}).to_string(),
+            ("POST", "/v1/load/withdraw") => json!({"name": "players"}).to_string(),
             ("POST", "/v1/tokens") => json!({}).to_string(),
             ("POST", "/v1/revocations") => json!({"list": ""}).to_string(),
             ("POST", "/v1/group/takeover") => json!({"force": true}).to_string(),

@@ -17,6 +17,13 @@ impl Engine {
             ControlRequest::Handoffs(reply) => drop(reply.send(Ok(self.handoff_list()))),
             ControlRequest::Handoff(id, reply) => drop(reply.send(self.handoff_status(id))),
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(self.nodes()))),
+            ControlRequest::Load(reply) => drop(reply.send(Ok(self.load_status()))),
+            ControlRequest::ReportLoad(request, uid, reply) => {
+                drop(reply.send(self.report_load(request, uid)));
+            }
+            ControlRequest::WithdrawLoad(request, uid, reply) => {
+                drop(reply.send(self.withdraw_load(&request, uid)));
+            }
             ControlRequest::Drops(reply) => drop(reply.send(Ok(self.drops()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(self.placement()))),
             ControlRequest::SetPlacement(request, uid, reply) => {

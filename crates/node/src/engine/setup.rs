@@ -384,7 +384,7 @@ fn build_engine(
         health,
         dns: channels.dns.clone(),
         contact_reached_at: None,
-        node_load: NodeLoad::new(),
+        node_load: NodeLoad::start(&config.node.interface),
         group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),
         contact_service: ContactService::new(&config, interface, host_changes, group.is_contact()),

@@ -37,6 +37,7 @@ impl Engine {
         self.placement
             .poll_handshake_forwarding(&self.dataplane, now_s);
         self.migrations.upkeep();
+        self.update_load();
         self.share_new_flows();
         self.drop_ended_addresses();
         self.report_unrecorded();

@@ -214,6 +214,7 @@ mod tests {
             local: text.parse().unwrap(),
             is_ipv6_only: false,
             cookie,
+            inode: 0,
             waiting: 0,
         };
         let service = endpoint(Protocol::Tcp, "10.0.0.1:80".parse().unwrap());

@@ -382,6 +382,11 @@ impl Migrations {
         self.residents.remove_ended();
     }
 
+    /// Returns the PIDs of the restorers, the parents of the processes that were moved here.
+    pub(crate) fn restorers(&self) -> BTreeSet<i32> {
+        self.residents.restorers()
+    }
+
     /// Returns the processes that were moved here.
     pub(crate) fn residents(&self) -> Vec<ResidentProcess> {
         self.residents.list()

@@ -60,6 +60,7 @@ impl Cluster {
             .segments(spec.segments)
             .topology(spec.topology.clone());
         lab_spec.reach = spec.reach;
+        lab_spec.processors = spec.processors;
         let lab = Lab::up(&lab_spec).context("bring the lab up")?;
         let mut cluster = Self {
             priority_prefix: priority::priority_prefix(spec.is_realtime),

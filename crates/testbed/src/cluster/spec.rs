@@ -47,6 +47,8 @@ pub struct ClusterSpec {
     pub reach: ServiceReach,
     /// Links of the lab.
     pub topology: Topology,
+    /// Processors of each node; none for all of the machine.
+    pub processors: Option<f64>,
     /// Services of the group, each at the service address of either family.
     pub services: Vec<ClusterService>,
     /// Server programs on every node.
@@ -91,6 +93,7 @@ impl ClusterSpec {
             segments: 1,
             reach: ServiceReach::Steer,
             topology: Topology::default(),
+            processors: None,
             services: Vec::new(),
             programs: Vec::new(),
             underlay: IpFamily::V4,

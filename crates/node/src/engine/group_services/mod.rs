@@ -282,13 +282,10 @@ impl Engine {
         if !is_placed_by_contact || !self.placement.needs_loads() {
             return;
         }
-        let quota = &self.dataplane.programs.flow_quota;
-        let flows = (0..MAX_SERVICES as u16).map(|row| quota.flows(row));
-        let flows = flows.fold(0, u32::saturating_add);
-        let capacity = self.config.node.capacity;
-        let Some(load) = self.node_load.measure(flows, capacity) else {
+        let Some(share) = self.load_share() else {
             return;
         };
+        let load = (share * f64::from(u32::MAX)) as u32;
         let (now, contact) = (self.now(), self.group.contact());
         if !self.group.is_contact() {
             if let Err(error) = self.peers.send(contact, &Frame::NodeLoad { load }) {
