@@ -18,6 +18,7 @@ fn main() {
         "reuseport",
         "rto_max",
         "traffic",
+        "replicate",
     ] {
         compile(object, Path::new(&out), &arch);
     }

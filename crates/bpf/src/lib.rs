@@ -3,8 +3,8 @@
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) enforce ownership, `c/sockets.h`
 //! (socket operations) makes and ends the entries of flows; `c/socket_snapshots.bpf.c` reads sockets ([`socket_snapshots`]),
 //! `c/descriptors.bpf.c` descriptors ([`descriptors`]), `c/rto_max.bpf.c` sets an option of sockets ([`rto_max`]),
-//! `c/reuseport.bpf.c` delivers datagrams of clients to the right socket of a shared port ([`reuseport`]). The
-//! crate makes no decisions: [`Dataplane`] gives the daemon access to the maps. Maps and links are pinned, so that
+//! `c/reuseport.bpf.c` delivers datagrams of clients to the right socket of a shared port ([`reuseport`]),
+//! `c/replicate.bpf.c` sends clients' packets to several servers ([`replication`]). The crate makes no decisions: [`Dataplane`] gives the daemon access to the maps. Maps and links are pinned, so that
 //! traffic continues without the daemon.
 
 mod accept_queue_insertion;
@@ -23,6 +23,7 @@ mod lease;
 mod link;
 mod map_carry_over;
 mod mapped_array;
+pub mod replication;
 pub mod reuseport;
 pub mod rto_max;
 mod settings_backup;
