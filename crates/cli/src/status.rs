@@ -43,14 +43,23 @@ fn membership_text(membership: &MembershipReport) -> String {
     let lease = membership
         .lease_ms
         .map(|lease_ms| format!(", lease of {lease_ms} ms"));
+    let store = membership.store.as_ref().map(|store| {
+        let state = match store.answers {
+            Some(true) => " (answers)",
+            Some(false) => " (does not answer)",
+            None => "",
+        };
+        format!("; views in {}{state}", store.kind)
+    });
     format!(
-        "view {}: this node is {}{}; contact node {}, backups: {}; server nodes: {}\n\n",
+        "view {}: this node is {}{}; contact node {}, backups: {}; server nodes: {}{}\n\n",
         membership.epoch,
         membership.role,
         lease.unwrap_or_default(),
         membership.contact_node.as_deref().unwrap_or("unknown"),
         list(&membership.backups),
-        list(&membership.server_nodes)
+        list(&membership.server_nodes),
+        store.unwrap_or_default()
     )
 }
 

@@ -120,6 +120,7 @@ pub struct Metrics {
     server_failures: Family<FailureLabels, Counter>,
     group_epoch: Gauge,
     lease: Gauge,
+    view_store: Gauge,
     takeovers: Counter,
     refused_datagrams: Family<ReasonLabel, Counter>,
     ignored_membership_frames: Counter,
@@ -161,6 +162,7 @@ impl Metrics {
             server_failures: Family::default(),
             group_epoch: Gauge::default(),
             lease: Gauge::default(),
+            view_store: Gauge::default(),
             takeovers: Counter::default(),
             refused_datagrams: Family::default(),
             ignored_membership_frames: Counter::default(),
@@ -219,6 +221,11 @@ impl Metrics {
             "group_lease",
             "1 while this node is the contact node and has a lease",
             self.lease.clone(),
+        );
+        registry.register(
+            "group_store_answers",
+            "1 while the store of the group's views (group.store) answers this contact node or backup; 0 without such a store",
+            self.view_store.clone(),
         );
         registry.register(
             "group_takeovers",
@@ -506,6 +513,11 @@ impl Metrics {
     /// Records whether this node has a lease.
     pub fn set_lease(&self, has_lease: bool) {
         self.lease.set(i64::from(has_lease));
+    }
+
+    /// Records whether the store of the group's views answers.
+    pub fn set_view_store(&self, is_answering: bool) {
+        self.view_store.set(i64::from(is_answering));
     }
 
     /// Counts a silent contact node that this node wants to replace.

@@ -53,11 +53,9 @@ mod tests {
         for bug in conductor::ConductorBug::ALL {
             assert_eq!(by_name(&conductor::ConductorBug::ALL, &name(bug)), Ok(bug));
         }
-        for bug in membership::MembershipBug::ALL {
-            assert_eq!(
-                by_name(&membership::MembershipBug::ALL, &name(bug)),
-                Ok(bug)
-            );
+        let bugs = membership::MembershipBug::all();
+        for bug in &bugs {
+            assert_eq!(by_name(&bugs, &name(bug)), Ok(*bug));
         }
         for bug in replication::ReplicationBug::ALL {
             assert_eq!(

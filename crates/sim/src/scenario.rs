@@ -54,6 +54,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("migration", include_str!("../scenarios/migration.toml")),
     ("storm", include_str!("../scenarios/storm.toml")),
     ("membership", include_str!("../scenarios/membership.toml")),
+    (
+        "membership-store",
+        include_str!("../scenarios/membership-store.toml"),
+    ),
     ("conductor", include_str!("../scenarios/conductor.toml")),
     ("replication", include_str!("../scenarios/replication.toml")),
 ];

@@ -43,7 +43,7 @@ pub use migrations::{
 };
 pub use nodes::{
     DropCount, DropList, MembershipChange, MembershipReport, NodeEntry, NodeList, PlacementRequest,
-    PlacementWeights, TakeoverRequest,
+    PlacementWeights, TakeoverRequest, ViewStoreReport,
 };
 pub use openapi::openapi;
 pub use pool_daemon::{

@@ -78,6 +78,18 @@ pub struct MembershipReport {
     pub server_nodes: Vec<String>,
     /// Milliseconds that the node's lease lasts; none without a lease.
     pub lease_ms: Option<u64>,
+    /// The store of the group's views; none if the voters vote on views.
+    #[serde(default)]
+    pub store: Option<ViewStoreReport>,
+}
+
+/// The store of a group's views.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ViewStoreReport {
+    /// The kind of the store: `etcd`.
+    pub kind: String,
+    /// Whether the store answers this node; none for a server node, which does not ask, and before the first answer.
+    pub answers: Option<bool>,
 }
 
 /// Answer of `GET /v1/drops`: packets that the data plane of this node dropped, by reason.

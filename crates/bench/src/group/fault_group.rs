@@ -16,12 +16,13 @@ use super::clients_during_fault::{ClientsDuringFault, FaultSample};
 const NODES: u16 = 5;
 const BACKUPS: u16 = 3;
 const PORT: u16 = 7;
+const ETCD_MEMBERS: u16 = 3;
 /// Pause before the restart of a daemon, as in `packaging/systemd/holdfastd.service`.
 const RESTART_DELAY: Duration = Duration::from_millis(50);
 /// Time under load before a fault.
-const LOAD_PAUSE: Duration = Duration::from_millis(500);
+pub(super) const LOAD_PAUSE: Duration = Duration::from_millis(500);
 /// Time under load after the group has answered a fault: two retransmissions of a SYN fit.
-const SETTLE_TIME: Duration = Duration::from_millis(1_500);
+pub(super) const SETTLE_TIME: Duration = Duration::from_millis(1_500);
 /// Duration of a daemon's pause.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two pauses.
@@ -85,8 +86,8 @@ impl std::fmt::Display for Fault {
 
 /// Five nodes with echo servers, of which four may become contact node, and two client hosts.
 pub struct FaultGroup {
-    cluster: Cluster,
-    service: SocketAddr,
+    pub(super) cluster: Cluster,
+    pub(super) service: SocketAddr,
 }
 
 impl FaultGroup {
@@ -103,12 +104,28 @@ impl FaultGroup {
     /// # Errors
     /// The lab or a program fails.
     pub fn with_nodes(name: &str, nodes: u16) -> Result<FaultGroup> {
+        FaultGroup::with_spec(name, |spec| spec.nodes = nodes)
+    }
+
+    /// Brings a group of five nodes up whose views are in etcd, which has three members at further client hosts.
+    ///
+    /// # Errors
+    /// The lab or a program fails.
+    pub fn with_etcd(name: &str) -> Result<FaultGroup> {
+        FaultGroup::with_spec(name, |spec| {
+            spec.nodes = NODES;
+            spec.clients += ETCD_MEMBERS;
+            spec.etcd_members = ETCD_MEMBERS;
+        })
+    }
+
+    fn with_spec(name: &str, change: impl FnOnce(&mut ClusterSpec)) -> Result<FaultGroup> {
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
-        spec.nodes = nodes;
         spec.clients = 2;
         spec.restart_delay = RESTART_DELAY;
         spec.self_run = Some(SelfRunSpec { backups: BACKUPS });
         spec.program_log = "warn".into();
+        change(&mut spec);
         let cluster = Cluster::up(spec.program(ExampleServer::Echo { port: PORT }))?;
         let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);
         Ok(FaultGroup { cluster, service })
@@ -230,7 +247,7 @@ impl FaultGroup {
     }
 
     /// Gives all new clients to these nodes.
-    fn place_clients_at(&self, contact: &str, owners: &BTreeSet<String>) -> Result<()> {
+    pub(super) fn place_clients_at(&self, contact: &str, owners: &BTreeSet<String>) -> Result<()> {
         let weight = |node: String| {
             let weight = u32::from(owners.contains(&node));
             (node, Some(weight))
@@ -262,7 +279,11 @@ impl FaultGroup {
     }
 
     /// Waits until a node other than `absent` knows a newer view.
-    fn wait_for_epoch_after(&self, before: &MembershipReport, absent: &str) -> Result<()> {
+    pub(super) fn wait_for_epoch_after(
+        &self,
+        before: &MembershipReport,
+        absent: &str,
+    ) -> Result<()> {
         let nodes = self.cluster.nodes();
         self.wait_for("a new view", || {
             let mut others = nodes.iter().filter(|node| *node != absent);
@@ -275,7 +296,7 @@ impl FaultGroup {
 
     /// Waits until all nodes but `absent` have the same view, with one contact node that has a lease. Returns the
     /// contact node's report.
-    fn wait_for_agreement(&self, absent: Option<&str>) -> Result<MembershipReport> {
+    pub(super) fn wait_for_agreement(&self, absent: Option<&str>) -> Result<MembershipReport> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let nodes = self.cluster.nodes().into_iter();
@@ -292,7 +313,7 @@ impl FaultGroup {
         }
     }
 
-    fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+    pub(super) fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !condition() {
             ensure!(Instant::now() < deadline, "exceeded time: {what}");
@@ -316,7 +337,7 @@ fn agreed_view(reports: &[(MembershipReport, String)]) -> Option<MembershipRepor
     reports.iter().all(agrees).then(|| contact.clone())
 }
 
-fn contact_of(report: &MembershipReport) -> Result<String> {
+pub(super) fn contact_of(report: &MembershipReport) -> Result<String> {
     let contact = report.contact_node.clone();
     contact.context("the view has a contact node")
 }

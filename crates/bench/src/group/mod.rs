@@ -6,6 +6,7 @@
 //! a later one, has its answer: the wait of a client that tries again all the time.
 
 mod clients_during_fault;
+mod etcd_faults;
 mod fault_group;
 
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use holdfast_testbed::stats::Quantiles;
 use serde::Serialize;
 
 pub use clients_during_fault::FaultSample;
+pub use etcd_faults::EtcdFault;
 pub use fault_group::{Fault, FaultGroup};
 
 /// Flags of `holdfast bench group`.

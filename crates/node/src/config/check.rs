@@ -1,6 +1,7 @@
 //! Checks the raw file into a [`Config`]: resolves references, fills in defaults, refuses contradictions.
 
 mod dns;
+mod etcd;
 mod migration;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +67,11 @@ impl<'a> ConfigChecker<'a> {
             .map(|peer| (peer.name.clone(), peer.id))
             .collect();
         ids.insert(node.name.clone(), node.id);
-        let group = self.group(&raw.group, &ids, node.port)?;
+        let mut group = self.group(&raw.group, &ids, node.port)?;
+        let store = self.view_store(&raw)?;
+        if let Some(self_run) = &mut group.self_run {
+            self_run.store = store;
+        }
         let services = self.services(&raw.service, &ids, &node, &peers)?;
         self.check_policies(&raw.service, &services, &group)?;
         Ok(Config {
@@ -289,6 +294,7 @@ impl<'a> ConfigChecker<'a> {
         let spans = [
             raw.role.as_ref().map(Spanned::span),
             raw.seeds.first().map(Spanned::span),
+            raw.store.as_ref().map(Spanned::span),
         ];
         match spans.into_iter().flatten().next() {
             Some(span) => {
@@ -315,6 +321,7 @@ impl<'a> ConfigChecker<'a> {
         Ok(SelfRunConfig {
             role,
             seeds: seeds.collect::<Result<_, _>>()?,
+            store: None,
         })
     }
 

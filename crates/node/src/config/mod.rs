@@ -5,11 +5,13 @@
 //! services at one address) cannot be expressed. Every error names the file, the line, the key and the remedy.
 
 mod check;
+mod etcd_config;
 mod sections;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::load_fraction;
+pub use etcd_config::{EtcdConfig, EtcdEndpoint};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -110,6 +112,8 @@ pub struct SelfRunConfig {
     pub role: JoinRole,
     /// Addresses of daemons to ask for the contact node.
     pub seeds: Vec<SocketAddr>,
+    /// The store of the group's views; none if the voters vote.
+    pub store: Option<EtcdConfig>,
 }
 
 /// Way in which a client's packets reach the owner of its flow.

@@ -30,6 +30,7 @@ pub(super) struct NodeFile {
     #[serde(default)]
     pub metrics: MetricsConfigSection,
     pub dns: Option<DnsConfigSection>,
+    pub etcd: Option<EtcdConfigSection>,
     #[serde(default)]
     pub log: LogConfigSection,
 }
@@ -69,6 +70,26 @@ pub(super) struct GroupConfigSection {
     pub role: Option<Spanned<RoleKey>>,
     #[serde(default)]
     pub seeds: Vec<Spanned<String>>,
+    pub store: Option<Spanned<StoreKey>>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum StoreKey {
+    Voters,
+    Etcd,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EtcdConfigSection {
+    pub endpoints: Spanned<Vec<Spanned<String>>>,
+    pub prefix: Option<Spanned<String>>,
+    pub ca: Option<PathBuf>,
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub user: Option<Spanned<String>>,
+    pub password_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]

@@ -505,3 +505,64 @@ fn impossible_names_are_refused() {
     assert!(dns_with("").is_ok());
     assert!(dns_with("unknown = 1").is_err());
 }
+
+#[test]
+fn store_in_etcd_is_read_and_checked() {
+    let with_store = |store: &str, section: &str| {
+        let text = SELF_RUN.replace("role = \"server\"", store);
+        parse(&format!("{text}\n{section}"))
+    };
+    let store = "store = \"etcd\"";
+    let section = "[etcd]\nendpoints = [\"https://10.0.0.21:2379\", \"http://e2:2379\"]\nca = \"etcd.pem\"\n\
+                   user = \"holdfast\"\npassword_file = \"/run/password\"";
+    let config = with_store(store, section).unwrap();
+    let etcd = config.group.self_run.unwrap().store.unwrap();
+    let urls: Vec<String> = etcd.endpoints.iter().map(ToString::to_string).collect();
+    assert_eq!(urls, ["https://10.0.0.21:2379", "http://e2:2379"]);
+    assert_eq!(etcd.prefix, "/holdfast/");
+    assert!(etcd.ca.unwrap().ends_with("etcd.pem"));
+    assert_eq!(
+        with_store("store = \"voters\"", "")
+            .unwrap()
+            .group
+            .self_run
+            .unwrap()
+            .store,
+        None
+    );
+    for (store, section, problem) in [
+        (store, "", "needs section [etcd]"),
+        ("", section, "section [etcd] has no effect"),
+        (store, "[etcd]\nendpoints = []", "there are 0 endpoints"),
+        (
+            store,
+            "[etcd]\nendpoints = [\"e1:2379\"]",
+            "`e1:2379` is not the URL",
+        ),
+        (
+            store,
+            "[etcd]\nendpoints = [\"https://e1:2379\"]",
+            "needs `ca`",
+        ),
+        (
+            store,
+            "[etcd]\nendpoints = [\"http://e1:1\"]\nkey = \"k\"",
+            "need each other",
+        ),
+        (
+            store,
+            "[etcd]\nendpoints = [\"http://e1:1\"]\nuser = \"u\"",
+            "need each other",
+        ),
+        (
+            store,
+            "[etcd]\nendpoints = [\"http://e1:1\"]\nprefix = \"a b\"",
+            "`a b` is not the beginning",
+        ),
+    ] {
+        let error = with_store(store, section).expect_err(problem);
+        assert!(error.problem.contains(problem), "{error}");
+    }
+    let error = error_after_replacing("contact = \"n1\"", "contact = \"n1\"\nstore = \"voters\"");
+    assert!(error.problem.contains("does not run itself"), "{error}");
+}

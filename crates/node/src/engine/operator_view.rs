@@ -6,6 +6,7 @@ use std::time::Duration;
 use holdfast_api::control::{
     DropCount, DropList, ErrorBody, FlowCounts, HandoffList, HandoffStatus, MembershipReport,
     NodeEntry, NodeList, PlacementRequest, PlacementWeights, ProgramStatus, ServiceStatus, Status,
+    ViewStoreReport,
 };
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::flow_ownership::claimant;
@@ -58,12 +59,18 @@ fn membership_report(status: &MembershipStatus) -> MembershipReport {
         backups: names(status.voters.get(1..).unwrap_or_default()),
         server_nodes: names(&status.server_nodes),
         lease_ms: status.lease_left().map(milliseconds),
+        store: status.has_store.then(|| ViewStoreReport {
+            kind: "etcd".to_owned(),
+            answers: status.store_answers,
+        }),
     }
 }
 
 /// Returns what is wrong with this node's place in a group that runs itself.
 fn membership_problems(status: &MembershipStatus) -> Vec<String> {
     let isolation = match status.standing {
+        // The contact node's lease then depends on the store, and its silence has a line of its own.
+        Standing::ContactNode if status.has_store => None,
         Standing::ContactNode if status.lease_left().is_none() => Some(
             "this contact node has no lease, because it reaches no majority of the voters: new clients get no answer; \
              look at the other voters and at the network between them"
@@ -74,6 +81,12 @@ fn membership_problems(status: &MembershipStatus) -> Vec<String> {
             let silence = contact.and_then(|name| Some((name, status.silence(name)?)));
             let silence = silence.filter(|(_, silence)| *silence >= CONTACT_SILENCE_MAX);
             silence.map(|(contact, silence)| {
+                if status.has_store {
+                    return format!(
+                        "contact node {contact} has been silent for {} s, and this backup cannot replace it in etcd; look at etcd",
+                        silence.as_secs()
+                    );
+                }
                 format!(
                     "contact node {contact} has been silent for {} s, and this backup reaches no majority of the voters to \
                      replace it; look at the other voters and at the network between them",

@@ -9,6 +9,7 @@ use std::path::Path;
 use holdfast_api::ca::NodeRole;
 use holdfast_api::enrolment::certified_role;
 use holdfast_bpf::{Dataplane as Programs, MapChange};
+use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_daemon::socket_path::is_in_use;
 use holdfast_daemon::start_check::{AddressUse, StartCheck, StartProblems};
 use holdfast_daemon::tls::read_certificates;
@@ -20,6 +21,7 @@ use super::setup::{SetupError, check_capabilities, system_error};
 use crate::app_server::group_id;
 use crate::config::Config;
 use crate::dataplane::HoldDevice;
+use crate::membership::check_endpoints;
 
 /// `BPF_FS_MAGIC` and `CGROUP2_SUPER_MAGIC` of `linux/magic.h`.
 const BPF_FILE_SYSTEM: i64 = 0xcafe_4a11;
@@ -42,6 +44,7 @@ pub fn check_start(config: &Config) -> Result<Vec<MapChange>, StartProblems> {
         check.add_error_with_code(error, code);
     }
     let changes = examine(config, address_use, &mut check);
+    examine_view_store(config, &mut check);
     check.finish().map(|()| changes)
 }
 
@@ -113,6 +116,26 @@ fn examine_role(config: &Config, check: &mut StartCheck) {
     }
 }
 
+/// Reads the group's view at each endpoint of etcd. A daemon starts without etcd nevertheless, and waits.
+fn examine_view_store(config: &Config, check: &mut StartCheck) {
+    let self_run = config.group.self_run.as_ref();
+    let Some(store) = self_run.and_then(|self_run| self_run.store.as_ref()) else {
+        return;
+    };
+    let Some(name) = check.value_of(config.node.name.parse()) else {
+        return;
+    };
+    let failures = check_endpoints(store, &config.group.name, &name);
+    let is_silent = failures.len() == store.endpoints.len();
+    for (endpoint, error) in failures {
+        let problem = format!("etcd endpoint {endpoint} (etcd.endpoints): {error}");
+        match is_silent {
+            true => check.add_error_with_code(problem, DaemonExitCode::Configuration),
+            false => check.add_warning(problem),
+        }
+    }
+}
+
 fn examine_cgroup(config: &Config, check: &mut StartCheck) {
     let Some(cgroup) = check.value_of(config.node.cgroup()) else {
         return;
@@ -146,10 +169,7 @@ fn examine_pins(config: &Config, check: &mut StartCheck) -> Vec<MapChange> {
     let surveyed = check.value_of(Programs::survey_pins(pins, config.node.capacity));
     let (changes, errors) = surveyed.unwrap_or_default();
     for error in errors {
-        check.add_error_with_code(
-            error,
-            holdfast_daemon::exit_code::DaemonExitCode::Configuration,
-        );
+        check.add_error_with_code(error, DaemonExitCode::Configuration);
     }
     changes
 }

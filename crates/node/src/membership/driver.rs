@@ -8,7 +8,7 @@ use holdfast_api::control::{ErrorBody, MembershipChange};
 use holdfast_daemon::log_limit::{LogLimit, shortened};
 use holdfast_proto::membership::{
     Event, GroupChangeFailure, Membership, OperatorError, Output, Recipient, RemovalCause,
-    SaveToken, Standing,
+    SaveToken, Standing, StoreRequest, StoreToken,
 };
 use holdfast_proto::view::NO_NODE;
 use holdfast_sys::caps::{Capability, keep_only_capabilities};
@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::channel_link::ChannelSender;
 use super::datagrams::Datagrams;
+use super::etcd::{EndpointAnswer, EtcdStore};
 use super::group_event::{GroupEvent, KernelLease, LeaseWriter};
 use super::operator::{OperatorRequest, OperatorRequests};
 use super::state_file::{DiskThread, SaveResult};
@@ -74,6 +75,8 @@ pub(super) struct DriverInputs {
     pub saves: mpsc::UnboundedReceiver<SaveResult>,
     /// Inputs from the engine.
     pub requests: mpsc::UnboundedReceiver<DriverInput>,
+    /// Answers of the endpoints of the store of views; none if the voters vote.
+    pub store_answers: Option<mpsc::UnboundedReceiver<EndpointAnswer>>,
     /// Names of the nodes that have answered at the seeds' addresses.
     pub seeds: watch::Receiver<BTreeSet<String>>,
 }
@@ -91,6 +94,7 @@ pub(super) struct Driver {
     datagrams: Datagrams,
     channel: ChannelSender,
     disk: DiskThread,
+    store: Option<EtcdStore>,
     reports: Reports,
     lease_writer: Option<LeaseWriter>,
     lease_until: Option<Duration>,
@@ -137,7 +141,7 @@ impl Driver {
         machine: Membership,
         options: &MembershipOptions,
         (channel, keys): (ChannelSender, watch::Receiver<DatagramKeyTable>),
-        disk: DiskThread,
+        (disk, store): (DiskThread, Option<EtcdStore>),
         (events, status, metrics): (
             mpsc::UnboundedSender<GroupEvent>,
             watch::Sender<MembershipStatus>,
@@ -150,6 +154,7 @@ impl Driver {
             datagrams: Datagrams::new(name, boot, keys, metrics.clone()),
             channel,
             disk,
+            store,
             reports: Reports {
                 events,
                 status,
@@ -182,6 +187,7 @@ impl Driver {
                     None => return,
                 },
                 Some((token, result)) = inputs.saves.recv() => self.end_save(token, result),
+                answer = next_answer(&mut inputs.store_answers) => self.handle_endpoint(answer),
                 input = inputs.requests.recv() => match input {
                     Some(DriverInput::Stop) | None => return,
                     Some(input) => self.handle_input(input),
@@ -302,11 +308,39 @@ impl Driver {
             match output {
                 Output::Send { to, frame } => self.send(socket, to, frame),
                 Output::Save { token, state } => self.save(token, state),
+                Output::Store { token, request } => self.ask_store(token, *request),
                 Output::Event(event) => self.handle_event(event),
             }
         }
         self.operator_requests
             .answer(boot_clock::now(), &self.machine);
+    }
+
+    fn ask_store(&mut self, token: StoreToken, request: StoreRequest) {
+        let answer = (self.store.as_mut()).and_then(|store| store.send(token, request));
+        if let Some(answer) = answer {
+            self.machine
+                .handle_store_answer(boot_clock::now(), token, answer);
+        }
+    }
+
+    fn handle_endpoint(&mut self, answer: EndpointAnswer) {
+        let answered = self
+            .store
+            .as_mut()
+            .and_then(|store| store.on_answer(answer));
+        if let Some((token, answer)) = answered {
+            self.machine
+                .handle_store_answer(boot_clock::now(), token, answer);
+        }
+    }
+
+    fn note_store(&self, is_answering: bool) {
+        let failures = self
+            .store
+            .as_ref()
+            .map_or_else(String::new, EtcdStore::failures);
+        self.reports.note_store(is_answering, &failures);
     }
 
     fn save(&mut self, token: SaveToken, state: Box<MembershipState>) {
@@ -401,15 +435,26 @@ impl Driver {
                 );
                 self.reports.metrics.count_takeover();
                 // Replaced by the next view, which comes at once if enough backups answer.
-                self.reports.note_contact_problem(format!(
-                    "contact node {contact} is silent, and too few backups answer to replace it; {TAKEOVER_REMEDY}"
-                ));
+                self.reports.note_contact_problem(match self.store {
+                    Some(_) => format!("contact node {contact} is silent, and etcd has not given its place to this node yet"),
+                    None => format!(
+                        "contact node {contact} is silent, and too few backups answer to replace it; {TAKEOVER_REMEDY}"
+                    ),
+                });
             }
             Event::BackupSilent { backup } => {
                 let backup = self.name_of(backup);
                 tracing::warn!(backup, "removing a backup that does not answer");
             }
             Event::ServerNodeSilent { node } => tracing::warn!(%node, "dropped silent server node"),
+            Event::StoreAnswers { is_answering } => self.note_store(is_answering),
+            Event::StoreUnusable => {
+                tracing::error!(
+                    "etcd has a view that cannot follow the one that this node knows: this node does not obey it"
+                );
+                self.reports
+                    .note_problem("etcd has an impossible view; check whether other nodes use the same etcd.prefix".to_owned());
+            }
             Event::SaveFailed { error } => {
                 tracing::error!(%error, "cannot save the membership: this node takes part in no vote");
                 self.reports.note_save_problem(Some(format!(
@@ -601,6 +646,21 @@ impl Reports {
             .send_modify(|status| status.search_problem = Some(problem));
     }
 
+    fn note_store(&self, is_answering: bool, failures: &str) {
+        self.metrics.set_view_store(is_answering);
+        let problem = (!is_answering).then(|| {
+            format!("etcd does not answer, so that the group cannot change, and its contact node serves no new clients; check etcd ({failures})")
+        });
+        match &problem {
+            Some(problem) => tracing::warn!("{problem}"),
+            None => tracing::info!("etcd answers"),
+        }
+        self.status.send_modify(|status| {
+            status.store_answers = Some(is_answering);
+            status.store_problem = problem;
+        });
+    }
+
     fn note_contact_problem(&self, problem: String) {
         self.status
             .send_modify(|status| status.contact_problem = Some(problem));
@@ -617,6 +677,17 @@ impl Reports {
     fn clear_problem(&self) {
         self.status.send_modify(|status| status.problem = None);
     }
+}
+
+async fn next_answer(
+    answers: &mut Option<mpsc::UnboundedReceiver<EndpointAnswer>>,
+) -> EndpointAnswer {
+    if let Some(answers) = answers
+        && let Some(answer) = answers.recv().await
+    {
+        return answer;
+    }
+    std::future::pending().await
 }
 
 async fn sleep_until(wake: Option<Duration>) {

@@ -13,11 +13,14 @@
 //!   engine       ◄── GroupEvent ───────────────    │  └──► UDP: heartbeats, lease grants
 //!                ── OperatorRequest ──────────►    └─────► lease in the kernel (LeaseWriter)
 //! ```
+//!
+//! With `group.store`, the driver also passes requests to the threads of `etcd`, and their answers to the machine.
 
 mod boot_clock;
 mod channel_link;
 mod datagrams;
 mod driver;
+mod etcd;
 mod group_event;
 mod operator;
 mod state_file;
@@ -25,6 +28,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use etcd::EtcdError;
+pub(crate) use etcd::check_endpoints;
 pub use group_event::{GroupEvent, GroupEvents, KernelLease, LeaseWriter};
 pub use operator::OperatorRequest;
 pub use state_file::{StateFile, StateFileError};
@@ -44,11 +49,12 @@ use holdfast_wire::group_data::{GroupChange, GroupChangeId};
 use holdfast_wire::membership_frames::{JoinRole, NodeName, NodeNameError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::Config;
+use crate::config::{Config, EtcdConfig};
 use crate::metrics::Metrics;
 use crate::peer_channel::{Peers, ReceivedMembershipFrame};
 use channel_link::ChannelLink;
 use driver::{Driver, DriverInput, DriverInputs};
+use etcd::EtcdStore;
 use state_file::DiskThread;
 
 /// Maximum number of received frames that wait for the driver; further ones are dropped, as the network might do.
@@ -73,6 +79,8 @@ pub struct MembershipOptions {
     pub state_dir: PathBuf,
     /// True if the driver runs at real-time priority.
     pub realtime: bool,
+    /// The store of the group's views; none if the voters vote.
+    pub store: Option<EtcdConfig>,
 }
 
 /// Reason why the membership of a node cannot start.
@@ -98,6 +106,9 @@ pub enum MembershipError {
          `holdfastd --create-group`"
     )]
     NoSeeds,
+    /// The client of the store of views cannot start.
+    #[error("the store of the group's views (group.store): {0}")]
+    Store(#[from] EtcdError),
     /// The system refused an operation.
     #[error("{what}: {source}")]
     System {
@@ -126,6 +137,7 @@ impl MembershipOptions {
             boot,
             state_dir: config.node.state_dir.clone(),
             realtime: config.node.realtime,
+            store: self_run.store.clone(),
         })
     }
 
@@ -137,6 +149,7 @@ impl MembershipOptions {
         let mut config =
             MembershipConfig::new(self.name.clone(), self.address, self.role, self.boot);
         config.random_seed = random_number();
+        config.has_view_store = self.store.is_some();
         config
     }
 }
@@ -202,17 +215,26 @@ impl GroupMembership {
         let what = format!("the UDP socket for heartbeats at {}", options.address);
         let socket = datagrams::bind(options.address).map_err(system_error(&what))?;
         let (disk, saves) = DiskThread::start(file).map_err(system_error("the disk thread"))?;
+        let store = options
+            .store
+            .as_ref()
+            .map(|store| EtcdStore::start(store, &options.group, &options.name));
+        let (store, store_answers) = store.transpose()?.unzip();
         let (keys, seeds) = (peers.watch_datagram_keys(), peers.watch_seeds());
         let (link, channel) = ChannelLink::new(peers, options.seeds.clone());
         let (event_sender, events) = mpsc::unbounded_channel();
-        let (status_sender, status) = watch::channel(MembershipStatus::default());
+        let (status_sender, status) = watch::channel(MembershipStatus {
+            has_store: options.store.is_some(),
+            ..MembershipStatus::default()
+        });
         let (inputs, input_receiver) = mpsc::unbounded_channel();
         let reports = (event_sender, status_sender, metrics);
-        let driver = Driver::new(machine, &options, (channel, keys), disk, reports);
+        let driver = Driver::new(machine, &options, (channel, keys), (disk, store), reports);
         let inputs_of_driver = DriverInputs {
             frames,
             saves,
             requests: input_receiver,
+            store_answers,
             seeds,
         };
         let realtime = options.realtime;

@@ -32,6 +32,13 @@ pub struct MembershipStatus {
     pub search_problem: Option<String>,
     /// Reason why the membership cannot be saved, in words.
     pub save_problem: Option<String>,
+    /// True if the views of the group are in a store (`group.store`).
+    pub has_store: bool,
+    /// Whether the store of the group's views answers this node; none if the voters vote, for server nodes, and before the
+    /// first answer.
+    pub store_answers: Option<bool>,
+    /// Silence of the store, in words.
+    pub store_problem: Option<String>,
     /// The reason for which this node is outside the group, if it was a member.
     pub removal: Option<RemovalCause>,
     /// End of this node's lease by the boot clock.
@@ -53,6 +60,9 @@ impl Default for MembershipStatus {
             contact_problem: None,
             search_problem: None,
             save_problem: None,
+            has_store: false,
+            store_answers: None,
+            store_problem: None,
             removal: None,
             lease_until: None,
             heard: BTreeMap::new(),
@@ -78,6 +88,7 @@ impl MembershipStatus {
         let problems = [
             &self.settings_problem,
             &self.save_problem,
+            &self.store_problem,
             &self.contact_problem,
             &self.search_problem,
             &self.problem,

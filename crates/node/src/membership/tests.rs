@@ -87,6 +87,7 @@ impl TestGroup {
             boot: self.boots.fetch_add(1, Ordering::Relaxed),
             state_dir: self.directory.path().join(format!("n{node}")),
             realtime: false,
+            store: None,
         }
     }
 

@@ -115,8 +115,9 @@ impl Membership {
 
     /// Notes whether the contact node has a lease; if so, the backup need not replace the contact node.
     fn note_heartbeat(&mut self, now: Duration, has_lease: bool) {
+        let is_excused = self.store_excuses_contact(now);
         let watch = &mut self.contact_watch;
-        if !has_lease {
+        if !has_lease && !is_excused {
             watch.vain_heartbeats = (watch.vain_heartbeats + 1) % (2 * VAIN_GRANTS_MAX);
             return;
         }
@@ -170,7 +171,7 @@ impl Membership {
     /// Returns the time at which this backup takes a silent contact node's place; none while it tries.
     pub(super) fn takeover_at(&self) -> Option<Duration> {
         let voters = &self.view.as_ref()?.voters;
-        if self.voting.proposal.is_some() {
+        if self.voting.proposal.is_some() || self.awaits_store() {
             return None;
         }
         let rank = voters.iter().position(|voter| self.is_own(voter))? as u32;
@@ -191,13 +192,17 @@ impl Membership {
         let Some(contact) = view.contact().map(|contact| contact.id) else {
             return;
         };
-        if view.voters.len() - 1 < view.majority() {
+        if self.store.is_none() && view.voters.len() - 1 < view.majority() {
             return self.ask_about_contact(now, contact);
         }
         if self.stored.is_blocked() || self.committed_epoch() > view.epoch {
             return self.back_off(now);
         }
-        if self.start_prepare(now) {
+        let has_begun = match self.store {
+            Some(_) => self.start_takeover_by_store(now),
+            None => self.start_prepare(now),
+        };
+        if has_begun {
             self.report(Event::TakeoverStarted { contact });
         }
     }

@@ -63,6 +63,14 @@ pub struct MembershipConfig {
     pub group_change_timeout: Duration,
     /// Time until a failed save is tried again (1 s).
     pub save_retry_interval: Duration,
+    /// True if the group's views are in a store outside the group, in place of votes (false); the same at all nodes. See
+    /// [`super::Output::Store`].
+    pub has_view_store: bool,
+    /// Time between two reads of the store by a backup (250 ms). The contact node reads with each heartbeat.
+    pub store_read_interval: Duration,
+    /// Time without an answer after which the store counts as silent, and time with answers after which the contact node must
+    /// have a lease again (1 s).
+    pub store_silent_after: Duration,
 }
 
 impl MembershipConfig {
@@ -95,6 +103,9 @@ impl MembershipConfig {
             group_change_retry_interval: Duration::from_millis(250),
             group_change_timeout: Duration::from_secs(10),
             save_retry_interval: Duration::from_secs(1),
+            has_view_store: false,
+            store_read_interval: Duration::from_millis(250),
+            store_silent_after: Duration::from_secs(1),
         }
     }
 }

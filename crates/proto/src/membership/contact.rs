@@ -143,7 +143,10 @@ impl Membership {
 
     /// Computes the lease anew, and reports its end if that has changed.
     pub(super) fn update_lease(&mut self, now: Duration) {
-        let until = self.lease_end();
+        let until = match self.store {
+            Some(_) => self.lease_end_by_store(now),
+            None => self.lease_end(),
+        };
         let is_news = match (until, self.contact.lease_until) {
             (Some(until), Some(reported)) => until != reported && until.max(reported) > now,
             (Some(until), None) => until > now,

@@ -1,5 +1,6 @@
 //! Outputs of a membership machine: frames, the one command, and events for logs, metrics and the daemon.
 
+use super::view_store::{StoreRequest, StoreToken};
 use crate::view::View;
 use core::time::Duration;
 use holdfast_wire::NodeId;
@@ -38,6 +39,14 @@ pub enum Output {
         token: SaveToken,
         /// The whole state.
         state: Box<MembershipState>,
+    },
+    /// Pass a request to the store of views ([`super::MembershipConfig::has_view_store`]), and its answer to
+    /// `handle_store_answer`. A request that is lost, or carried out late, does no harm.
+    Store {
+        /// Token of the request.
+        token: StoreToken,
+        /// The request.
+        request: Box<StoreRequest>,
     },
     /// Report an event.
     Event(Event),
@@ -147,6 +156,14 @@ pub enum Event {
         /// Version of the group data with the change, or the reason for the failure.
         result: Result<u64, GroupChangeFailure>,
     },
+    /// The store of views has begun to answer this voter, or has not answered for
+    /// [`super::MembershipConfig::store_silent_after`].
+    StoreAnswers {
+        /// True if the store answers.
+        is_answering: bool,
+    },
+    /// The store has a view that is impossible, or cannot follow the known one.
+    StoreUnusable,
     /// The state of the local node cannot be saved: the node takes part in no vote until a later attempt succeeds.
     SaveFailed {
         /// The daemon's explanation.

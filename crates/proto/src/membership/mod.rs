@@ -50,10 +50,12 @@ mod test_group;
 mod tests;
 mod trust;
 mod view_change;
+mod view_store;
 
 pub use config::MembershipConfig;
 pub use event::{Event, GroupChangeFailure, Output, Recipient, RemovalCause, SaveToken};
 pub use operator::OperatorError;
+pub use view_store::{StoreAnswer, StoreRequest, StoreToken};
 
 use self::acceptor::Voting;
 use self::backup::ContactWatch;
@@ -64,6 +66,7 @@ use self::registration::Registration;
 use self::server_list::ServerList;
 use self::stored_state::{Effect, StoredState};
 use self::trust::Trust;
+use self::view_store::StoreLink;
 use crate::view::View;
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::GroupSettings;
@@ -115,6 +118,8 @@ pub struct Membership {
     leaving: Option<LeaveAttempt>,
     registration: Registration,
     trust: Trust,
+    /// The store of the group's views; none if the voters vote.
+    store: Option<StoreLink>,
     /// Times at which nodes with older views were sent the view.
     informed: BTreeMap<NodeName, Duration>,
 }
@@ -166,6 +171,11 @@ impl Membership {
     pub fn restore(now: Duration, config: MembershipConfig, state: MembershipState) -> Membership {
         let mut machine = Membership::new(now, config, state);
         machine.voting.abstains_until = now + machine.config.promise_duration;
+        if machine.store.is_some() {
+            // Votes of a group that has voted before.
+            let state = &mut machine.stored.state;
+            (state.promised, state.accepted) = (None, None);
+        }
         machine.view = machine.stored.state.committed.clone();
         if let Some(view) = &machine.view {
             machine.server_list.note_voters(&view.voters);
@@ -207,6 +217,7 @@ impl Membership {
             leaving: None,
             registration: Registration::new(now, &config),
             trust: Trust::new(now),
+            store: config.has_view_store.then(|| StoreLink::new(now)),
             informed: BTreeMap::new(),
             config,
         }
@@ -236,6 +247,10 @@ impl Membership {
         let Some(frame) = self.refuse_unbelieved(now, from, frame) else {
             return self.settle(now);
         };
+        if self.store.is_some() && is_vote(&frame) {
+            let reason = "the sender votes on views, which this node keeps in a store";
+            return self.ignore(from, frame.name(), reason);
+        }
         match frame {
             F::Prepare { epoch, ballot } => self.on_prepare(now, from, epoch, ballot),
             F::Promise {
@@ -321,6 +336,7 @@ impl Membership {
             self.stored.retry();
         }
         self.on_proposal_timeout(now);
+        self.on_store_timeout(now);
         match self.standing {
             Standing::ContactNode if self.contact.heartbeat_at <= now => self.send_heartbeats(now),
             Standing::Backup if self.takeover_at().is_some_and(|due| due <= now) => {
@@ -356,6 +372,7 @@ impl Membership {
             self.leaving.as_ref().map(|leaving| leaving.retry_at),
             self.own_requests.next_timeout(),
             self.search_at(),
+            self.store_timeout(),
             of_standing,
         ];
         due.into_iter().flatten().min()
@@ -441,6 +458,7 @@ impl Membership {
                 break;
             }
         }
+        self.refresh_store(now);
         self.update_lease(now);
         if let Some((token, state)) = self.stored.begin_save() {
             self.outputs.push_back(Output::Save { token, state });
@@ -532,4 +550,16 @@ impl Membership {
         let wait = wait.min(longest);
         wait / 2 + self.random_wait(wait / 2)
     }
+}
+
+/// Returns true for the frames of a vote on a view.
+fn is_vote(frame: &MembershipFrame) -> bool {
+    matches!(
+        frame,
+        MembershipFrame::Prepare { .. }
+            | MembershipFrame::Promise { .. }
+            | MembershipFrame::Propose { .. }
+            | MembershipFrame::Accept { .. }
+            | MembershipFrame::Reject { .. }
+    )
 }

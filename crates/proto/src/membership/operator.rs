@@ -28,7 +28,9 @@ pub enum OperatorError {
     #[error("node {} is the contact node; send the request there", .0.as_ref().map_or("(unknown)", NodeName::as_str))]
     NotContactNode(Option<NodeName>),
     /// The local node is the contact node, but has no lease.
-    #[error("this contact node cannot reach a majority of the voters; try again when it can")]
+    #[error(
+        "this contact node has no lease, because it reaches no majority of the voters, or of the store of views; try again when it does"
+    )]
     NoLease,
     /// The local node is outside the group.
     #[error("this node is not in a group; let it join one first")]
@@ -57,6 +59,12 @@ pub enum OperatorError {
     /// The epoch after a forced takeover could not be followed by another one.
     #[error("the group has no epochs left; create a new group")]
     EpochsExhausted,
+    /// The group's views are in a store, in which one backup suffices to replace the contact node.
+    #[error(
+        "this group keeps its views in a store (group.store), which decides without a majority of the voters; a takeover needs no force \
+         when the store answers"
+    )]
+    StoreDecides,
     /// A contact node with a lease is alive, so there is nothing to force.
     #[error("the contact node has given a sign of life a moment ago; a takeover is not needed")]
     ContactAlive,
@@ -167,6 +175,9 @@ impl Membership {
         let (Some(own), Some(committed)) = (self.own_voter(), &self.stored.state.committed) else {
             return Err(OperatorError::Outside);
         };
+        if self.store.is_some() {
+            return Err(OperatorError::StoreDecides);
+        }
         let promise = self.voting.promise.as_ref();
         let is_promised = promise.is_some_and(|promise| promise.until > now);
         if is_promised || self.is_serving(now) || now < self.voting.abstains_until {

@@ -17,6 +17,9 @@ const ROUND_STEP_MAX: u32 = 1 << 16;
 impl Membership {
     /// Lets a contact node begin or resume a vote, if there is a reason. Returns true if it has.
     pub(super) fn propose_pending_changes(&mut self, now: Duration) -> bool {
+        if self.store.is_some() {
+            return self.propose_changes_to_store(now);
+        }
         let is_possible = self.standing == Standing::ContactNode
             && self.voting.proposal.is_none()
             && now >= self.voting.backoff_until

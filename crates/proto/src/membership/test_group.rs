@@ -1,9 +1,12 @@
 //! A group in memory: machines whose frames arrive at once, and whose disks save at once, unless a test says otherwise.
 
-use super::{Event, Membership, MembershipConfig, Output, Recipient, SaveToken, Standing};
+use super::{
+    Event, Membership, MembershipConfig, Output, Recipient, SaveToken, Standing, StoreAnswer,
+    StoreRequest,
+};
 use holdfast_wire::NodeId;
 use holdfast_wire::membership_frames::{
-    JoinNumber, JoinRole, Member, MembershipFrame, MembershipState, NodeName,
+    JoinNumber, JoinRole, Member, MembershipFrame, MembershipState, NodeName, VotedView,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -59,13 +62,64 @@ pub struct TestGroup {
     pub stopped: BTreeSet<u16>,
     /// Nodes whose saves do not end.
     pub slow_disks: BTreeSet<u16>,
+    /// The store of views; none if the voters vote.
+    pub store: Option<TestStore>,
     /// Duration of a save at all other nodes.
     pub save_duration: Duration,
     /// The open save of each node, and its end.
     open_saves: BTreeMap<u16, (SaveToken, MembershipState, Duration)>,
 }
 
+/// A store of views that answers at once.
+#[derive(Default)]
+pub struct TestStore {
+    pub view: Option<VotedView>,
+    /// True without a majority of the store's members.
+    pub is_down: bool,
+    /// Nodes that do not reach the store.
+    pub cut: BTreeSet<u16>,
+    /// Nodes whose proposals are stored without an answer.
+    pub unanswered: BTreeSet<u16>,
+}
+
+impl TestStore {
+    fn answer(&mut self, node: u16, request: StoreRequest) -> Option<StoreAnswer> {
+        if self.is_down || self.cut.contains(&node) {
+            return Some(StoreAnswer::Unavailable);
+        }
+        let StoreRequest::Propose { expected, view } = request else {
+            return Some(StoreAnswer::View(self.view.clone()));
+        };
+        if expected != self.view.as_ref().map(|view| view.epoch) {
+            return Some(StoreAnswer::View(self.view.clone()));
+        }
+        self.view = Some(view);
+        (!self.unanswered.contains(&node)).then_some(StoreAnswer::Stored)
+    }
+}
+
 impl TestGroup {
+    /// Returns a group with a store of views, of `voters` nodes named `n1` and so on, after all have joined.
+    pub fn with_store(voters: u16) -> TestGroup {
+        let mut group = TestGroup {
+            store: Some(TestStore::default()),
+            ..TestGroup::default()
+        };
+        group.start(1, JoinRole::Backup);
+        group.run(ms(400));
+        for node in 2..=voters {
+            group.start(node, JoinRole::Backup);
+            group.run(ms(200));
+        }
+        assert_eq!(group.voters(1), (1..=voters).collect::<Vec<_>>());
+        group
+    }
+
+    /// Returns the store of views.
+    pub fn store(&mut self) -> &mut TestStore {
+        self.store.as_mut().expect("a group with a store")
+    }
+
     /// Returns a group of `voters` nodes named `n1` and so on, after all have joined.
     pub fn with_voters(voters: u16) -> TestGroup {
         let mut group = TestGroup::default();
@@ -86,6 +140,7 @@ impl TestGroup {
         *boot += 1;
         let mut config = MembershipConfig::new(name(node), address(node), role, *boot);
         config.seeds = vec![name(1), name(2)];
+        config.has_view_store = self.store.is_some();
         let machine = match self.disks.get(&node) {
             Some(state) => Membership::restore(self.now, config, state.clone()),
             None if node == 1 => Membership::create(self.now, config),
@@ -181,6 +236,12 @@ impl TestGroup {
                 let end = self.now + self.save_duration;
                 self.open_saves.insert(node, (token, *state, end));
                 self.finish_due_save(node);
+            }
+            Output::Store { token, request } => {
+                let now = self.now;
+                if let Some(answer) = self.store().answer(node, *request) {
+                    self.machine(node).handle_store_answer(now, token, answer);
+                }
             }
             Output::Event(event) => self.events.push((node, event)),
         }

@@ -51,6 +51,7 @@ impl Membership {
     pub(super) fn store_view(&mut self, mut view: VotedView, announce: bool) {
         // The bytes of a frame share the memory of the channel's buffer, which a view would keep for long.
         view.group_data.bytes = Bytes::copy_from_slice(&view.group_data.bytes);
+        self.note_view_for_store(&view);
         let state = &mut self.stored.state;
         (state.promised, state.accepted) = (None, None);
         state.committed = Some(view.clone());

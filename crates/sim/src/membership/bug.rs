@@ -44,10 +44,20 @@ pub enum MembershipBug {
     GuestIsCertified,
     /// The state machines' timers do not fire.
     NoTimers,
+    /// The store of views replaces its view without a comparison.
+    StoreComparesNothing,
+    /// A member of the store answers reads although it may miss newer views.
+    StoreReadsAreStale,
+    /// A client of the store takes a lost answer for a stored view.
+    StoreSilenceIsConsent,
+    /// An answer of the store counts as that to the newest request.
+    StoreAnswerCountsForNewest,
+    /// A new contact node does not wait for the end of the former one's lease.
+    ServesBeforeFormerLeaseEnds,
 }
 
 impl MembershipBug {
-    /// All bugs.
+    /// All bugs of groups that vote.
     pub const ALL: [MembershipBug; 20] = [
         MembershipBug::VotesBeforeDisk,
         MembershipBug::GrantCountsFromArrival,
@@ -70,4 +80,29 @@ impl MembershipBug {
         MembershipBug::GuestIsCertified,
         MembershipBug::NoTimers,
     ];
+
+    /// All bugs of groups whose views are in a store.
+    pub const OF_STORE: [MembershipBug; 13] = [
+        MembershipBug::StoreComparesNothing,
+        MembershipBug::StoreReadsAreStale,
+        MembershipBug::StoreSilenceIsConsent,
+        MembershipBug::StoreAnswerCountsForNewest,
+        MembershipBug::ServesBeforeFormerLeaseEnds,
+        MembershipBug::LeaseOutlivesPromise,
+        MembershipBug::ServesPastLease,
+        MembershipBug::ClocksDrift,
+        MembershipBug::ReusesNodeIds,
+        MembershipBug::JoinsOnce,
+        MembershipBug::AnswersBeforeVote,
+        MembershipBug::GuestPassesForContact,
+        MembershipBug::NoTimers,
+    ];
+
+    /// Returns the bugs of both kinds of groups.
+    #[must_use]
+    pub fn all() -> Vec<MembershipBug> {
+        let of_store = MembershipBug::OF_STORE.into_iter();
+        let others = of_store.filter(|bug| !MembershipBug::ALL.contains(bug));
+        MembershipBug::ALL.into_iter().chain(others).collect()
+    }
 }

@@ -40,6 +40,7 @@ pub fn measure_frame_rates(
         hostile: false,
         failing: false,
         guest: false,
+        store: false,
         faults: FaultFrequencies::NONE,
         plan: Vec::new(),
         faults_end: Time::ZERO,

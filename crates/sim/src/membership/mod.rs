@@ -6,6 +6,8 @@
 //! that no node's epoch decreases, that at most one node has a lease, and that no number is given twice. After the end
 //! of all faults one node has a lease, and soon all nodes are members and agree.
 //!
+//! With [`WITH_STORE`], the views are in a store in place of votes: a committed view is one that was in the store.
+//!
 //! In some seeds a hostile guest, which has a certificate of the group, sends forged frames. No node obeys a view with the
 //! guest as a voter, or leaves the group for good without an operator's word; the group's secrets stay with its members.
 
@@ -16,6 +18,7 @@ mod guest;
 mod node;
 mod oracle;
 mod plan;
+mod view_store;
 mod world;
 
 pub use bug::MembershipBug;
@@ -42,6 +45,7 @@ pub const DEFAULT: MembershipPlanDistribution = MembershipPlanDistribution {
     clock_drift_ppm: 20_000,
     impatient: 0.25,
     guest: 0.3,
+    store: 0.0,
     crash: 0.5,
     cut: 0.2,
     isolate: 0.2,
@@ -52,7 +56,16 @@ pub const DEFAULT: MembershipPlanDistribution = MembershipPlanDistribution {
     promote: 0.15,
     group_data: 0.25,
     server_node_failed: 0.1,
+    store_down: 0.25,
+    store_cut: 0.15,
     faults: FaultFrequencies::DEFAULT,
+};
+
+/// As [`DEFAULT`], from two voters on, with the views in a store that is at times without a majority or out of reach.
+pub const WITH_STORE: MembershipPlanDistribution = MembershipPlanDistribution {
+    voters: CountRange::new(2, 7),
+    store: 1.0,
+    ..DEFAULT
 };
 
 /// Simulates a config with a seed: the same two always give the same outcome. With `trace`, every event and every

@@ -2,7 +2,7 @@
 
 use super::{MembershipBug, MembershipRunConfig};
 use crate::time::Time;
-use holdfast_proto::membership::{Membership, MembershipConfig, SaveToken, Standing};
+use holdfast_proto::membership::{Membership, MembershipConfig, SaveToken, Standing, StoreToken};
 use holdfast_wire::membership_frames::{JoinRole, MembershipState, NodeName};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -60,6 +60,10 @@ pub(super) struct SimulatedNode {
     pub(super) epoch: u64,
     /// Number of the daemon's last heartbeat.
     pub(super) last_heartbeat: u64,
+    /// Token of the daemon's last request to the store of views.
+    pub(super) last_store_token: StoreToken,
+    /// True if the group's views are in a store.
+    has_view_store: bool,
     /// True if the daemon has asked to join.
     pub(super) has_joined_once: bool,
     /// True if the daemon has asked for the list of server nodes.
@@ -104,6 +108,8 @@ impl SimulatedNode {
             lease_until: Time::ZERO,
             epoch: 0,
             last_heartbeat: 0,
+            last_store_token: StoreToken(0),
+            has_view_store: config.store,
             has_joined_once: false,
             has_list_request: false,
             is_gone: false,
@@ -135,6 +141,10 @@ impl SimulatedNode {
         config.server_node_check_interval = self.server_node_check_interval;
         if self.impatient {
             config.detection_timeout = IMPATIENT_DETECTION_TIMEOUT;
+        }
+        config.has_view_store = self.has_view_store;
+        if bug == Some(MembershipBug::ServesBeforeFormerLeaseEnds) {
+            config.promise_duration = Duration::ZERO;
         }
         if bug == Some(MembershipBug::LeaseOutlivesPromise) {
             config.lease_duration = 2 * config.promise_duration;

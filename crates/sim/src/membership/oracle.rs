@@ -26,9 +26,24 @@ pub(super) struct Oracle {
     removed: BTreeSet<NodeName>,
     /// Changes of the settings that an operator was told to be made.
     acknowledged: BTreeSet<GroupChangeId>,
+    /// The views that have been in the store; none if the voters vote.
+    stored: Option<Vec<VotedView>>,
 }
 
 impl Oracle {
+    pub(super) fn new(has_store: bool) -> Oracle {
+        Oracle {
+            stored: has_store.then(Vec::new),
+            ..Oracle::default()
+        }
+    }
+
+    pub(super) fn on_stored(&mut self, view: &VotedView) {
+        if let Some(stored) = &mut self.stored {
+            stored.push(view.clone());
+        }
+    }
+
     pub(super) fn on_disk_written(&mut self, node: &NodeName, state: &MembershipState) {
         let accepted = state.accepted.as_ref().map(|accepted| &accepted.view);
         for view in accepted.into_iter().chain(&state.committed) {
@@ -81,6 +96,11 @@ impl Oracle {
         let Some(former) = self.committed.get(&view.epoch.wrapping_sub(1)) else {
             return false;
         };
+        if let Some(stored) = &self.stored {
+            let is_same =
+                |known: &VotedView| (known.epoch, &known.voters) == (view.epoch, &view.voters);
+            return stored.iter().any(is_same);
+        }
         let views = self.on_disks.get(&view.epoch);
         let views = views.map_or(&[][..], Vec::as_slice).iter();
         let mut same = views.filter(|(known, _)| known.voters == view.voters);
@@ -113,7 +133,12 @@ impl Oracle {
                 ));
             }
         }
-        if let Some(former) = self.committed.get(&(view.epoch.wrapping_sub(1))) {
+        if let Some(stored) = &self.stored {
+            // The first view is the creator's own until the store has it.
+            if view.epoch > 1 && !stored.contains(view) {
+                return Err(format!("epoch {} was never in the store", view.epoch));
+            }
+        } else if let Some(former) = self.committed.get(&(view.epoch.wrapping_sub(1))) {
             let views = self
                 .on_disks
                 .get(&view.epoch)

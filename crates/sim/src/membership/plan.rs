@@ -30,6 +30,8 @@ pub struct MembershipPlanDistribution {
     pub impatient: f64,
     /// Share of seeds in which a host with a certificate of the group sends forged frames.
     pub guest: f64,
+    /// Share of seeds whose views are in a store, in place of votes.
+    pub store: f64,
     /// Probability that a node's daemon dies; it restarts within 1 s.
     pub crash: f64,
     /// Probability that no frames pass from one node to another, in this direction, for at most 1.5 s.
@@ -50,13 +52,17 @@ pub struct MembershipPlanDistribution {
     pub group_data: f64,
     /// Probability that a handoff to a server node fails.
     pub server_node_failed: f64,
+    /// Probability that the store is without a majority for at most 1.5 s.
+    pub store_down: f64,
+    /// Probability that a node does not reach the store for at most 1.5 s.
+    pub store_cut: f64,
     /// Frequencies of unplanned faults; `reordered` is not used, since frames arrive in any order.
     pub faults: FaultFrequencies,
 }
 
 impl MembershipPlanDistribution {
     /// Returns all probabilities and shares.
-    pub(crate) fn shares(&self) -> [f64; 12] {
+    pub(crate) fn shares(&self) -> [f64; 15] {
         [
             self.impatient,
             self.guest,
@@ -70,6 +76,9 @@ impl MembershipPlanDistribution {
             self.promote,
             self.group_data,
             self.server_node_failed,
+            self.store,
+            self.store_down,
+            self.store_cut,
         ]
     }
 }
@@ -87,6 +96,8 @@ pub struct MembershipRunConfig {
     pub impatient: bool,
     /// True if a host with a certificate of the group sends forged frames.
     pub guest: bool,
+    /// True if the group's views are in a store.
+    pub store: bool,
     /// True if frames are lost and repeated.
     pub hostile: bool,
     /// True if saves can fail.
@@ -148,6 +159,14 @@ pub enum MembershipAction {
         /// The random number.
         draw: u64,
     },
+    /// The store of views loses its majority.
+    StoreFails,
+    /// The store of views has a majority again.
+    StoreReturns,
+    /// A node does not reach the store of views.
+    StoreCut(usize),
+    /// A node reaches the store of views again.
+    StoreMended(usize),
 }
 
 impl fmt::Display for MembershipAction {
@@ -182,6 +201,10 @@ impl fmt::Display for MembershipAction {
             MembershipAction::ServerNodeFailed { draw } => {
                 write!(f, "a handoff to a server node fails (draw {draw:x})")
             }
+            MembershipAction::StoreFails => write!(f, "the store of views has no majority"),
+            MembershipAction::StoreReturns => write!(f, "the store of views has a majority"),
+            MembershipAction::StoreCut(node) => write!(f, "n{} loses the store", node + 1),
+            MembershipAction::StoreMended(node) => write!(f, "n{} reaches the store", node + 1),
         }
     }
 }
@@ -216,6 +239,14 @@ pub fn draw_run_config(
         planner.add_incident();
     }
     let guest = planner.random.chance(setting.guest);
+    // Groups that vote have the same plans with any store.
+    planner.random = Random::new(seed ^ 0x0005_704e_0000_0000);
+    let store = planner.random.chance(setting.store);
+    if store {
+        for _ in 0..setting.incidents.draw(&mut planner.random) {
+            planner.add_store_incident();
+        }
+    }
     let mut plan = planner.plan;
     plan.sort_by_key(|(at, _)| *at);
     MembershipRunConfig {
@@ -224,6 +255,7 @@ pub fn draw_run_config(
         clock_drifts_ppm,
         impatient,
         guest,
+        store,
         hostile,
         failing,
         faults: setting.faults,
@@ -307,6 +339,30 @@ impl Planner<'_> {
             if self.random.chance(chance) {
                 let at = self.random_time_within(at, setting.action_delay_max);
                 self.plan.push((at, action));
+            }
+        }
+    }
+
+    /// Adds faults of the store of views.
+    fn add_store_incident(&mut self) {
+        let at = self.random_time_within(Time::ZERO, self.setting.runtime);
+        let node = self.random.below(self.nodes);
+        let faults = [
+            (
+                self.setting.store_down,
+                MembershipAction::StoreFails,
+                MembershipAction::StoreReturns,
+            ),
+            (
+                self.setting.store_cut,
+                MembershipAction::StoreCut(node),
+                MembershipAction::StoreMended(node),
+            ),
+        ];
+        for (chance, begins, ends) in faults {
+            if self.random.chance(chance) {
+                let end = self.random_time_within(at, Time::from_secs_f64(1.5));
+                self.plan.extend([(at, begins), (end, ends)]);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::node::SimulatedNode;
 use super::oracle::Oracle;
+use super::view_store::{SimulatedStore, StoreExchange};
 use super::{MembershipAction, MembershipBug, MembershipRunConfig};
 use crate::Violation;
 use crate::event_queue::FutureEvents;
@@ -9,7 +10,8 @@ use crate::node_group::GroupRunOutcome;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::membership::{
-    Event as MembershipEvent, Membership, Output, RemovalCause, SaveToken, Standing,
+    Event as MembershipEvent, Membership, Output, RemovalCause, SaveToken, Standing, StoreAnswer,
+    StoreRequest,
 };
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::{GroupChange, GroupChangeId};
@@ -51,6 +53,16 @@ pub(super) enum Event {
         token: SaveToken,
         is_saved: bool,
     },
+    /// A request reaches the store of views.
+    StoreRequest {
+        exchange: StoreExchange,
+        request: Box<StoreRequest>,
+    },
+    /// The daemon hears the answer of the store of views.
+    StoreAnswer {
+        exchange: StoreExchange,
+        answer: Box<StoreAnswer>,
+    },
     Start(usize),
     Planned(MembershipAction),
     /// All faults end.
@@ -72,6 +84,8 @@ impl Event {
             Event::Start(node) => (4, *node, 0),
             Event::Planned(_) | Event::Heal | Event::LeaseDeadline => (5, 0, 0),
             Event::Guest => (6, 0, 0),
+            Event::StoreRequest { exchange, .. } => (7, exchange.node, 0),
+            Event::StoreAnswer { exchange, .. } => (8, exchange.node, 0),
         };
         kind << 40 | (a as u64) << 20 | b as u64
     }
@@ -81,6 +95,7 @@ impl Event {
         match self {
             Event::Deliver { to, .. } => Some(*to),
             Event::Wake { node, .. } | Event::SaveEnded { node, .. } => Some(*node),
+            Event::StoreAnswer { exchange, .. } => Some(exchange.node),
             _ => None,
         }
     }
@@ -100,6 +115,7 @@ pub(super) struct MembershipWorld<'a> {
     /// True until the end of all faults.
     pub(super) is_faulty: bool,
     pub(super) oracle: Oracle,
+    pub(super) store: SimulatedStore,
     /// Numbers that the guest was given.
     pub(super) guest_numbers: BTreeSet<NodeId>,
     /// The guest's last join.
@@ -131,7 +147,8 @@ impl<'a> MembershipWorld<'a> {
             cuts: BTreeSet::new(),
             hostile: config.hostile,
             is_faulty: true,
-            oracle: Oracle::default(),
+            oracle: Oracle::new(config.store),
+            store: SimulatedStore::default(),
             guest_numbers: BTreeSet::new(),
             guest_join: JoinNumber(0),
             violation: None,
@@ -268,6 +285,8 @@ impl<'a> MembershipWorld<'a> {
                 });
             }
             Event::DiskDone { .. } | Event::SaveEnded { .. } => {}
+            Event::StoreRequest { exchange, request } => self.on_store_request(exchange, *request),
+            Event::StoreAnswer { exchange, answer } => self.on_store_answer(&exchange, *answer),
             Event::Start(node) => self.start(node),
             Event::Planned(action) => self.execute(action),
             Event::Heal => self.heal(),
@@ -297,6 +316,7 @@ impl<'a> MembershipWorld<'a> {
             match output {
                 Output::Send { to, frame } => self.send(node, &to, frame),
                 Output::Save { token, state } => self.begin_save(node, token, *state),
+                Output::Store { token, request } => self.send_to_store(node, token, *request),
                 Output::Event(event) => self.on_event(node, &event),
             }
         }
@@ -409,6 +429,12 @@ impl<'a> MembershipWorld<'a> {
             MembershipEvent::BackupSilent { .. } => "backup silent".to_owned(),
             MembershipEvent::ServerNodeSilent { .. } => "server node silent".to_owned(),
             MembershipEvent::SaveFailed { .. } => "save failed".to_owned(),
+            MembershipEvent::StoreAnswers { is_answering } => {
+                format!("store answers: {is_answering}")
+            }
+            MembershipEvent::StoreUnusable => {
+                return self.set_violation("the store has an impossible view".to_owned());
+            }
             MembershipEvent::GroupChangeEnded { id, result: Ok(_) } => {
                 self.oracle.on_change_acknowledged(*id);
                 "settings changed".to_owned()
@@ -480,6 +506,10 @@ impl<'a> MembershipWorld<'a> {
             MembershipAction::ServerNodeFailed { draw } => {
                 self.operate(draw, Operation::ServerNodeFailed);
             }
+            MembershipAction::StoreFails => self.store.is_down = true,
+            MembershipAction::StoreReturns => self.store.is_down = false,
+            MembershipAction::StoreCut(node) => self.store.cut.extend([node]),
+            MembershipAction::StoreMended(node) => self.store.cut.retain(|cut| *cut != node),
         }
     }
 
@@ -580,6 +610,8 @@ impl<'a> MembershipWorld<'a> {
     fn heal(&mut self) {
         (self.hostile, self.is_faulty) = (false, false);
         self.cuts.clear();
+        self.store.cut.clear();
+        self.store.is_down = false;
         for node in 0..self.nodes.len() {
             self.queue.push(self.now, Event::Start(node));
             self.nodes[node].stopped_until = Time::ZERO;

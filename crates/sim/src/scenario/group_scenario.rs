@@ -87,7 +87,7 @@ impl GroupScenario {
                 GroupScenario::Migration { setting, bug }
             }
             GroupScenario::Membership { setting, .. } => {
-                let bug = Some(by_name(&membership::MembershipBug::ALL, name)?);
+                let bug = Some(by_name(&membership::MembershipBug::all(), name)?);
                 GroupScenario::Membership { setting, bug }
             }
             GroupScenario::Conductor { setting, .. } => {
@@ -295,6 +295,9 @@ impl MembershipScenarioText {
         let probabilities = [
             (&mut setting.impatient, self.impatient),
             (&mut setting.guest, self.guest),
+            (&mut setting.store, self.store),
+            (&mut setting.store_down, incident.store_down),
+            (&mut setting.store_cut, incident.store_cut),
             (&mut setting.crash, incident.crash),
             (&mut setting.cut, incident.cut),
             (&mut setting.isolate, incident.isolate),

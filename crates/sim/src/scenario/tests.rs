@@ -89,6 +89,9 @@ fn plain_group_scenarios_state_the_defaults() {
     let plain = GroupScenario::Membership { setting, bug };
     assert_eq!(group(text("membership")), plain);
     assert_eq!(group("kind = \"membership\""), plain);
+    let (setting, bug) = (Box::new(membership::WITH_STORE), None);
+    let with_store = GroupScenario::Membership { setting, bug };
+    assert_eq!(group(text("membership-store")), with_store);
     let (setting, bug) = (Box::new(conductor::DEFAULT), None);
     let plain = GroupScenario::Conductor { setting, bug };
     assert_eq!(group(text("conductor")), plain);

@@ -74,6 +74,7 @@ pub(super) struct MembershipScenarioText {
     pub(super) soon_ms: Option<f64>,
     pub(super) clock_drift_ppm: Option<u32>,
     pub(super) impatient: Option<f64>,
+    pub(super) store: Option<f64>,
     pub(super) guest: Option<f64>,
     #[serde(default)]
     pub(super) incident: IncidentText,
@@ -94,6 +95,8 @@ pub(super) struct IncidentText {
     pub(super) promote: Option<f64>,
     pub(super) group_data: Option<f64>,
     pub(super) server_node_failed: Option<f64>,
+    pub(super) store_down: Option<f64>,
+    pub(super) store_cut: Option<f64>,
 }
 
 /// Pools.

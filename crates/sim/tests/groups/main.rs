@@ -44,6 +44,7 @@ macro_rules! common_simulation_tests {
 mod conductor;
 mod handoff;
 mod membership;
+mod membership_store;
 mod migration;
 mod replication;
 

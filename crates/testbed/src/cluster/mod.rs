@@ -1,5 +1,6 @@
 //! A running group in a lab: daemons on every node, server programs, and ways to disturb them.
 
+mod etcd;
 mod node_config_file;
 mod node_stall;
 pub mod priority;
@@ -85,6 +86,7 @@ impl Cluster {
             fs::write(&path, node_config_file::node_config(self, &node)?)?;
         }
         self.add_static_neighbours()?;
+        self.start_etcd()?;
         if self.is_self_run() {
             self.create_group("n1")?;
         }

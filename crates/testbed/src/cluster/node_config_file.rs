@@ -47,6 +47,9 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
             "seeds".into(),
             seeds.collect::<Result<Vec<Value>>>()?.into(),
         );
+        if spec.etcd_members > 0 {
+            group.insert("store".into(), "etcd".into());
+        }
     } else {
         group.insert("contact".into(), "n1".into());
     }
@@ -70,6 +73,14 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
     ]);
     if !cluster.is_self_run() {
         config.extend(configured_group(cluster)?);
+    } else if spec.etcd_members > 0 {
+        let members = cluster.etcd_hosts().into_iter();
+        let urls = members.map(|member| Ok(cluster.etcd_url(&member)?.into()));
+        let urls = urls.collect::<Result<Vec<Value>>>()?;
+        config.insert(
+            "etcd".into(),
+            toml_table([("endpoints", urls.into())]).into(),
+        );
     }
     if spec.migration {
         let users = Value::Array(vec![0.into()]);

@@ -74,6 +74,9 @@ pub struct ClusterSpec {
     /// Set for a group that runs itself: membership, contact node and services are the group's own. None: the files of
     /// the nodes name the contact node, the nodes and the services.
     pub self_run: Option<SelfRunSpec>,
+    /// Number of etcd members that keep the views of a group that runs itself, each at a client host of its own: the last
+    /// ones. 0: the voters vote.
+    pub etcd_members: u16,
 }
 
 /// Parameters of a group that runs itself.
@@ -106,6 +109,7 @@ impl ClusterSpec {
             program_log: "info".into(),
             restart_delay: Duration::from_millis(200),
             self_run: None,
+            etcd_members: 0,
         }
     }
 
