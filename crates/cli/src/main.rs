@@ -2,11 +2,13 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout)]
 
+mod balance;
 mod bench_program;
 mod ca;
 mod check;
 mod clone;
 mod daemon_client;
+mod drain;
 mod flow;
 mod generated_docs;
 mod group;
@@ -63,6 +65,9 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     Migrations(migrations::MigrationsArgs),
     Clone(clone::CloneArgs),
+    Drain(drain::DrainArgs),
+    Undrain(drain::UndrainArgs),
+    Balance(balance::BalanceArgs),
     Proxy(proxy::ProxyArgs),
     /// Run a benchmark and write its numbers as JSON
     Bench(bench_program::BenchProgramArgs),
@@ -119,6 +124,9 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Migrate(args) => migrate::run(&args),
         Command::Migrations(args) => migrations::run(&args),
         Command::Clone(args) => clone::run(&args),
+        Command::Drain(args) => drain::run(&args),
+        Command::Undrain(args) => done(drain::undrain(&args)),
+        Command::Balance(args) => done(balance::run(&args)),
         Command::Proxy(args) => proxy::run(&args),
         Command::Bench(args) => done(bench_program::exec("bench", &args)),
         Command::Repro(args) => done(bench_program::exec("repro", &args)),

@@ -128,6 +128,9 @@ fn status_text(status: &Status, nodes: &NodeList) -> String {
     if flows.disputed > 0 {
         text += &format!("flows that two nodes claim: {}\n", flows.disputed);
     }
+    if status.draining {
+        text += "this node is being drained: it takes no processes, and no new clients that another node can serve\n";
+    }
     text + &status
         .problems
         .iter()

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app_server;
+mod conductor;
 pub mod config;
 pub mod control;
 pub mod credentials;

@@ -19,6 +19,7 @@ use super::{
     ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest,
 };
 
+mod balancing;
 mod joining;
 mod load;
 mod migrations;

@@ -4,6 +4,7 @@
 //! daemon's: the description ([`openapi`]), the client and the daemon's server follow it. Every answer with a status of
 //! 400 or above has an [`ErrorBody`].
 
+mod balancing;
 mod blame;
 #[cfg(feature = "client")]
 mod client;
@@ -20,6 +21,11 @@ mod routes;
 mod services;
 mod status;
 
+pub use balancing::{
+    BalanceLog, BalanceLogEntry, BalancePlan, BalanceRequest, BalanceStatus, DrainReport,
+    DrainRequest, DrainState, DrainedProcess, ManagedProcessEntry, NodeLoadEntry, ObstacleEntry,
+    PlannedMoveEntry, StuckProcess,
+};
 pub use blame::Blame;
 #[cfg(feature = "client")]
 pub use client::{BlockingControlClient, ClientError, ControlClient};

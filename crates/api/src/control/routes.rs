@@ -3,10 +3,7 @@
 use schemars::{Schema, SchemaGenerator};
 
 use super::{
-    DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
-    MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
-    NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
+    BalanceLog, BalancePlan, BalanceRequest, BalanceStatus, DrainReport, DrainRequest, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
     PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
     ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
     RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
@@ -132,6 +129,60 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/migrations/{id}/cancel",
         summary: "Cancel a migration, which has no effect once it is committed. The answer may still be `running`.",
         answer: Some(schema::<MigrationStatus>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/drain",
+        summary: "Move everything off this node, and take nothing. The answer comes at once; `GET` has the progress.",
+        body: Some(schema::<DrainRequest>),
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        path: "/v1/drain",
+        summary: "Progress of the drain of this node.",
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/undrain",
+        summary: "End the drain of this node: it takes processes and clients again.",
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        path: "/v1/balance",
+        summary: "Loads of the group as this node knows them, and its managed processes.",
+        answer: Some(schema::<BalanceStatus>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/balance",
+        summary: "Switch the balancing of loads on or off at this node.",
+        body: Some(schema::<BalanceRequest>),
+        answer: Some(schema::<BalanceStatus>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/balance/now",
+        summary: "Decide at once, and begin the move that evens out loads, if there is one.",
+        answer: Some(schema::<BalancePlan>),
+        ..GET
+    },
+    Route {
+        path: "/v1/balance/plan",
+        summary: "What this node would do now to even out loads, and why.",
+        answer: Some(schema::<BalancePlan>),
+        ..GET
+    },
+    Route {
+        path: "/v1/balance/log",
+        summary: "The latest decisions of this node's conductor.",
+        answer: Some(schema::<BalanceLog>),
         ..GET
     },
     Route {

@@ -53,6 +53,9 @@ pub struct Status {
     /// The membership, in a group that runs itself.
     #[serde(default)]
     pub membership: Option<MembershipReport>,
+    /// True while this node is being drained: it takes no processes, and no new clients that another node can serve.
+    #[serde(default)]
+    pub draining: bool,
     /// Defects and their reasons: of this node, and of servers and nodes that get no new clients. Empty if there are none.
     pub problems: Vec<String>,
 }

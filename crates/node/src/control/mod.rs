@@ -11,12 +11,7 @@ use std::io;
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest,
-    LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights,
-    ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest,
-    ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
+    BalanceLog, BalancePlan, BalanceStatus, DrainReport, DrainRequest, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights, ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
@@ -83,6 +78,22 @@ pub enum ControlRequest {
     Migration(u64, ReplySender<MigrationStatus>),
     /// Cancel a migration.
     CancelMigration(u64, ReplySender<MigrationStatus>),
+    /// Begin a drain of this node, or change its deadline.
+    Drain(DrainRequest, ReplySender<DrainReport>),
+    /// Return the progress of a drain.
+    DrainReport(ReplySender<DrainReport>),
+    /// End a drain.
+    Undrain(ReplySender<DrainReport>),
+    /// Return the known loads.
+    Balance(ReplySender<BalanceStatus>),
+    /// Switch balancing on or off.
+    SetBalancing(bool, ReplySender<BalanceStatus>),
+    /// Decide at once, and begin the move.
+    BalanceNow(ReplySender<BalancePlan>),
+    /// Return the decision that would be made now.
+    BalancePlan(ReplySender<BalancePlan>),
+    /// Return the latest decisions.
+    BalanceLog(ReplySender<BalanceLog>),
     /// Make a join token.
     NewToken(TokenRequest, ReplySender<NewToken>),
     /// List the join tokens.
@@ -128,6 +139,16 @@ impl ControlRequest {
             ControlRequest::Migration(_, reply) | ControlRequest::CancelMigration(_, reply) => {
                 drop(reply.send(Err(refusal)));
             }
+            ControlRequest::Drain(_, reply)
+            | ControlRequest::DrainReport(reply)
+            | ControlRequest::Undrain(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Balance(reply) | ControlRequest::SetBalancing(_, reply) => {
+                drop(reply.send(Err(refusal)));
+            }
+            ControlRequest::BalanceNow(reply) | ControlRequest::BalancePlan(reply) => {
+                drop(reply.send(Err(refusal)));
+            }
+            ControlRequest::BalanceLog(reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Membership(_, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::NewToken(_, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Tokens(reply) => drop(reply.send(Err(refusal))),

@@ -12,9 +12,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    FlowListQuery, HandoffRequest, LoadReportRequest, LoadWithdrawRequest, MigrationRequest,
-    MigrationStatus, PlacementRequest, ProcessCheckQuery, ROUTES, RevocationRequest,
-    ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
+    BalanceRequest, DrainRequest, FlowListQuery, HandoffRequest, LoadReportRequest, LoadWithdrawRequest, MigrationRequest, MigrationStatus, PlacementRequest, ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
@@ -43,6 +41,7 @@ pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
         .route("/v1/handoffs", get(handoffs).post(start_handoff))
         .route("/v1/handoffs/{id}", get(handoff))
         .merge(migration_routes())
+        .merge(balancing_routes())
         .merge(joining_routes())
         .merge(membership_routes())
         .merge(load_routes())
@@ -84,6 +83,17 @@ fn migration_routes() -> Router<RequestSender> {
         .route("/v1/migrations", get(migrations).post(start_migration))
         .route("/v1/migrations/{id}", get(migration))
         .route("/v1/migrations/{id}/cancel", post(cancel_migration))
+}
+
+/// Returns the routes about the conductor.
+fn balancing_routes() -> Router<RequestSender> {
+    Router::new()
+        .route("/v1/drain", get(drain_report).post(drain))
+        .route("/v1/undrain", post(undrain))
+        .route("/v1/balance", get(balance).post(set_balancing))
+        .route("/v1/balance/now", post(balance_now))
+        .route("/v1/balance/plan", get(balance_plan))
+        .route("/v1/balance/log", get(balance_log))
 }
 
 /// Returns the routes about join tokens and revocation lists.
@@ -215,6 +225,43 @@ async fn ask_about_migration(
         return bad_request(format!("`{text}` is not the number of a migration")).into_response();
     };
     ask_engine(engine, |reply| request(id, reply), StatusCode::NOT_FOUND).await
+}
+
+async fn drain(State(engine): EngineState, JsonBody(body): JsonBody<DrainRequest>) -> Response {
+    let request = |reply| ControlRequest::Drain(body, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn drain_report(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::DrainReport, StatusCode::CONFLICT).await
+}
+
+async fn undrain(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Undrain, StatusCode::CONFLICT).await
+}
+
+async fn balance(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Balance, StatusCode::CONFLICT).await
+}
+
+async fn set_balancing(
+    State(engine): EngineState,
+    JsonBody(body): JsonBody<BalanceRequest>,
+) -> Response {
+    let request = |reply| ControlRequest::SetBalancing(body.on, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn balance_now(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::BalanceNow, StatusCode::CONFLICT).await
+}
+
+async fn balance_plan(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::BalancePlan, StatusCode::CONFLICT).await
+}
+
+async fn balance_log(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::BalanceLog, StatusCode::CONFLICT).await
 }
 
 async fn nodes(State(engine): EngineState) -> Response {

@@ -110,6 +110,16 @@ async fn engine(mut server: ControlServer) {
                 OperatorRequest::Leave | OperatorRequest::ForceTakeover,
                 reply,
             ) => drop(reply.send(Ok(holdfast_api::control::MembershipChange { epoch: 2 }))),
+            ControlRequest::Drain(_, reply)
+            | ControlRequest::DrainReport(reply)
+            | ControlRequest::Undrain(reply) => drop(reply.send(Ok(DrainReport::default()))),
+            ControlRequest::Balance(reply) | ControlRequest::SetBalancing(_, reply) => {
+                drop(reply.send(Ok(BalanceStatus::default())));
+            }
+            ControlRequest::BalanceNow(reply) | ControlRequest::BalancePlan(reply) => {
+                drop(reply.send(Ok(BalancePlan::default())));
+            }
+            ControlRequest::BalanceLog(reply) => drop(reply.send(Ok(BalanceLog::default()))),
             refused => refused.refuse(refusal_body()),
         }
     }
@@ -289,6 +299,8 @@ async fn every_route_is_served_with_its_status() {
             ("POST", "/v1/tokens") => json!({}).to_string(),
             ("POST", "/v1/revocations") => json!({"list": ""}).to_string(),
             ("POST", "/v1/group/takeover") => json!({"force": true}).to_string(),
+            ("POST", "/v1/drain") => json!({"deadline_s": 60}).to_string(),
+            ("POST", "/v1/balance") => json!({"on": true}).to_string(),
             ("POST", "/v1/services") => json!({"change": {"remove": "web"}}).to_string(),
             _ => String::new(),
         };
@@ -335,6 +347,8 @@ async fn bad_requests_get_a_remedy() {
             "force",
         ),
         ("POST", "/v1/services", "{\"change\": {}}", 400, "the body"),
+        ("POST", "/v1/drain", "{\"deadline\": 5}", 400, "deadline"),
+        ("POST", "/v1/balance", "{}", 400, "the body"),
     ] {
         let (got, answer) = daemon.raw(method, path, body).await;
         assert_eq!(got, status, "{method} {path}: {answer}");

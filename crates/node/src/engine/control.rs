@@ -49,6 +49,14 @@ impl Engine {
             | ControlRequest::RevokeToken(..)
             | ControlRequest::Revocations(_)
             | ControlRequest::PublishRevocations(..)) => self.handle_credential_request(request),
+            request @ (ControlRequest::Drain(..)
+            | ControlRequest::DrainReport(_)
+            | ControlRequest::Undrain(_)
+            | ControlRequest::Balance(_)
+            | ControlRequest::SetBalancing(..)
+            | ControlRequest::BalanceNow(_)
+            | ControlRequest::BalancePlan(_)
+            | ControlRequest::BalanceLog(_)) => self.handle_conductor_request(request),
             ControlRequest::Membership(request, reply) => match &self.membership {
                 Some(membership) => membership.request(request, reply),
                 None => drop(reply.send(Err(error_body(

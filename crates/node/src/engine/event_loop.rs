@@ -80,6 +80,7 @@ pub(super) async fn run(
             _ = hold_ready.readable() => engine.read_hold(),
             Some(event) = inputs.credential_events.recv() => engine.handle_credential_event(event),
             request = inputs.control.recv() => engine.handle_control(request),
+            Some(scan) = engine.conductor.next_scan() => engine.handle_scan(scan),
             Some(observation) = observations.recv() => engine.handle_observation(observation),
             () = sleep_until(wake) => engine.handle_timeout(),
             _ = every_second.tick() => {

@@ -60,6 +60,13 @@ impl Engine {
             } => self.handle_health_frame(from, frame),
             PeerEvent::Frame {
                 from,
+                frame: Frame::Conductor(frame),
+            } => {
+                self.conductor.handle_frame(now, from, frame);
+                self.place_around_drained_nodes();
+            }
+            PeerEvent::Frame {
+                from,
                 frame: Frame::ConfiguredServices { services },
             } => self.on_configured_services(from, &services),
             PeerEvent::Frame {
@@ -108,6 +115,7 @@ impl Engine {
             self.poll_collects();
         }
         self.poll_health();
+        self.poll_conductor();
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
@@ -123,6 +131,7 @@ impl Engine {
             self.former_holder_until,
             session_answers,
             Some(self.health.next_wake(self.now())),
+            Some(self.conductor.next_wake()),
         ]
         .into_iter()
         .flatten()

@@ -14,6 +14,7 @@
 //! | `handoff_operations` | handoffs of the control API |
 //! | `process_flows`, `private_flows` | flows of moving processes, connections at a node's own address |
 //! | `client_placement`, `node_load` | where new clients go |
+//! | `conductor` | balances loads, drains this node |
 //! | `group_services` | services in the group's settings |
 //! | `group`, `table_rebuild`, `deferred`, `contact_service` | the contact node, and what it does when it changes |
 //! | `server_health` | which nodes' servers are well, and so get new clients |
@@ -33,6 +34,7 @@ mod activate;
 mod arrivals;
 mod background_work;
 mod client_placement;
+mod conductor;
 mod contact_service;
 mod control;
 mod credentials;
@@ -93,6 +95,7 @@ pub use host_cleanup::{CleanupReport, RemovedAddress, clean_host};
 pub use setup::{SetupError, check_capabilities, run_until_signal};
 pub use start_check::check_start;
 
+use crate::conductor::ConductorDriver;
 use crate::config::Config;
 use crate::credentials::CredentialDriver;
 use crate::dataplane::Dataplane;
@@ -155,6 +158,8 @@ pub struct Engine {
     dns: Option<Rc<DnsFeed>>,
     /// Last time at which this node reached the contact node.
     contact_reached_at: Option<Duration>,
+    /// Balances the loads of the group, and drains this node.
+    conductor: ConductorDriver,
     /// The load of this node.
     node_load: NodeLoad,
     /// Services in the group's settings.
@@ -209,9 +214,14 @@ impl Engine {
     /// Carries out all pending commands of the machines.
     fn run_machines(&mut self) {
         self.run_table_rebuild();
-        self.run_handoff_machine();
-        while self.run_migration_machine() {
+        loop {
             self.run_handoff_machine();
+            while self.run_migration_machine() {
+                self.run_handoff_machine();
+            }
+            if !self.run_conductor_machine() {
+                break;
+            }
         }
         self.run_health_machine();
         self.run_credential_machine();

@@ -154,6 +154,7 @@ impl Engine {
                 .membership
                 .as_ref()
                 .map(|membership| membership_report(&membership.status())),
+            draining: self.conductor.is_draining(),
             problems: self.problems(),
         }
     }

@@ -108,6 +108,11 @@ impl ConnectedPrograms {
         self.owners.get(flow).copied()
     }
 
+    /// Returns the flows of all programs.
+    pub fn owned_flows(&self) -> impl Iterator<Item = &Flow> {
+        self.owners.keys()
+    }
+
     /// Returns the program of a session.
     pub fn get(&self, session: SessionId) -> Option<&ConnectedProgram> {
         self.programs.get(&session)

@@ -47,6 +47,7 @@ impl Engine {
                 let (now, contact) = (self.now(), self.group.contact());
                 self.machine.handle_removal(now);
                 self.migrations.machine().handle_removal(now);
+                self.conductor.handle_removal(now);
                 self.table_rebuild.handle_removal();
                 self.health.machine().handle_contact_node(now, contact);
                 self.publish_servers();
@@ -91,6 +92,7 @@ impl Engine {
         self.follow_group_nodes();
         self.machine.handle_view(now, view.clone());
         self.migrations.machine().handle_view(now, view.clone());
+        self.conductor.handle_view(now, view.clone());
         let contact = view.contact_node;
         self.health.machine().handle_contact_node(now, contact);
         self.publish_servers();

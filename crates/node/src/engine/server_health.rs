@@ -331,7 +331,7 @@ impl Engine {
                 }
                 let (pool, node) = (self.pool_of(&service).to_owned(), self.node_name(node));
                 match reason {
-                    Exclusion::NoServer => {
+                    Exclusion::NoServer | Exclusion::Draining => {
                         tracing::info!(pool, %service, node, %reason, "a node gets no new clients");
                     }
                     _ => {
@@ -465,7 +465,7 @@ impl Engine {
                     Some(reason @ (Exclusion::NotConnected | Exclusion::Silent)) => {
                         unreachable.insert(name, reason);
                     }
-                    Some(Exclusion::NoServer) | None => {}
+                    Some(Exclusion::NoServer | Exclusion::Draining) | None => {}
                 }
             }
             if machine.is_unserved(&endpoint) {

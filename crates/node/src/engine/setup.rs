@@ -52,6 +52,7 @@ use super::start_check::{check_before_start, find_interface};
 use super::start_undo::{PinsBefore, StartUndo};
 use super::statistics::Statistics;
 use crate::app_server::AppServer;
+use crate::conductor::ConductorDriver;
 use crate::config::{Config, DnsConfig};
 use crate::control::ControlServer;
 use crate::credentials::{CredentialDriver, CredentialWorker, LoadedCredentials};
@@ -194,6 +195,9 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
         engine
             .start_health()
             .map_err(system_error("observing servers"))?;
+        engine
+            .start_conductor()
+            .map_err(system_error("listing the processes that serve"))?;
         undo.disarm();
         tracing::info!(node = config.node.name, "ready");
         service_manager::report_ready();
@@ -371,6 +375,7 @@ fn build_engine(
     let rebuild_config = TableRebuildConfig::new(config.node.id, boot);
     let table_rebuild = TableRebuild::new(Duration::ZERO, rebuild_config, view.clone(), true);
     let (health, observations) = HealthMonitor::new(&config, group.contact());
+    let conductor_view = view.clone();
     let engine = Engine {
         machine: Handoff::new(machine, view),
         operations: HandoffOperations::default(),
@@ -384,6 +389,7 @@ fn build_engine(
         health,
         dns: channels.dns.clone(),
         contact_reached_at: None,
+        conductor: ConductorDriver::new(&config, boot, conductor_view),
         node_load: NodeLoad::start(&config.node.interface),
         group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),

@@ -16,6 +16,7 @@ use super::admission_policy::process_name;
 use super::rehearsals::MoveInquiry;
 use super::systemd_units::SystemdUnits;
 use super::{Migrations, process_check};
+use crate::conductor::MoveResult;
 
 impl Migrations {
     /// Returns the process of a systemd unit.
@@ -56,7 +57,7 @@ impl Migrations {
     }
 
     /// Returns the predicted freeze of a process in µs, from its check.
-    pub(super) fn predicted(&self, check: &ProcessCheck) -> f64 {
+    pub(crate) fn predicted(&self, check: &ProcessCheck) -> f64 {
         let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         let load = FreezeLoad {
             dirty_bytes: 0,
@@ -111,6 +112,24 @@ impl Migrations {
         let to = (request.to.clone(), request.clone);
         let id = self.operations.begin(id, pid, name, to);
         Ok(MigrationAccepted { id })
+    }
+
+    /// Starts a migration that the conductor requests. [`Migrations::take_conductor_move_end`] returns its end.
+    pub(crate) fn start_for_conductor(
+        &mut self,
+        now: Duration,
+        request: &MigrationRequest,
+        to: NodeId,
+    ) -> Result<MigrationAccepted, ErrorBody> {
+        let accepted = self.start(now, request, to)?;
+        self.conductor_move = self.operations.move_id(accepted.id).map(|id| (id, None));
+        Ok(accepted)
+    }
+
+    /// Takes the end of the move that the conductor requested, once the move has ended.
+    pub(crate) fn take_conductor_move_end(&mut self) -> Option<MoveResult> {
+        let (_, result) = (self.conductor_move).take_if(|(_, result)| result.is_some())?;
+        result
     }
 
     /// Cancels a migration if that is still possible.

@@ -124,6 +124,13 @@ impl MigrationOperations {
         }
     }
 
+    /// Returns the number of a running migration's connections that this node goes on forwarding.
+    pub(super) fn forwarded(&self, id: MoveId) -> usize {
+        let number = self.numbers.get(&id);
+        let status = number.and_then(|number| self.by_number.get(number));
+        status.map_or(0, |status| status.forwarded.len())
+    }
+
     fn running_status(&mut self, id: MoveId) -> Option<&mut MigrationStatus> {
         self.by_number.get_mut(self.numbers.get(&id)?)
     }

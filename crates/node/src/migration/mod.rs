@@ -56,6 +56,7 @@ pub use acceptor::RESTORER_ARG;
 pub(crate) use command_names::{name_of_command, name_of_results, token_of};
 pub(crate) use worker_events::{EventReceiver, Redirect, WorkerEvent};
 
+use crate::conductor::MoveResult;
 use crate::config::{Config, ServiceConfig};
 use crate::metrics::Metrics;
 use acceptor_moves::AcceptorMoves;
@@ -65,6 +66,7 @@ use donor_moves::DonorMoves;
 use migration_operations::MigrationOperations;
 use move_records::{MoveRecords, MoveRole, RecordEntry};
 use node_facts::NodeFacts;
+pub(crate) use process_check::{check_process, obstacle as blocker_failure};
 pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
 use residents::Residents;
@@ -90,6 +92,8 @@ pub(crate) struct Migrations {
     donor_moves: DonorMoves,
     /// Moves to this node.
     acceptor_moves: AcceptorMoves,
+    /// The move that the conductor requested, and its end once it has ended.
+    conductor_move: Option<(MoveId, Option<MoveResult>)>,
     /// Channel on which threads report to the event loop.
     events: EventSender,
     /// Metrics of this node.
@@ -134,6 +138,7 @@ impl Migrations {
             rehearsals: Rehearsals::default(),
             donor_moves: DonorMoves::default(),
             acceptor_moves: AcceptorMoves::default(),
+            conductor_move: None,
             events,
             metrics,
         };
@@ -188,6 +193,7 @@ impl Migrations {
     }
 
     fn on_event(&mut self, event: &Event) {
+        self.note_conductor_move_end(event);
         self.operations.on_event(event);
         match event {
             Event::Outcome {
@@ -243,6 +249,29 @@ impl Migrations {
             | Event::ReportChanges { .. } => {
                 tracing::debug!(?event, "progress of a move");
             }
+        }
+    }
+
+    /// Notes the end of the move that the conductor requested.
+    fn note_conductor_move_end(&mut self, event: &Event) {
+        if let Event::Outcome {
+            id,
+            outcome,
+            summary,
+        } = event
+            && let Some((moving, result)) = &mut self.conductor_move
+            && moving == id
+        {
+            let freeze_us = summary.phases.freeze().as_secs_f64() * 1e6;
+            let has_moved = matches!(outcome, MoveOutcome::Moved);
+            *result = Some(MoveResult {
+                end: match outcome {
+                    MoveOutcome::Moved | MoveOutcome::Cloned => Ok(()),
+                    MoveOutcome::Kept { reason } => Err(reason.failure()),
+                },
+                freeze_us: has_moved.then_some(freeze_us),
+                forwarded: self.operations.forwarded(*id),
+            });
         }
     }
 
@@ -375,6 +404,16 @@ impl Migrations {
             .flat_map(|(flows, _)| flows)
             .map(|flow_at| flow_at.flow)
             .collect()
+    }
+
+    /// Returns the number of moves from and to this node that have not ended.
+    pub(crate) fn moves_under_way(&self) -> usize {
+        self.machine.moves_under_way()
+    }
+
+    /// Returns true if processes may move from and to this node.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.facts.enabled
     }
 
     /// Does the periodic work, once a second.

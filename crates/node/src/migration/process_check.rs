@@ -138,7 +138,11 @@ pub(super) fn start_operator_check(
     }
 }
 
-fn check_process(
+/// Checks a process. Returns the flows of its connections, too. Reads much of `/proc`: not for the event loop.
+///
+/// # Errors
+/// There is no such process.
+pub(crate) fn check_process(
     root: i32,
     addresses: &MovableAddresses,
 ) -> Result<(ProcessCheck, Vec<Flow>), ErrorBody> {
@@ -223,7 +227,7 @@ fn check_report(
 }
 
 /// Returns the failure for a blocker.
-fn obstacle(blocker: BlockerEntry) -> Failure {
+pub(crate) fn obstacle(blocker: BlockerEntry) -> Failure {
     ProgramFault::Obstacle {
         pid: blocker.pid,
         fd: blocker.fd,

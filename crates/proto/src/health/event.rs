@@ -44,6 +44,8 @@ pub enum Exclusion {
     NoServer,
     /// The server at the node does not serve.
     Problem(ServerProblem),
+    /// The node is being drained. Its server takes new clients if no other node has a server that does.
+    Draining,
 }
 
 impl Exclusion {
@@ -61,6 +63,7 @@ impl fmt::Display for Exclusion {
             Exclusion::Silent => f.write_str("the node does not answer"),
             Exclusion::NoServer => f.write_str("no server listens there"),
             Exclusion::Problem(problem) => problem.fmt(f),
+            Exclusion::Draining => f.write_str("the node is being drained"),
         }
     }
 }

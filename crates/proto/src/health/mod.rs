@@ -56,6 +56,8 @@ pub struct Health {
     nodes: BTreeMap<NodeId, NodeReach>,
     /// Nodes that have sent anything since the last inspection of the channels.
     heard: BTreeSet<NodeId>,
+    /// Nodes that are being drained, this node included.
+    draining: BTreeSet<NodeId>,
     inspected_at: Duration,
     report_at: Duration,
     is_reported: bool,
@@ -85,6 +87,7 @@ impl Health {
             services: BTreeMap::new(),
             nodes: BTreeMap::new(),
             heard: BTreeSet::new(),
+            draining: BTreeSet::new(),
             inspected_at: Duration::ZERO,
             report_at: Duration::ZERO,
             is_reported: false,
@@ -228,6 +231,15 @@ impl Health {
         self.update(now, false);
     }
 
+    /// Takes the nodes that are being drained: as long as another node can serve, they get no new clients.
+    pub fn handle_draining_nodes(&mut self, now: Duration, draining: BTreeSet<NodeId>) {
+        if draining != self.draining {
+            self.draining = draining;
+            self.is_dirty = true;
+            self.update(now, false);
+        }
+    }
+
     /// Takes a frame of another node.
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: HealthFrame) {
         match frame {
@@ -364,14 +376,17 @@ impl Health {
         let (mut announced, mut changed) = (Vec::new(), BTreeSet::new());
         for (endpoint, service) in &mut self.services {
             let was_unserved = service.placement.is_unserved;
-            let (config, nodes) = (&self.config, &self.nodes);
+            let (config, nodes, draining) = (&self.config, &self.nodes, &self.draining);
             let own_state = service.server.judgement();
-            service.update_exclusions(&mut self.outputs, |node| match node == config.node {
-                true => exclusion_by_state(own_state),
-                false => nodes.get(&node).map_or_else(
-                    || NodeReach::default().exclusion(now, endpoint, config),
-                    |reach| reach.exclusion(now, endpoint, config),
-                ),
+            service.update_exclusions(&mut self.outputs, |node| {
+                let exclusion = match node == config.node {
+                    true => exclusion_by_state(own_state),
+                    false => nodes.get(&node).map_or_else(
+                        || NodeReach::default().exclusion(now, endpoint, config),
+                        |reach| reach.exclusion(now, endpoint, config),
+                    ),
+                };
+                exclusion.or(draining.contains(&node).then_some(Exclusion::Draining))
             });
             if service.placement.is_unserved != was_unserved {
                 changed.insert(*endpoint);
@@ -508,7 +523,8 @@ impl Service {
         let mut can_serve = false;
         for (node, weight) in &self.settings.weights {
             let reason = exclusion(*node);
-            can_serve |= reason.is_none() && *weight > 0;
+            let is_able = matches!(reason, None | Some(Exclusion::Draining));
+            can_serve |= is_able && *weight > 0;
             let was_excluded = self.placement.excluded.contains_key(node);
             excluded.extend(reason.map(|reason| (*node, reason)));
             let node = *node;

@@ -39,16 +39,19 @@ impl Placement {
         }
     }
 
-    /// Returns the shares that the present exclusions leave. If they leave none, nodes that might serve nevertheless have
-    /// shares, and if there is no such node, the wish of the operator holds.
+    /// Returns the shares that the present exclusions leave. If they leave none, drained nodes whose servers are well have
+    /// shares; else nodes that might serve nevertheless; and if there is no such node, the wish of the operator holds.
     pub fn shares(&self, settings: &JudgedService) -> BTreeMap<NodeId, u32> {
         let wished = positive(&settings.weights);
-        let mut shares = wished.clone();
-        shares.retain(|node, _| match self.excluded.get(node) {
-            None => true,
-            Some(reason) => self.is_unserved && !reason.is_certain(),
-        });
-        if shares.is_empty() { wished } else { shares }
+        let with = |is_eligible: &dyn Fn(Option<&Exclusion>) -> bool| {
+            let mut shares = wished.clone();
+            shares.retain(|node, _| is_eligible(self.excluded.get(node)));
+            (!shares.is_empty()).then_some(shares)
+        };
+        with(&|reason| reason.is_none())
+            .or_else(|| with(&|reason| reason == Some(&Exclusion::Draining)))
+            .or_else(|| with(&|reason| reason.is_none_or(|reason| !reason.is_certain())))
+            .unwrap_or(wished.clone())
     }
 
     /// Decides on shares. Shares that only grow wait for `lead`, unless `at_once` is set.

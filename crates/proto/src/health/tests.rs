@@ -488,3 +488,30 @@ fn node_that_reports_without_pause_changes_few_shares() {
         "the last report counts"
     );
 }
+
+#[test]
+fn drained_nodes_get_new_clients_only_if_no_other_node_serves() {
+    let mut node = Node::contact_of_three();
+    let drain = |node: &mut Node, nodes: &[u16]| {
+        let nodes = nodes.iter().copied().map(NodeId).collect();
+        node.machine.handle_draining_nodes(node.now, nodes);
+        node.drain();
+        node.run(ms(500));
+    };
+    drain(&mut node, &[2]);
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1), (3, 1)])));
+    // The server of the drained node is the last one: clients must not be refused.
+    node.report(NodeId(3), ServerState::Absent);
+    drain(&mut node, &[1, 2]);
+    node.run(ms(500));
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1), (2, 1)])));
+    assert!(!node.machine.is_unserved(&web()));
+    // A server that has left a drained node gets none.
+    node.report(NodeId(2), ServerState::Absent);
+    node.run(ms(500));
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1)])));
+    node.report(NodeId(2), ServerState::Serving);
+    drain(&mut node, &[]);
+    node.run(ms(500));
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1), (2, 1)])));
+}

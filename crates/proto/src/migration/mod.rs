@@ -349,6 +349,11 @@ impl Migration {
         self.model.predict(sockets, load)
     }
 
+    /// Returns the number of moves from and to this node that have not ended, rehearsals included.
+    pub fn moves_under_way(&self) -> usize {
+        self.outbound_moves.len() + self.inbound_moves.len()
+    }
+
     /// Returns true if no process moves, no request, translation or command is open, and no output waits.
     pub fn is_idle(&self) -> bool {
         let core = &self.core;
