@@ -702,7 +702,7 @@ mod tests {
             let mut words = line.strip_prefix("# TYPE ")?.split(' ');
             Some((words.next()?, words.next()?))
         });
-        assert_eq!(kinds.clone().count(), 34, "{text}");
+        assert_eq!(kinds.clone().count(), 36, "{text}");
         let missing = kinds.find(|(name, kind)| {
             let suffix = if *kind == "counter" { "_total" } else { "" };
             ['`', '{']

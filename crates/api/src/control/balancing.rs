@@ -104,14 +104,14 @@ pub struct BalanceStatus {
     /// Mean load of the known nodes that take processes, in percent of their capacity.
     pub average_percent: Option<f64>,
     /// The nodes whose loads are known, this one first.
-    pub nodes: Vec<NodeLoadEntry>,
+    pub nodes: Vec<KnownNodeLoad>,
     /// The managed processes of this node.
     pub processes: Vec<ManagedProcessEntry>,
 }
 
-/// Load of a node.
+/// Load of a node, as another node knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct NodeLoadEntry {
+pub struct KnownNodeLoad {
     /// Name of the node.
     pub name: String,
     /// Load in percent of the capacity; more than 100 if processes wait for a processor.

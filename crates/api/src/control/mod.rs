@@ -23,7 +23,7 @@ mod status;
 
 pub use balancing::{
     BalanceLog, BalanceLogEntry, BalancePlan, BalanceRequest, BalanceStatus, DrainReport,
-    DrainRequest, DrainState, DrainedProcess, ManagedProcessEntry, NodeLoadEntry, ObstacleEntry,
+    DrainRequest, DrainState, DrainedProcess, KnownNodeLoad, ManagedProcessEntry, ObstacleEntry,
     PlannedMoveEntry, StuckProcess,
 };
 pub use blame::Blame;

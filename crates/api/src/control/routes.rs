@@ -3,7 +3,11 @@
 use schemars::{Schema, SchemaGenerator};
 
 use super::{
-    BalanceLog, BalancePlan, BalanceRequest, BalanceStatus, DrainReport, DrainRequest, DropList, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
+    BalanceLog, BalancePlan, BalanceRequest, BalanceStatus, DrainReport, DrainRequest, DropList,
+    FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
+    HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
+    MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
+    NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
     PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
     ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
     RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,

@@ -2,7 +2,7 @@
 //! must find its state unchanged, and procfs must show no difference either.
 
 use crate::job_control;
-use crate::migration::{self, Host};
+use crate::migration::{self, Host, Tree};
 use crate::program::Program;
 use std::path::Path;
 use std::sync::Mutex;
@@ -58,6 +58,19 @@ fn take_next(names: &Mutex<Vec<String>>) -> Option<String> {
     names.lock().expect("unspoilt").pop()
 }
 
+/// Moves a program to another host. A program that calls exec just now does not move, and is asked again.
+fn first_move(program: &Program, here: &Host) -> Result<Tree, String> {
+    let mut attempts_left = 5;
+    loop {
+        match migration::migrate(program.tree(here), &Host::new()) {
+            Err(error) if attempts_left > 0 && error.to_string().contains("is calling exec") => {
+                attempts_left -= 1;
+            }
+            outcome => return outcome.map_err(|error| error.to_string()),
+        }
+    }
+}
+
 /// Moves a program there and back. Returns false if this machine lacks a feature that the program needs.
 fn move_there_and_back(name: &str) -> bool {
     let program = Program::start_feature(name);
@@ -66,8 +79,8 @@ fn move_there_and_back(name: &str) -> bool {
         return false;
     }
     let here = Host::local();
-    let moved = migration::migrate(program.tree(&here), &Host::new())
-        .unwrap_or_else(|error| panic!("{name} does not move: {error}"));
+    let moved =
+        first_move(&program, &here).unwrap_or_else(|error| panic!("{name} does not move: {error}"));
     program.assert_runs_on();
     let already_stopped = job_control::stop_tree(moved.root);
     let back = migration::migrate(moved, &here.with_realtime())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_api::control::{
     BalanceLog, BalanceLogEntry, BalancePlan, BalanceStatus, DrainReport, DrainState,
-    DrainedProcess, ManagedProcessEntry, NodeLoadEntry, ObstacleEntry, PlannedMoveEntry,
+    DrainedProcess, KnownNodeLoad, ManagedProcessEntry, ObstacleEntry, PlannedMoveEntry,
     StuckProcess,
 };
 use holdfast_proto::conductor::{
@@ -137,7 +137,7 @@ impl ConductorDriver {
 
     /// Returns the loads that this node knows.
     pub fn balance_status(&self, now: Duration, names: NodeNames<'_>) -> BalanceStatus {
-        let own = self.machine.own_demand(now).map(|demand| NodeLoadEntry {
+        let own = self.machine.own_demand(now).map(|demand| KnownNodeLoad {
             name: names(self.own),
             load_percent: demand.utilization().points(),
             capacity: demand.capacity,
@@ -146,7 +146,7 @@ impl ConductorDriver {
         });
         let mut others = self.machine.known_loads(now);
         others.sort_by_key(|report| report.node);
-        let others = others.into_iter().map(|report| NodeLoadEntry {
+        let others = others.into_iter().map(|report| KnownNodeLoad {
             name: names(report.node),
             load_percent: report.demand.utilization().points(),
             capacity: report.demand.capacity,

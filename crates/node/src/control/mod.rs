@@ -11,7 +11,13 @@ use std::io;
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    BalanceLog, BalancePlan, BalanceStatus, DrainReport, DrainRequest, DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn, MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights, ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
+    BalanceLog, BalancePlan, BalanceStatus, DrainReport, DrainRequest, DropList, ErrorBody,
+    FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
+    HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
+    MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
+    NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights, ProcessCheck,
+    ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged,
+    ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};

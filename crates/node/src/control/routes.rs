@@ -12,7 +12,9 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    BalanceRequest, DrainRequest, FlowListQuery, HandoffRequest, LoadReportRequest, LoadWithdrawRequest, MigrationRequest, MigrationStatus, PlacementRequest, ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
+    BalanceRequest, DrainRequest, FlowListQuery, HandoffRequest, LoadReportRequest,
+    LoadWithdrawRequest, MigrationRequest, MigrationStatus, PlacementRequest, ProcessCheckQuery,
+    ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,

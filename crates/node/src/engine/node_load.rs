@@ -24,7 +24,7 @@ const SMOOTHING_DIVISOR: f64 = 4.0;
 /// The newest measurement of this host, and the loads that programs report.
 #[derive(Debug, Default)]
 pub struct NodeLoad {
-    /// None if there is no thread for it.
+    /// None before the start, and if there is no thread for it.
     sampler: Option<LoadSampler>,
     newest: Option<NewestMeasurement>,
     reports: LoadReports,
@@ -33,16 +33,13 @@ pub struct NodeLoad {
 }
 
 impl NodeLoad {
-    /// Starts to measure.
-    pub fn start(interface: &str) -> Self {
+    /// Starts to measure, with the privileges of the calling thread.
+    pub fn start(&mut self, interface: &str) {
         let sampler = LoadSampler::start(interface);
         let sampler = sampler.inspect_err(|error| {
             tracing::error!(%error, "cannot measure the load of this node");
         });
-        Self {
-            sampler: sampler.ok(),
-            ..Self::default()
-        }
+        self.sampler = sampler.ok();
     }
 
     /// Returns the newest measurement; none before the second one after the start.
@@ -315,7 +312,8 @@ mod tests {
 
     #[test]
     fn load_is_unknown_at_first() {
-        let mut load = NodeLoad::start("lo");
+        let mut load = NodeLoad::default();
+        load.start("lo");
         assert_eq!(load.share(1, 2), None);
         let started = std::time::Instant::now();
         while load.measurement().is_none() {

@@ -195,6 +195,7 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
         engine
             .start_health()
             .map_err(system_error("observing servers"))?;
+        engine.node_load.start(&config.node.interface);
         engine
             .start_conductor()
             .map_err(system_error("listing the processes that serve"))?;
@@ -390,7 +391,7 @@ fn build_engine(
         dns: channels.dns.clone(),
         contact_reached_at: None,
         conductor: ConductorDriver::new(&config, boot, conductor_view),
-        node_load: NodeLoad::start(&config.node.interface),
+        node_load: NodeLoad::default(),
         group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),
         contact_service: ContactService::new(&config, interface, host_changes, group.is_contact()),
