@@ -53,30 +53,55 @@ impl TreeTracker {
     /// # Errors
     /// [`Error::StopTimeout`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::ProcessEnded`].
     pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<FreezeFailure>> {
-        let mut halted = Vec::new();
-        let outcome = self.halt_tree(&mut halted).and_then(|()| {
-            self.step_out_of_vdso(&halted)?;
-            self.collect_round(Some(&halted))
-        });
-        match outcome {
-            Ok(round) => Ok(StoppedTree {
-                sockets: FrozenSockets::default(),
-                socket_places: SocketFds::default(),
-                copied_sockets: BTreeSet::new(),
-                halted,
-                round,
-                postcopy_runs: Vec::new(),
-                lock_handovers: Vec::new(),
-                tracker: self,
-            }),
-            Err(error) => {
-                drop(halted);
-                Err(Box::new(FreezeFailure {
-                    tracker: self,
-                    error,
-                }))
+        let began = Instant::now();
+        loop {
+            let mut halted = Vec::new();
+            let error = match self.halt_tree(&mut halted) {
+                Ok(()) => match self.collect_stopped(&halted) {
+                    Ok(round) => return Ok(self.stopped_tree(halted, round)),
+                    Err(error) => error,
+                },
+                Err(error) => {
+                    drop(halted);
+                    return Err(self.freeze_failure(error));
+                }
+            };
+            // While somebody reads the memory of the former program, a process that has called `exec` seems to have it still.
+            let is_late = began.elapsed() > HALT_TIMEOUT;
+            let is_changed = !is_late && self.tree_changed(&error);
+            drop(halted);
+            if !is_changed {
+                return Err(self.freeze_failure(error));
+            }
+            if let Err(error) = self.update_processes() {
+                return Err(self.freeze_failure(error));
             }
         }
+    }
+
+    fn collect_stopped(&mut self, halted: &[Option<HaltedProcess>]) -> Result<PrecopyRound> {
+        self.step_out_of_vdso(halted)?;
+        self.collect_round(Some(halted))
+    }
+
+    fn stopped_tree(self, halted: Vec<Option<HaltedProcess>>, round: PrecopyRound) -> StoppedTree {
+        StoppedTree {
+            sockets: FrozenSockets::default(),
+            socket_places: SocketFds::default(),
+            copied_sockets: BTreeSet::new(),
+            halted,
+            round,
+            postcopy_runs: Vec::new(),
+            lock_handovers: Vec::new(),
+            tracker: self,
+        }
+    }
+
+    fn freeze_failure(self, error: Error) -> Box<FreezeFailure> {
+        Box::new(FreezeFailure {
+            tracker: self,
+            error,
+        })
     }
 
     /// Stops every process, including processes forked meanwhile.

@@ -111,7 +111,7 @@ impl TreeTracker {
     }
 
     /// Returns true if an attempt failed only because the tree has changed.
-    fn tree_changed(&self, error: &Error) -> bool {
+    pub(super) fn tree_changed(&self, error: &Error) -> bool {
         let known = self.processes.iter();
         let is_as_known = |tracked: &TrackedProcess| {
             let stat = ProcStat::read(tracked.pid);

@@ -60,9 +60,12 @@ impl Membership {
         }
     }
 
-    /// Puts a promoted backup first, and the local node last; leaves the local node out if it leaves.
+    /// Puts a promoted backup first, and the local node last; leaves the local node out if it leaves and a backup of the present
+    /// view takes its place: server nodes would not believe a view of new voters alone.
     fn reorder_voters(&self, now: Duration, next: &mut VotedView) {
         let is_alive = |voter: &Member| self.is_alive(now, voter);
+        let view = self.view.as_ref();
+        let is_known = |voter: &Member| view.is_some_and(|view| view.voter(&voter.name).is_some());
         let successor = match self.contact.promoted {
             Some(id) => next
                 .voters
@@ -72,7 +75,7 @@ impl Membership {
                 let others = next.voters.iter().skip(1);
                 others
                     .clone()
-                    .position(is_alive)
+                    .position(|voter| is_alive(voter) && is_known(voter))
                     .map(|position| position + 1)
             }
             None => None,

@@ -8,6 +8,7 @@ use holdfast_wire::group_data::{GroupChange, GroupChangeId};
 use holdfast_wire::membership_frames::{
     Ballot, Heartbeat, JoinNumber, JoinRole, MembershipFrame, ServerListVersion, VotedView,
 };
+use std::collections::BTreeSet;
 
 #[test]
 fn nodes_join_in_their_roles_with_growing_numbers() {
@@ -322,6 +323,50 @@ fn leaving_contact_node_hands_its_role_over() {
         group.machine(2).handle_leave(now),
         Err(OperatorError::LastVoter)
     );
+}
+
+#[test]
+fn server_node_learns_the_new_voters_from_a_voter_that_has_left() {
+    let mut group = TestGroup::with_voters(1);
+    group.start(4, JoinRole::ServerNode);
+    group.run(ms(200));
+    assert_eq!(group.voters(4), [1]);
+    // The server node misses all views with another voter than the one that leaves.
+    group.deaf = [4].into();
+    group.start(2, JoinRole::Backup);
+    group.run(ms(200));
+    let now = group.now;
+    assert_eq!(group.machine(1).handle_leave(now), Ok(()));
+    group.run(ms(300));
+    assert_eq!((group.voters(2), group.voters(4)), (vec![2], vec![1]));
+    group.deaf.clear();
+    // Sooner than the node believes whoever answers at the addresses that an operator named.
+    group.run(ms(9_000));
+    assert_eq!(group.voters(4), [2]);
+}
+
+#[test]
+fn each_view_has_a_voter_of_the_view_before() {
+    let mut group = TestGroup::with_store(2);
+    // A backup that leaves has to replace the contact node first.
+    group.crash(1);
+    let now = group.now;
+    assert_eq!(group.machine(2).handle_leave(now), Ok(()));
+    group.run(ms(2_000));
+    assert_eq!(group.voters(2), [2]);
+    group.events.clear();
+    group.start(3, JoinRole::Backup);
+    group.run(ms(1_000));
+    assert_eq!(
+        (group.standing(2), group.voters(3)),
+        (Standing::Outside, vec![3])
+    );
+    let views = group.events.iter().filter_map(|event| match event {
+        (3, Event::View(view)) => Some(1 + view.backups.len()),
+        _ => None,
+    });
+    let voters: BTreeSet<usize> = views.collect();
+    assert_eq!(voters, [1, 2].into());
 }
 
 #[test]

@@ -189,12 +189,16 @@ impl Membership {
         self.send(to.clone(), MembershipFrame::Commit { view });
     }
 
-    /// Answers members with the view, and others with the view without the group data, which contain secrets.
+    /// Answers members with the view, and others with the view without the group data, which contain secrets. A voter that has
+    /// left the group answers, too: server nodes may know no other voter.
     pub(super) fn on_view_request(&mut self, from: &NodeName, epoch: u64) {
-        let Some(view) = self.view.as_ref().filter(|view| view.epoch > epoch) else {
+        let known = self.view.as_ref();
+        let known = known.or(self.stored.state.committed.as_ref());
+        let Some(view) = known.filter(|view| view.epoch > epoch) else {
             return;
         };
-        let is_member = view.voter(from).is_some() || self.server_list.by_name(from).is_some();
+        let is_member = self.standing != Standing::Outside
+            && (view.voter(from).is_some() || self.server_list.by_name(from).is_some());
         let frame = match is_member {
             true => MembershipFrame::Commit { view: view.clone() },
             false => MembershipFrame::NotContact {
