@@ -128,6 +128,15 @@ impl Group {
 
 /// Returns the loads of clients of all servers that can move.
 fn start_loads(group: &Group) -> Vec<ConnectionLoad> {
+    // Before the contact node knows where the servers are, new clients go to any node.
+    eventually("new clients go to n2 alone", || {
+        let services = group.status("n1").services;
+        let mut of_clients = services.iter().filter(|one| one.address.is_ipv4());
+        of_clients.all(|service| {
+            let placed = service.nodes.iter().filter(|node| node.placed_weight > 0);
+            placed.map(|node| node.node.as_str()).eq(["n2"])
+        })
+    });
     let load = |port| {
         eventually("the server takes clients", || group.exchange(port).is_ok());
         let address = group.address(port);
