@@ -17,9 +17,7 @@ use holdfast_proto::conductor::{
 };
 use holdfast_proto::view::View;
 use holdfast_wire::NodeId;
-use holdfast_wire::conductor_frames::{
-    ConductorFrame, LoadReport, NodeDemand, OfferEnd, OfferId, ProcessKey,
-};
+use holdfast_wire::conductor_frames::{ConductorFrame, LoadReport, OfferEnd, OfferId, ProcessKey};
 use holdfast_wire::failure::{Failure, OperatorFault, Text};
 use tokio::sync::mpsc;
 
@@ -28,6 +26,7 @@ pub(crate) use process_scan::{CheckScope, Scan, ScanRequest, ScannedProcess};
 
 use crate::config::Config;
 use crate::dataplane::monotonic_s;
+use crate::load::NodeMeasurement;
 use crate::migration::blocker_failure;
 use node_drain::{DrainPhase, NodeDrain};
 use process_scan::ProcessScanner;
@@ -39,8 +38,6 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 const OFFERS_MAX: usize = 32;
 /// Most names of processes that are remembered for the log of decisions.
 const NAMES_MAX: usize = 1_024;
-/// Thousandths of a processor in one processor.
-const PROCESSOR: u32 = 1_000;
 /// Time for which a node tells the contact node that it takes clients again.
 const REOPENED_NEWS: Duration = Duration::from_secs(5);
 
@@ -49,8 +46,10 @@ const REOPENED_NEWS: Duration = Duration::from_secs(5);
 pub(crate) struct ManagedProcess {
     pid: i32,
     name: String,
+    /// Demand for processor time, in thousandths of a processor; 0 until measured, like `memory_kib`.
     used: u32,
     memory_kib: u64,
+    clients: u32,
     has_moved_here: bool,
     /// Predicted freeze of a move.
     freeze: Duration,
@@ -76,6 +75,10 @@ pub(crate) struct ScanFacts<'a> {
     pub resident_from: &'a dyn Fn(i32) -> Option<NodeId>,
     /// Predicts the freeze of a checked process.
     pub freeze_of: &'a dyn Fn(&ProcessCheck) -> Duration,
+    /// The newest measurement of the load; none in the first seconds of the daemon.
+    pub measured: Option<&'a NodeMeasurement>,
+    /// Numbers of clients, by the PIDs of the servers.
+    pub clients: &'a BTreeMap<i32, u64>,
 }
 
 /// An action for the engine.
@@ -187,6 +190,16 @@ impl ConductorDriver {
         self.scans.recv().await
     }
 
+    /// Returns the PIDs of the managed processes.
+    pub fn pids(&self) -> impl Iterator<Item = i32> {
+        self.processes.values().map(|process| process.pid)
+    }
+
+    /// Returns true if this node chooses processes to move: it balances, or is being drained.
+    pub fn chooses_processes(&self) -> bool {
+        self.is_balancing || self.drain.is_some()
+    }
+
     /// Returns true if it is time for a scan.
     pub fn is_scan_due(&self, now: Duration) -> bool {
         self.scanner.is_some() && now >= self.scan_at
@@ -232,32 +245,39 @@ impl ConductorDriver {
                     key,
                 });
             }
+            let load = facts
+                .measured
+                .and_then(|measured| load_of(&process, measured));
             let check = process.check;
             let checked = check.as_ref().and_then(|check| check.as_ref().ok());
             self.names.insert(key, process.name.clone());
             let managed = ManagedProcess {
                 pid: process.pid,
                 name: process.name,
-                used: process.used,
-                memory_kib: process.memory_kib,
+                used: load.map_or(0, |(used, _)| used),
+                memory_kib: load.map_or(0, |(_, memory_kib)| memory_kib),
+                clients: clients_of(facts.clients, process.pid),
                 has_moved_here: from.is_some(),
                 freeze: checked.map_or(Duration::ZERO, facts.freeze_of),
                 check,
             };
             processes.insert(key, managed);
         }
-        (self.processes, self.memory_free_kib) = (processes, scan.memory_free_kib);
+        self.processes = processes;
         self.forget_names();
         if arrived != self.saved.arrived {
             self.saved.arrived = arrived;
             self.save();
         }
         // A node without a load gets no offers: it could take no process.
-        if facts.is_migration_enabled || self.drain.is_some() {
-            let sample = self.sample(facts.is_migration_enabled);
+        if let Some(measured) = facts.measured
+            && (facts.is_migration_enabled || self.drain.is_some())
+        {
+            self.memory_free_kib = measured.memory_free_kib;
+            let sample = self.sample(measured, facts.is_migration_enabled);
             self.machine.handle_sample(now, sample);
+            self.follow_survey(now, scan.number);
         }
-        self.follow_survey(now, scan.number);
         self.tell_contact(now, facts.contact);
     }
 
@@ -326,15 +346,12 @@ impl ConductorDriver {
         }
     }
 
-    fn sample(&self, is_migration_enabled: bool) -> LoadSample {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-        let used = self.processes.values().map(|process| process.used);
+    fn sample(&self, measured: &NodeMeasurement, is_migration_enabled: bool) -> LoadSample {
         let sample = |(key, process): (&ProcessKey, &ManagedProcess)| ProcessSample {
             key: *key,
             used: process.used,
             memory_kib: process.memory_kib,
-            clients: 0,
+            clients: process.clients,
             freeze: process.freeze,
             rules: PlacementRules::default(),
             blocked: match is_migration_enabled {
@@ -346,11 +363,8 @@ impl ConductorDriver {
             },
         };
         LoadSample {
-            demand: NodeDemand {
-                used: used.fold(0, u32::saturating_add),
-                capacity: processors.saturating_mul(PROCESSOR),
-            },
-            memory_free_kib: self.memory_free_kib,
+            demand: measured.demand(),
+            memory_free_kib: measured.memory_free_kib,
             processes: self.processes.iter().map(sample).collect(),
         }
     }
@@ -603,6 +617,18 @@ impl ManagedProcess {
 
 fn refusal(text: impl std::fmt::Display) -> Failure {
     OperatorFault::RequestRefused(Text::of(text)).into()
+}
+
+/// Returns the demand for processor time and the memory, in KiB, of a measured process.
+fn load_of(process: &ScannedProcess, measured: &NodeMeasurement) -> Option<(u32, u64)> {
+    let tree = measured.trees.get(&process.pid)?;
+    let is_same = tree.started_ticks == process.started_ticks;
+    is_same.then(|| (measured.demand_of(tree.cpu_millis), tree.memory_kib))
+}
+
+fn clients_of(clients: &BTreeMap<i32, u64>, pid: i32) -> u32 {
+    let clients = clients.get(&pid).copied().unwrap_or_default();
+    u32::try_from(clients).unwrap_or(u32::MAX)
 }
 
 /// Returns the key of a process that has not moved: a hash (FNV-1a) of the host's boot, the node and the process.

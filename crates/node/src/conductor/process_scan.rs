@@ -1,5 +1,5 @@
-//! The thread that finds the managed processes of this node, measures their load, and checks whether they can move. To read
-//! `/proc` would delay the engine's other work.
+//! The thread that finds the managed processes of this node, and checks whether they can move. To read `/proc` would delay the
+//! engine's other work.
 //!
 //! A managed process is the first process of a tree that serves the group: the tree has a socket at which clients of a
 //! service arrive, or has moved here. Server programs with a session at this daemon are not managed: their connections are
@@ -25,10 +25,6 @@ use crate::migration::{MovableAddresses, check_process};
 const NETLINK_SOCK_DIAG: i32 = 4;
 /// Most managed processes.
 const PROCESSES_MAX: usize = 4_096;
-/// Ticks of the processor times in `/proc/PID/stat` in a second (`USER_HZ`).
-const TICKS_PER_S: f64 = 100.0;
-/// Size of a page, in KiB.
-const PAGE_KIB: u64 = 4;
 /// Time for which a check counts if the process can move.
 const MOVABLE_CHECK_LIFETIME: Duration = Duration::from_secs(60);
 /// Time for which a check counts if the process cannot move: the obstacle may go away.
@@ -73,10 +69,6 @@ pub(crate) struct ScannedProcess {
     pub started_ticks: u64,
     /// Name of the root (`comm`).
     pub name: String,
-    /// Processor time that the tree uses, in thousandths of a processor; 0 in the first scan.
-    pub used: u32,
-    /// Memory of the tree, in KiB.
-    pub memory_kib: u64,
     /// The last check, as text if it failed; none before the first one.
     pub check: Option<Result<ProcessCheck, String>>,
 }
@@ -88,8 +80,6 @@ pub(crate) struct Scan {
     pub number: u64,
     /// The managed processes.
     pub processes: Vec<ScannedProcess>,
-    /// Memory that moved processes may use, in KiB.
-    pub memory_free_kib: u64,
 }
 
 /// The thread, which ends when this value is dropped.
@@ -141,11 +131,9 @@ fn run(netlink: Netlink, requests: &Receiver<ScanRequest>, results: &mpsc::Sende
 /// Identity of a process: PID and start in ticks since boot.
 type ProcessIdentity = (i32, u64);
 
-/// A process of an earlier scan.
-#[derive(Debug)]
+/// The last check of a process of an earlier scan.
+#[derive(Debug, Default)]
 struct KnownProcess {
-    measured_at: Instant,
-    ticks: u64,
     check: Option<(Instant, Result<ProcessCheck, String>)>,
 }
 
@@ -190,11 +178,12 @@ impl ProcessFinder {
             .into_iter()
             .take(PROCESSES_MAX)
         {
-            let Some((process, known)) = measure(root, &request.sessions, &mut former) else {
+            let Some(process) = find_process(root, &request.sessions) else {
                 continue;
             };
-            self.known
-                .insert((process.pid, process.started_ticks), known);
+            let identity = (process.pid, process.started_ticks);
+            let known = former.remove(&identity).unwrap_or_default();
+            self.known.insert(identity, known);
             processes.push(process);
         }
         self.check(request);
@@ -206,7 +195,6 @@ impl ProcessFinder {
         Ok(Scan {
             number: request.number,
             processes,
-            memory_free_kib: free_memory_kib(),
         })
     }
 
@@ -297,47 +285,20 @@ impl ProcessFinder {
     }
 }
 
-/// Measures the tree under `root`. Returns none if the root has ended, or a server program of the tree has a session.
-fn measure(
-    root: i32,
-    sessions: &BTreeSet<i32>,
-    former: &mut BTreeMap<ProcessIdentity, KnownProcess>,
-) -> Option<(ScannedProcess, KnownProcess)> {
+/// Returns the process at the root of a tree; none if the root has ended, or a server program of the tree has a session.
+fn find_process(root: i32, sessions: &BTreeSet<i32>) -> Option<ScannedProcess> {
     let started_ticks = ProcStat::read(root).ok()?.started_ticks;
     let tree = tree_pids(root).ok()?;
     if tree.iter().any(|pid| sessions.contains(pid)) {
         return None;
     }
-    let (mut ticks, mut pages) = (0_u64, 0_u64);
-    for stat in tree.iter().filter_map(|pid| ProcStat::read(*pid).ok()) {
-        // utime, stime, and the times of children that have ended (proc_pid_stat(5)).
-        let times = (14..=17).map(|number| stat.field(number));
-        ticks = times.fold(ticks, u64::saturating_add);
-        pages = pages.saturating_add(stat.field(24));
-    }
-    let now = Instant::now();
-    let before = former.remove(&(root, started_ticks));
-    let used = before.as_ref().map_or(0.0, |before| {
-        let elapsed = now.saturating_duration_since(before.measured_at);
-        let seconds = ticks.saturating_sub(before.ticks) as f64 / TICKS_PER_S;
-        seconds / elapsed.as_secs_f64().max(f64::MIN_POSITIVE) * 1_000.0
-    });
     let name = std::fs::read_to_string(format!("/proc/{root}/comm")).unwrap_or_default();
-    let process = ScannedProcess {
+    Some(ScannedProcess {
         pid: root,
         started_ticks,
         name: name.trim_end().to_owned(),
-        // A float-to-integer conversion saturates.
-        used: used.round() as u32,
-        memory_kib: pages.saturating_mul(PAGE_KIB),
         check: None,
-    };
-    let known = KnownProcess {
-        measured_at: now,
-        ticks,
-        check: before.and_then(|before| before.check),
-    };
-    Some((process, known))
+    })
 }
 
 /// Returns the ancestors of a process, the parent first.
@@ -389,20 +350,6 @@ fn socket_inode(target: &str) -> Option<u32> {
     number.parse().ok()
 }
 
-/// Returns the available memory of the host, in KiB; 0 if unknown.
-fn free_memory_kib() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let mut lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("MemAvailable:"));
-    let words = lines
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .trim_end_matches(" kB");
-    words.parse().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -446,21 +393,11 @@ mod tests {
     }
 
     #[test]
-    fn load_and_memory_of_a_tree_are_measured() {
+    fn process_with_a_session_is_not_managed() {
         let own = std::process::id().cast_signed();
-        let mut former = BTreeMap::new();
-        let (first, known) = measure(own, &BTreeSet::new(), &mut former).unwrap();
-        assert_eq!(first.used, 0);
-        assert!(first.memory_kib > 0);
-        former.insert((own, first.started_ticks), known);
-        let began = Instant::now();
-        let mut burnt = 0_u64;
-        // Ticks are 10 ms of processor time.
-        while ProcStat::read(own).unwrap().field(14) == 0 || began.elapsed().as_millis() < 300 {
-            burnt = std::hint::black_box(burnt.wrapping_add(1));
-        }
-        let (second, _) = measure(own, &BTreeSet::new(), &mut former).unwrap();
-        assert!(second.used > 0, "{second:?}");
-        assert!(measure(own, &[own].into(), &mut BTreeMap::new()).is_none());
+        let process = find_process(own, &BTreeSet::new()).unwrap();
+        assert_eq!(process.pid, own);
+        assert!(!process.name.is_empty());
+        assert!(find_process(own, &[own].into()).is_none());
     }
 }

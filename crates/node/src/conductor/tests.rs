@@ -4,7 +4,10 @@ use std::path::Path;
 
 use holdfast_api::control::{BlockerEntry, DrainState};
 
+use holdfast_wire::conductor_frames::NodeDemand;
+
 use super::*;
+use crate::load::TreeLoad;
 
 const OWN: NodeId = NodeId(1);
 const OTHER: NodeId = NodeId(2);
@@ -55,8 +58,6 @@ fn process(pid: i32, blockers: Vec<BlockerEntry>) -> ScannedProcess {
         pid,
         started_ticks: 9,
         name: "server".to_owned(),
-        used: 100,
-        memory_kib: 1_024,
         check: Some(Ok(check(pid, blockers))),
     }
 }
@@ -70,17 +71,31 @@ fn scan(
 ) {
     let number = driver.last_scan + 1;
     driver.last_scan = number;
-    let scan = Scan {
-        number,
-        processes,
-        memory_free_kib: 1 << 20,
+    let tree = |process: &ScannedProcess| {
+        let load = TreeLoad {
+            started_ticks: process.started_ticks,
+            cpu_millis: 100,
+            memory_kib: 1_024,
+            ..TreeLoad::default()
+        };
+        (process.pid, load)
     };
+    let measured = NodeMeasurement {
+        cpu_millis: 150,
+        capacity_millis: 2_000,
+        memory_free_kib: 1 << 20,
+        trees: processes.iter().map(tree).collect(),
+        ..NodeMeasurement::default()
+    };
+    let scan = Scan { number, processes };
     let freeze = |_: &ProcessCheck| Duration::from_millis(1);
     let facts = ScanFacts {
         contact: OWN,
         is_migration_enabled: true,
         resident_from: &|_| from,
         freeze_of: &freeze,
+        measured: Some(&measured),
+        clients: &BTreeMap::from([(42, 7)]),
     };
     driver.handle_scan(now, scan, &facts);
 }
@@ -275,4 +290,54 @@ fn balancing_is_off_by_default_and_the_plan_says_so() {
             .contains("no other node has told its load")
     );
     assert!(self::driver(directory.path(), 1).is_balancing);
+}
+
+#[test]
+fn sample_has_the_measured_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut driver = driver(directory.path(), 1);
+    let now = Duration::ZERO;
+    scan(
+        &mut driver,
+        now,
+        vec![process(42, Vec::new()), process(43, Vec::new())],
+        None,
+    );
+    let demand = NodeDemand {
+        used: 150,
+        capacity: 2_000,
+    };
+    assert_eq!(driver.machine.own_demand(now), Some(demand));
+    let mut loads: Vec<(i32, u32, u64, u32)> = (driver.processes.values())
+        .map(|one| (one.pid, one.used, one.memory_kib, one.clients))
+        .collect();
+    loads.sort_unstable();
+    assert_eq!(loads, [(42, 100, 1_024, 7), (43, 100, 1_024, 0)]);
+}
+
+#[test]
+fn drain_waits_for_the_first_measurement() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut driver = driver(directory.path(), 1);
+    driver.drain(Duration::ZERO, None);
+    let freeze = |_: &ProcessCheck| Duration::from_millis(1);
+    let facts = ScanFacts {
+        contact: OWN,
+        is_migration_enabled: true,
+        resident_from: &|_| None,
+        freeze_of: &freeze,
+        measured: None,
+        clients: &BTreeMap::new(),
+    };
+    let first = Scan {
+        number: 1,
+        processes: vec![process(42, Vec::new())],
+    };
+    driver.last_scan = 1;
+    driver.handle_scan(Duration::ZERO, first, &facts);
+    assert!(!driver.drain_report(Duration::ZERO, &name).safe_to_reboot);
+    let now = Duration::from_secs(1);
+    scan(&mut driver, now, vec![process(42, Vec::new())], None);
+    let report = driver.drain_report(now, &name);
+    assert_eq!((report.state, report.remaining), (DrainState::Draining, 1));
 }

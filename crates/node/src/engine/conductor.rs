@@ -120,6 +120,11 @@ impl Engine {
         let residents: BTreeMap<i32, NodeId> = (self.migrations.residents().iter())
             .map(|one| (one.pid, self.group.id_of(&one.from).unwrap_or(NodeId(0))))
             .collect();
+        // To count clients is to read the table of flows.
+        let clients = match self.conductor.chooses_processes() {
+            true => self.client_counts(),
+            false => BTreeMap::new(),
+        };
         let migrations = &self.migrations;
         let resident_from = |pid: i32| residents.get(&pid).copied();
         let freeze_of = |check: &ProcessCheck| {
@@ -130,6 +135,8 @@ impl Engine {
             is_migration_enabled: migrations.is_enabled(),
             resident_from: &resident_from,
             freeze_of: &freeze_of,
+            measured: self.node_load.measurement(),
+            clients: &clients,
         };
         self.conductor.handle_scan(now, scan, &facts);
         self.place_around_drained_nodes();

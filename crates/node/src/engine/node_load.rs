@@ -24,7 +24,7 @@ const SMOOTHING_DIVISOR: f64 = 4.0;
 /// The newest measurement of this host, and the loads that programs report.
 #[derive(Debug, Default)]
 pub struct NodeLoad {
-    /// None before the start, and if there is no thread for it.
+    /// None before the start.
     sampler: Option<LoadSampler>,
     newest: Option<NewestMeasurement>,
     reports: LoadReports,
@@ -34,12 +34,12 @@ pub struct NodeLoad {
 
 impl NodeLoad {
     /// Starts to measure, with the privileges of the calling thread.
-    pub fn start(&mut self, interface: &str) {
-        let sampler = LoadSampler::start(interface);
-        let sampler = sampler.inspect_err(|error| {
-            tracing::error!(%error, "cannot measure the load of this node");
-        });
-        self.sampler = sampler.ok();
+    ///
+    /// # Errors
+    /// There is no memory for a thread.
+    pub fn start(&mut self, interface: &str) -> std::io::Result<()> {
+        self.sampler = Some(LoadSampler::start(interface)?);
+        Ok(())
     }
 
     /// Returns the newest measurement; none before the second one after the start.
@@ -113,6 +113,7 @@ impl Engine {
         let request = MeasurementRequest {
             roots: programs
                 .filter_map(|program| i32::try_from(program.pid).ok())
+                .chain(self.conductor.pids())
                 .collect(),
             parents: self.migrations.restorers(),
             services: services.map(|service| service.address).collect(),
@@ -313,7 +314,7 @@ mod tests {
     #[test]
     fn load_is_unknown_at_first() {
         let mut load = NodeLoad::default();
-        load.start("lo");
+        load.start("lo").expect("a thread");
         assert_eq!(load.share(1, 2), None);
         let started = std::time::Instant::now();
         while load.measurement().is_none() {

@@ -195,7 +195,8 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
         engine
             .start_health()
             .map_err(system_error("observing servers"))?;
-        engine.node_load.start(&config.node.interface);
+        (engine.node_load.start(&config.node.interface))
+            .map_err(system_error("measuring the load"))?;
         engine
             .start_conductor()
             .map_err(system_error("listing the processes that serve"))?;

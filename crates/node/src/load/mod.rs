@@ -16,9 +16,7 @@ mod server_processes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use holdfast_proto::conductor::{LoadSample, PlacementRules, ProcessSample};
-use holdfast_wire::conductor_frames::{NodeDemand, ProcessKey};
-use holdfast_wire::failure::Failure;
+use holdfast_wire::conductor_frames::NodeDemand;
 
 use control_groups::{GroupCounters, HostControlGroup, online_millis};
 use network::NetworkCounters;
@@ -33,23 +31,6 @@ pub use sampler::{LoadSampler, MeasurementRequest, NewestMeasurement};
 /// Utilization in thousandths from which on waiting counts as demand: processes on a less loaded node get what they
 /// want, though they wait for each other now and then.
 const WAITING_COUNTS_FROM: f64 = 900.0;
-
-/// A process that the daemon may move, with all its descendants.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ManagedProcess {
-    /// Number of the process for the conductors.
-    pub key: ProcessKey,
-    /// PID of the root of its tree, in the daemon's PID namespace.
-    pub pid: i32,
-    /// Number of its clients.
-    pub clients: u32,
-    /// Predicted freeze of a move.
-    pub freeze: Duration,
-    /// The operator's rules.
-    pub rules: PlacementRules,
-    /// Reason for which the process cannot move, if any.
-    pub blocked: Option<Failure>,
-}
 
 /// Load of the node over the time since the measurement before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,27 +75,6 @@ impl NodeMeasurement {
         // A float-to-integer conversion saturates.
         (f64::from(cpu_millis) * (1.0 + saturation.clamp(0.0, 1.0) * waiting)).round() as u32
     }
-
-    /// Returns the conductor's sample, with those of the processes that run and have been measured.
-    pub fn sample(&self, managed: &[ManagedProcess]) -> LoadSample {
-        let processes = managed.iter().filter_map(|process| {
-            let load = self.trees.get(&process.pid)?;
-            Some(ProcessSample {
-                key: process.key,
-                used: self.demand_of(load.cpu_millis),
-                memory_kib: load.memory_kib,
-                clients: process.clients,
-                freeze: process.freeze,
-                rules: process.rules,
-                blocked: process.blocked.clone(),
-            })
-        });
-        LoadSample {
-            demand: self.demand(),
-            memory_free_kib: self.memory_free_kib,
-            processes: processes.collect(),
-        }
-    }
 }
 
 /// Measures the load of this node and of process trees.
@@ -149,15 +109,9 @@ impl NodeLoadMeter {
         }
     }
 
-    /// Measures the node, and the managed processes for the conductor. `None` at the first call, since a load is a rate.
-    /// `now` is any clock that does not go back.
-    pub fn sample(&mut self, now: Duration, managed: &[ManagedProcess]) -> Option<LoadSample> {
-        let roots: Vec<i32> = managed.iter().map(|process| process.pid).collect();
-        Some(self.measure(now, &roots)?.sample(managed))
-    }
-
     /// Measures the node, and the trees of the processes `roots`. A bounded number of processes is read in one call: of
-    /// many trees some keep their former load. `None` at the first call, since a load is a rate.
+    /// many trees some keep their former load. `None` at the first call, since a load is a rate. `now` is any clock that does
+    /// not go back.
     pub fn measure(&mut self, now: Duration, roots: &[i32]) -> Option<NodeMeasurement> {
         let trees = self.trees.measure(now, roots);
         let group = self.group.read();
@@ -256,24 +210,12 @@ mod tests {
             ..TreeLoad::default()
         };
         node.trees = BTreeMap::from([(10, tree(1500)), (11, tree(500))]);
-        let managed = |key, pid| ManagedProcess {
-            key: ProcessKey(key),
-            pid,
-            clients: 3,
-            freeze: Duration::from_millis(5),
-            rules: PlacementRules::default(),
-            blocked: None,
-        };
-        // Process 12 has ended.
-        let sample = node.sample(&[managed(1, 10), managed(2, 11), managed(3, 12)]);
-        let used: Vec<u32> = sample
-            .processes
-            .iter()
-            .map(|process| process.used)
+        let demands = node.trees.values();
+        let demands: Vec<u32> = demands
+            .map(|tree| node.demand_of(tree.cpu_millis))
             .collect();
-        assert_eq!(used, [2250, 750]);
-        assert_eq!(sample.demand.used, 3000);
-        assert_eq!(sample.processes[0].clients, 3);
+        assert_eq!(demands, [2250, 750]);
+        assert_eq!(node.demand().used, 3000);
     }
 
     #[test]
