@@ -116,7 +116,8 @@ fn on_text(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-fn plan_text(plan: &BalancePlan, verb: &str) -> String {
+/// Returns a plan in words.
+pub fn plan_text(plan: &BalancePlan, verb: &str) -> String {
     let mut text = match (&plan.planned, &plan.reason) {
         (Some(planned), _) => planned_text(planned, verb),
         (None, Some(reason)) => format!("no process moves: {reason}\n"),

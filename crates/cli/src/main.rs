@@ -29,6 +29,7 @@ mod status;
 mod table;
 #[cfg(test)]
 mod tests;
+mod top;
 
 use std::process::ExitCode;
 
@@ -68,6 +69,7 @@ enum Command {
     Drain(drain::DrainArgs),
     Undrain(drain::UndrainArgs),
     Balance(balance::BalanceArgs),
+    Top(top::TopArgs),
     Proxy(proxy::ProxyArgs),
     /// Run a benchmark and write its numbers as JSON
     Bench(bench_program::BenchProgramArgs),
@@ -127,6 +129,7 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Drain(args) => drain::run(&args),
         Command::Undrain(args) => done(drain::undrain(&args)),
         Command::Balance(args) => done(balance::run(&args)),
+        Command::Top(args) => done(top::run(&args)),
         Command::Proxy(args) => proxy::run(&args),
         Command::Bench(args) => done(bench_program::exec("bench", &args)),
         Command::Repro(args) => done(bench_program::exec("repro", &args)),

@@ -101,6 +101,7 @@ fn top_level_help_is_as_expected() {
         "drain",
         "undrain",
         "balance",
+        "top",
         "proxy",
         "bench",
         "repro",

@@ -163,6 +163,48 @@ fn assert_all_go_on(loads: &[ConnectionLoad]) {
     assert_eq!(wrong, 0, "wrong bytes");
 }
 
+/// Asserts that `holdfast top` shows the drain of n2, and obeys its keys.
+fn assert_top_shows_the_drain(group: &Group) {
+    let shown = group.holdfast("n2", &["top", "--once"]);
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    for expected in [
+        "node n2 of group",
+        "this node is drained, and not safe to reboot",
+        "moved to n",
+        "draining",
+    ] {
+        assert!(shown.contains(expected), "{expected:?}: {shown}");
+    }
+    eprintln!("{shown}");
+    switch_balancing_by_keys(group, "n3");
+}
+
+/// Switches balancing on and off in `holdfast top`, at a terminal.
+fn switch_balancing_by_keys(group: &Group, node: &str) {
+    use std::io::Write;
+    let socket = group.cluster.run_path(node, "control.sock").unwrap();
+    let program = find_program("holdfast").unwrap();
+    let command = format!("{} top --socket {}", program.display(), socket.display());
+    let mut terminal = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut keys = terminal.stdin.take().unwrap();
+    let control = group.cluster.blocking_control_client(node).unwrap();
+    for is_on in [true, false] {
+        keys.write_all(b"b").unwrap();
+        eventually("the key switches balancing", || {
+            control.run(|client| client.balance()).unwrap().on == is_on
+        });
+    }
+    keys.write_all(b"q").unwrap();
+    assert!(terminal.wait().unwrap().success(), "holdfast top failed");
+}
+
 #[test]
 fn drained_node_loses_no_client_and_names_what_stays() {
     let Some(_lab_lock) = lock_lab() else { return };
@@ -216,6 +258,8 @@ fn drained_node_loses_no_client_and_names_what_stays() {
         assert!(shown.contains(expected), "{words:?}: {shown}");
         eprintln!("{node}: {words:?}\n{shown}");
     }
+
+    assert_top_shows_the_drain(&group);
 
     // A restarted daemon goes on with the drain.
     let starts = group.cluster.daemon_starts("n2");
