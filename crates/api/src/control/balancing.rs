@@ -42,7 +42,7 @@ pub struct DrainReport {
     pub deadline_s: Option<u64>,
     /// Reason why no process moves at present, if processes wait.
     pub waiting: Option<String>,
-    /// What else the operator should know before a reboot.
+    /// Further facts that an operator should know before a reboot.
     pub notes: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ pub struct ManagedProcessEntry {
     pub blocked: Option<String>,
 }
 
-/// What this node would do now to even out loads, or has just begun. Answer of `GET /v1/balance/plan` and
+/// The move that this node would make now to even out loads, or has just begun. Answer of `GET /v1/balance/plan` and
 /// `POST /v1/balance/now`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BalancePlan {

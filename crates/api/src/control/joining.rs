@@ -14,7 +14,7 @@ pub const TOKEN_LIFETIME_S: u64 = 3_600;
 pub struct TokenRequest {
     /// Seconds for which the token can be used: 3600 unless given, at most 86400.
     pub lifetime_s: Option<u64>,
-    /// What the host may be: `backup` unless given.
+    /// The role that the certificate admits the host to: `backup` unless given.
     #[serde(default)]
     pub role: Option<NodeRole>,
 }
@@ -57,7 +57,7 @@ pub struct TokenEntry {
     pub state: TokenState,
     /// Name of the node that has used the token.
     pub node: Option<String>,
-    /// What the host may be.
+    /// The role that the certificate admits the host to.
     pub role: NodeRole,
 }
 

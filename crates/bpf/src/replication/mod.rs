@@ -162,7 +162,7 @@ impl Replicator {
         unsafe { word.as_ref() }.store(u64::from(roles.to_raw()), Ordering::SeqCst);
     }
 
-    /// Gives a connection roles of its own, or with `None` those of its service. Returns false if there is no such connection.
+    /// Gives a connection roles of its own, or with `None` its service's roles. Returns false if there is no such connection.
     ///
     /// # Errors
     /// The kernel's error.

@@ -308,7 +308,7 @@ shared!(
         timestamp_shown: u32,
         /// Position of the client's FIN.
         client_fin_seq: u32,
-        /// The connection's own roles with bit 31, or 0 for those of the service.
+        /// The connection's own roles with bit 31, or 0 for the service's roles.
         own_roles: u32,
         /// Bits of the legs that have the connection.
         present: u32,

@@ -230,7 +230,7 @@ impl Membership {
     }
 
     /// Handles a frame from the node `from`, as named by the channel's certificate, which admits the sender to the role
-    /// `certified`; none if the certificate names no role, as those of earlier releases do.
+    /// `certified`; none if the certificate, of an earlier release, names no role.
     pub fn handle_channel_frame(
         &mut self,
         now: Duration,
