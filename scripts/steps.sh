@@ -74,12 +74,19 @@ long_tests() {
     cargo xtask test --workspace ${*/#/--test } --run-ignored only --success-output final
 }
 
-# fuzz_step SECONDS: every program in fuzz/src/bin, as many at once as there are processors. Checks for overflow stay on.
+# seed_tests SEEDS: the properties and simulations of the crates without IO, with this number of random cases each.
+seed_tests() {
+    need_nextest || return
+    # The whole workspace, as `./x test` does: what was built for that is used again.
+    PROPTEST_CASES=$1 HOLDFAST_SEEDS=$1 \
+        cargo xtask test --workspace -E 'package(holdfast-wire) | package(holdfast-proto) | package(holdfast-sim)'
+}
+
+# fuzz_step SECONDS: every program in fuzz/src/bin, as many at once as there are processors.
 fuzz_step() { step "Fuzz, $1 s each" fuzz_all "$1"; }
 
 fuzz_all() {
-    export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
-    local of=(--quiet --release --locked --manifest-path fuzz/Cargo.toml)
+    local of=(--quiet --locked --manifest-path fuzz/Cargo.toml)
     cargo build "${of[@]}" --bins || return
     # What a program says comes in one piece.
     # shellcheck disable=SC2016 # expanded by the shell that runs it

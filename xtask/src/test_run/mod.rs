@@ -31,13 +31,14 @@ struct TestRunOutcome {
     skipped: Vec<String>,
 }
 
-/// Runs the tests that `selection` names (`--workspace`, `--test NAME`, …; no `-E`, which the second pass sets itself).
+/// Runs the tests that `selection` names (`--workspace`, `--test NAME`, `-E FILTER`, …).
 ///
 /// # Errors
 ///
 /// When nextest cannot build or list the tests, or writes no report.
 pub fn run(root: &Path, selection: &[&str]) -> Result<ExitCode> {
     let first = run_nextest(root, selection, &[])?;
+    let selection = &without_filters(selection)[..];
     print_slowest(&first);
     let outcome = classify_and_rerun(first, |names| {
         let filter = names
@@ -81,6 +82,19 @@ fn run_nextest(root: &Path, selection: &[&str], extra_arguments: &[&str]) -> Res
     let text = std::fs::read_to_string(&report)
         .with_context(|| format!("read nextest's report {}", report.display()))?;
     TestReport::parse(&text)
+}
+
+/// Returns the selection without its filters (`-E FILTER`): nextest runs what any of several filters matches.
+fn without_filters<'a>(selection: &[&'a str]) -> Vec<&'a str> {
+    let mut words = selection.iter();
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        match *word {
+            "-E" => drop(words.next()),
+            other => kept.push(other),
+        }
+    }
+    kept
 }
 
 /// Returns true if Cargo has set a variable for this program. Build scripts read some of these: if the values differ
