@@ -501,6 +501,24 @@ check_promote() {
     expect_answers_of n1 n2 n3
 }
 
+# What a shutdown does to the unit, and the boot after it.
+check_drain_unit() {
+    on n2 "systemctl stop holdfast-drain.service"
+    on n2 "holdfast balance status" >"$folder/output/drained"
+    expect "n2 is drained" grep --quiet --extended-regexp '^n2 .* no, draining' "$folder/output/drained"
+    run_block admin first-client
+    expect_answers_of n1 n3
+    on n2 "systemctl start holdfast-drain.service"
+    wait_for "new clients at n2" has_answer_of n2
+    run_block admin first-client
+    expect_answers_of n1 n2 n3
+}
+
+has_answer_of() {
+    run_block admin first-client
+    grep --quiet --word-regexp "$1" "$folder/output/first-client"
+}
+
 before_host_failed() {
     say "killing n3, the contact node"
     kill -KILL "${init_of[n3]}"

@@ -2,15 +2,16 @@
 //! No client may notice, and the daemons must not grow. Needs root. `HOLDFAST_SOAK_S` sets the duration in seconds; the
 //! default is 120 s.
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowFilter, FlowOutcome, FlowSelection, HandoffRequest, HandoffState, SocketStrategy,
 };
+use holdfast_api::{Drain, FlowText};
 use holdfast_bench::churn::{self, BACKEND_HOST, CLIENT_HOST, ChurnClients, RunningServer};
 use holdfast_testbed::cluster::{Cluster, ExampleServer, IpFamily};
 use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_connections};
@@ -34,6 +35,10 @@ const KILL_EVERY: Duration = Duration::from_secs(7);
 /// Ports of a flood, each of which sends some datagrams. All floods use the same ports, because a group remembers flows
 /// for two minutes.
 const FLOOD_PORTS: std::ops::Range<u16> = 20_000..24_000;
+/// Time without an answer after which a client is described, interval of looks, and number of described clients.
+const HUNG_AFTER: Duration = Duration::from_secs(4);
+const DESCRIBE_EVERY: Duration = Duration::from_millis(500);
+const DESCRIBED_MAX: usize = 3;
 /// Longest time for a handoff to end, whichever daemon was killed.
 const HANDOFF_MAX: Duration = Duration::from_secs(60);
 /// Growth of a daemon that is allowed in the last part of the run: memory (allocators keep some) and descriptors.
@@ -99,6 +104,7 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
             scope.spawn(|| stop_on_error(&stop, hand_off_repeatedly(cluster, deadline, &stop)));
         let floods = scope
             .spawn(|| stop_on_error(&stop, flood_repeatedly(cluster, service, deadline, &stop)));
+        scope.spawn(|| describe_hung_clients(cluster, server, &clients, deadline, &stop));
         let kills =
             scope.spawn(|| stop_on_error(&stop, kill_repeatedly(cluster, length, deadline, &stop)));
         let joined = "threads do not panic";
@@ -135,6 +141,55 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
         "{done:?}"
     );
     Ok(())
+}
+
+/// Describes what the nodes know of the first clients that wait for an answer longer than any step of a move lasts: once a
+/// client gives up, nothing is left to see.
+fn describe_hung_clients(
+    cluster: &Cluster,
+    server: &RunningServer,
+    clients: &ChurnClients,
+    deadline: Instant,
+    stop: &AtomicBool,
+) {
+    let mut described = BTreeSet::new();
+    while described.len() < DESCRIBED_MAX && pause_and_continue(deadline, stop, DESCRIBE_EVERY) {
+        for client in clients.waiting_for(HUNG_AFTER) {
+            if described.insert(client) {
+                let (address, _) = server.address_and_protocol();
+                eprintln!(
+                    "{client} waits for an answer:\n{}",
+                    describe_flow(cluster, address, client)
+                );
+            }
+        }
+    }
+}
+
+/// Returns what each host's kernel and daemon know of a connection.
+fn describe_flow(cluster: &Cluster, server: SocketAddr, client: SocketAddr) -> String {
+    let flow: FlowText = format!("tcp:{server}-{client}").parse().expect("a flow");
+    let mut text = String::new();
+    for host in cluster
+        .nodes()
+        .iter()
+        .map(String::as_str)
+        .chain([CLIENT_HOST])
+    {
+        let filter = format!("sport = :{} or dport = :{}", client.port(), client.port());
+        let sockets = cluster.lab().command(host).map(|mut command| {
+            let output = command.args(["ss", "-Htanpoie", &filter]).output();
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        });
+        text += &format!("{host}: sockets {sockets:?}\n");
+        if let Ok(control) = cluster.blocking_control_client(host) {
+            let known = control.run(async |client| client.flow(&flow).await);
+            let status = control.run(async |client| client.status().await);
+            let residents = status.map(|status| status.residents);
+            text += &format!("{host}: daemon knows {known:?}, residents {residents:?}\n");
+        }
+    }
+    text + &cluster.log_tails()
 }
 
 /// Tells the other threads to end if this one has failed.

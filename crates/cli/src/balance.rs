@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::control::{BalanceLog, BalancePlan, BalanceStatus, PlannedMoveEntry};
+use holdfast_api::control::{BalanceLog, BalancePlan, BalanceStatus, PinRequest, PlannedMoveEntry};
 
 use crate::daemon_client::DaemonArgs;
 use crate::output::{output, output_line, print_json};
@@ -27,6 +27,16 @@ take part.")]
     /// Stop giving and taking processes at this node; a move under way is completed
     #[command(after_help = "Example:\n  holdfast balance off")]
     Off(PlainArgs),
+    /// Keep a process at this node, whatever the loads are, and also in a drain
+    #[command(after_help = "Example:
+  holdfast balance pin 4711
+
+The pin ends with the process, with its move by `holdfast migrate`, and with `holdfast balance unpin`. [[balance.rule]] in the
+node's configuration pins all processes of a name.")]
+    Pin(PinArgs),
+    /// Let a process move again
+    #[command(after_help = "Example:\n  holdfast balance unpin 4711")]
+    Unpin(PinArgs),
     /// Decide at once, without waiting for the load to have been high for a while, and begin the move
     #[command(after_help = "Example:
   holdfast balance now
@@ -59,6 +69,17 @@ struct PlainArgs {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct PinArgs {
+    #[command(flatten)]
+    daemon: DaemonArgs,
+    /// PID of a process that `holdfast balance status` shows
+    pid: i32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Runs `holdfast balance`.
 ///
 /// # Errors
@@ -67,6 +88,8 @@ pub fn run(args: &BalanceArgs) -> Result<()> {
     match &args.action {
         BalanceAction::On(args) => set(args, true),
         BalanceAction::Off(args) => set(args, false),
+        BalanceAction::Pin(args) => pin(args, true),
+        BalanceAction::Unpin(args) => pin(args, false),
         BalanceAction::Now(args) => {
             let client = args.daemon.client()?;
             let plan = args.daemon.ask(&client, |client| client.balance_now())?;
@@ -108,6 +131,19 @@ fn set(args: &PlainArgs, on: bool) -> Result<()> {
     match args.json {
         true => print_json(&status)?,
         false => output_line!("balancing is {} at this node", on_text(status.on)),
+    }
+    Ok(())
+}
+
+fn pin(args: &PinArgs, pinned: bool) -> Result<()> {
+    let client = args.daemon.client()?;
+    let pid = args.pid;
+    let request = PinRequest { pid, pinned };
+    let status = args.daemon.ask(&client, |client| client.pin(&request))?;
+    match (args.json, pinned) {
+        (true, _) => print_json(&status)?,
+        (false, true) => output_line!("process {pid} stays at this node"),
+        (false, false) => output_line!("process {pid} may move"),
     }
     Ok(())
 }
@@ -192,16 +228,19 @@ fn status_text(status: &BalanceStatus) -> String {
         "used",
         "memory MiB",
         "moved here",
+        "pinned",
         "blocked",
     ]);
     for process in &status.processes {
         let moved = if process.has_moved_here { "yes" } else { "no" };
+        let pinned = if process.pinned { "yes" } else { "no" };
         table.row([
             process.name.clone(),
             process.pid.to_string(),
             process.used.to_string(),
             format!("{:.1}", process.memory_kib as f64 / 1_024.0),
             moved.to_owned(),
+            pinned.to_owned(),
             process.blocked.clone().unwrap_or_default(),
         ]);
     }

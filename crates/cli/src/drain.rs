@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use holdfast_api::control::{
-    BlockingControlClient, DrainReport, DrainRequest, DrainState, DrainedProcess, StuckProcess,
-};
+use holdfast_api::control::{DrainReport, DrainRequest, DrainState, DrainedProcess, StuckProcess};
 
 use crate::ExitResult;
 use crate::daemon_client::DaemonArgs;
@@ -19,7 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Exit code of a command that SIGINT ends, as shells have it.
 const INTERRUPTED: i32 = 130;
 
-/// Move everything off this node without a loss, and say when its host can be rebooted
+/// Move everything off a node without a loss, and say when its host can be rebooted
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast drain && systemctl reboot
@@ -28,17 +26,17 @@ const INTERRUPTED: i32 = 130;
 
 Processes that serve the group move to the nodes with the lowest predicted load, with their connections; connections of
 server programs with a session are handed off; new clients go to other nodes. Anything that cannot move is named at
-once, and goes on serving here. Run the command on the node itself. Ctrl-C ends the command, not the drain:
-`holdfast undrain` ends it, and a reboot of the host does. A restart of the daemon does not.
+once, and goes on serving. Run the command on the node itself or on the contact node. Ctrl-C ends the command, not the
+drain: `holdfast undrain` ends it, and a reboot of the host does. A restart of the daemon does not.
 
-Exit codes: 0 the host can be rebooted, 1 the command failed, 3 something stays here.")]
+Exit codes: 0 the host can be rebooted, 1 the command failed, 3 something stays.")]
 pub struct DrainArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
-    /// The node, which must be this one
+    /// The node [default: this one]; the contact node drains any node
     #[arg(value_name = "NODE")]
     node: Option<String>,
-    /// End the drain after this time (90, 90s, 10m, 2h): what is left then stays here
+    /// End the drain after this time (90, 90s, 10m, 2h): what is left then stays
     #[arg(long, value_name = "T", value_parser = parse_seconds)]
     deadline: Option<u64>,
     /// Return after the drain has begun; `holdfast drain` again shows its progress
@@ -49,7 +47,7 @@ pub struct DrainArgs {
     json: bool,
 }
 
-/// End the drain of this node: it takes processes and new clients again
+/// End the drain of a node, which takes processes and new clients again
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast undrain
@@ -59,7 +57,7 @@ Processes that have left do not come back by themselves; `holdfast balance` even
 pub struct UndrainArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
-    /// The node, which must be this one
+    /// The node [default: this one]; the contact node ends the drain of any node
     #[arg(value_name = "NODE")]
     node: Option<String>,
     /// Print JSON
@@ -70,14 +68,16 @@ pub struct UndrainArgs {
 /// Runs `holdfast drain`.
 ///
 /// # Errors
-/// The daemon refuses or does not answer, or another node is named.
+/// The daemon refuses or does not answer.
 pub fn run(args: &DrainArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
-    check_node(&args.daemon, &client, args.node.as_deref(), "drain")?;
     let request = DrainRequest {
         deadline_s: args.deadline,
     };
-    let mut report = (args.daemon).ask(&client, |client| client.drain(&request))?;
+    let mut report = args.daemon.ask(&client, async |client| match &args.node {
+        Some(node) => client.drain_node(node, &request).await,
+        None => client.drain(&request).await,
+    })?;
     if args.no_wait {
         match args.json {
             true => print_json(&report)?,
@@ -97,7 +97,10 @@ pub fn run(args: &DrainArgs) -> Result<ExitResult> {
             DrainState::Off => bail!("another command has ended the drain of {}", report.node),
         }
         sleep(POLL_INTERVAL);
-        report = args.daemon.ask(&client, |client| client.drain_report())?;
+        report = args.daemon.ask(&client, async |client| match &args.node {
+            Some(node) => client.node_drain_report(node).await,
+            None => client.drain_report().await,
+        })?;
     }
     match args.json {
         true => print_json(&report)?,
@@ -112,33 +115,17 @@ pub fn run(args: &DrainArgs) -> Result<ExitResult> {
 /// Runs `holdfast undrain`.
 ///
 /// # Errors
-/// The daemon does not answer, or another node is named.
+/// The daemon refuses or does not answer.
 pub fn undrain(args: &UndrainArgs) -> Result<()> {
     let client = args.daemon.client()?;
-    check_node(&args.daemon, &client, args.node.as_deref(), "undrain")?;
-    let report = args.daemon.ask(&client, |client| client.undrain())?;
+    let report = args.daemon.ask(&client, async |client| match &args.node {
+        Some(node) => client.undrain_node(node).await,
+        None => client.undrain().await,
+    })?;
     match args.json {
         true => print_json(&report)?,
         false => output_line!("{} takes processes and new clients again", report.node),
     }
-    Ok(())
-}
-
-/// Checks that a named node is this one: a daemon drains its own node alone.
-fn check_node(
-    daemon: &DaemonArgs,
-    client: &BlockingControlClient,
-    node: Option<&str>,
-    command: &str,
-) -> Result<()> {
-    let Some(node) = node else {
-        return Ok(());
-    };
-    let own = daemon.ask(client, |client| client.status())?.node;
-    ensure!(
-        node == own,
-        "this is node {own}; run `holdfast {command}` on {node} itself"
-    );
     Ok(())
 }
 
@@ -152,7 +139,7 @@ fn announce_interrupt(node: String) -> Result<()> {
         .spawn(move || {
             if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
                 eprintln!(
-                    "holdfast: the drain of {node} goes on; `holdfast drain` shows its progress, `holdfast undrain` ends it"
+                    "holdfast: the drain of {node} goes on; `holdfast drain {node}` shows its progress, `holdfast undrain {node}` ends it"
                 );
                 std::process::exit(INTERRUPTED);
             }
@@ -175,7 +162,7 @@ impl Progress {
     fn show(&mut self, report: &DrainReport) {
         for process in &report.stuck {
             if self.stuck.insert(process.pid) {
-                output!("{}", stuck_text(process));
+                output!("{}", stuck_text(process, &report.node));
             }
         }
         let last = self.last_move;
@@ -185,8 +172,9 @@ impl Progress {
         }
         if self.connections != Some(report.connections) && report.connections > 0 {
             output_line!(
-                "{} connections of server programs are here",
-                report.connections
+                "{} connections of server programs are at {}",
+                report.connections,
+                report.node
             );
         }
         self.connections = Some(report.connections);
@@ -200,9 +188,9 @@ impl Progress {
     }
 }
 
-fn stuck_text(process: &StuckProcess) -> String {
+fn stuck_text(process: &StuckProcess, node: &str) -> String {
     let mut text = format!(
-        "{} ({}) cannot move, and goes on here\n",
+        "{} ({}) cannot move, and goes on at {node}\n",
         process.name, process.pid
     );
     for reason in &process.reasons {
@@ -258,7 +246,7 @@ fn result_text(report: &DrainReport) -> String {
     let others = report.flows.saturating_sub(report.connections);
     if stuck == 0 && others > 0 {
         left.push(format!(
-            "{others} connections are served here by other processes"
+            "{others} connections are served there by other processes"
         ));
     }
     if left.is_empty() {
@@ -324,8 +312,8 @@ mod tests {
             reasons: vec!["process 42, descriptor 3: io_uring".to_owned()],
         };
         assert_eq!(
-            stuck_text(&stuck),
-            "game (42) cannot move, and goes on here\n  process 42, descriptor 3: io_uring\n"
+            stuck_text(&stuck, "n2"),
+            "game (42) cannot move, and goes on at n2\n  process 42, descriptor 3: io_uring\n"
         );
         let kept = DrainReport {
             safe_to_reboot: false,

@@ -33,8 +33,8 @@ pub struct LoadArgs {
 
 #[derive(Debug, Subcommand)]
 enum LoadAction {
-    Report(ReportArgs),
-    Withdraw(WithdrawArgs),
+    Report(LoadReportArgs),
+    Withdraw(LoadWithdrawArgs),
 }
 
 /// Report a load, such as players or sessions; the report ends unless it is repeated
@@ -43,7 +43,7 @@ enum LoadAction {
   holdfast load report players 37 --pid 4711
   holdfast load report sessions 1200 --pid game.service --full-at 2000 --for 60
   holdfast load report temperature 71.5")]
-struct ReportArgs {
+struct LoadReportArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     /// The load's name: 1 to 32 of a-z, 0-9 and _, beginning with a letter
@@ -69,7 +69,7 @@ struct ReportArgs {
     after_help = "Example:\n  holdfast load withdraw players --pid 4711\n\nExit codes: 0 withdrawn, 1 there was no such \
                   report, or the command failed."
 )]
-struct WithdrawArgs {
+struct LoadWithdrawArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     /// The load's name
@@ -112,7 +112,7 @@ fn show(args: &LoadArgs) -> Result<ExitResult> {
     Ok(ExitResult::Success)
 }
 
-fn report(args: &ReportArgs) -> Result<ExitResult> {
+fn report(args: &LoadReportArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
     let pid = (args.subject.pid.as_ref()).map(|process| process.pid(&args.daemon, &client));
     let request = LoadReportRequest {
@@ -131,7 +131,7 @@ fn report(args: &ReportArgs) -> Result<ExitResult> {
     Ok(ExitResult::Success)
 }
 
-fn withdraw(args: &WithdrawArgs) -> Result<ExitResult> {
+fn withdraw(args: &LoadWithdrawArgs) -> Result<ExitResult> {
     let client = args.daemon.client()?;
     let pid = (args.subject.pid.as_ref()).map(|process| process.pid(&args.daemon, &client));
     let request = LoadWithdrawRequest {

@@ -31,7 +31,7 @@ pub fn by_name<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, UnknownBug
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no bug `{requested}`; use one of {}", .known.join(", "))]
 pub struct UnknownBug {
-    /// The requested name.
+    /// The name that no bug has.
     pub requested: String,
     /// The names of all bugs.
     pub known: Vec<String>,

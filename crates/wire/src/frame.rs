@@ -6,6 +6,7 @@
 use crate::authenticated_datagram::DatagramKey;
 use crate::conductor_frames::ConductorFrame;
 use crate::credential_frames::GenericCredentialFrame;
+use crate::drain_frames::DrainFrame;
 use crate::failure::Failure;
 use crate::flow_report_frames::FlowReportFrame;
 use crate::greeting::{GreetingRefusal, NodeFacts, greeting_text};
@@ -237,6 +238,8 @@ pub enum GenericFrame<B> {
     Conductor(ConductorFrame),
     /// A frame about the connections of a replicated service.
     Replication(ReplicationFrame),
+    /// A frame about the drain of a node that an operator orders from the contact node.
+    Drain(DrainFrame),
 }
 
 impl<B> GenericFrame<B> {
@@ -266,6 +269,7 @@ impl<B> GenericFrame<B> {
             GenericFrame::DatagramKey { .. } => "DatagramKey",
             GenericFrame::Conductor(frame) => frame.name(),
             GenericFrame::Replication(frame) => frame.name(),
+            GenericFrame::Drain(frame) => frame.name(),
         }
     }
 
@@ -339,6 +343,7 @@ impl<B> GenericFrame<B> {
             GenericFrame::DatagramKey { boot, key } => GenericFrame::DatagramKey { boot, key },
             GenericFrame::Conductor(frame) => GenericFrame::Conductor(frame),
             GenericFrame::Replication(frame) => GenericFrame::Replication(frame),
+            GenericFrame::Drain(frame) => GenericFrame::Drain(frame),
         }
     }
 }

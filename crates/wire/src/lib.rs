@@ -11,7 +11,7 @@
 //!   smallest; [`group_data`]: the group's services; [`saved_membership`]: the membership on a node's disk;
 //!   [`flow_report_frames`]: the flows of each node, for a new holder; [`credential_frames`]: the messages about
 //!   certificates; [`health_frames`]: the health of servers; [`conductor_frames`]: the balance of loads;
-//!   [`replication_frames`]: the connections of a replicated service;
+//!   [`drain_frames`]: orders to drain a node; [`replication_frames`]: the connections of a replicated service;
 //! - [`greeting`]: facts about a node, and reasons for which nodes do not talk to each other;
 //! - [`enrolment_state`]: tokens with which hosts join a group;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
@@ -20,6 +20,7 @@
 pub mod authenticated_datagram;
 pub mod conductor_frames;
 pub mod credential_frames;
+pub mod drain_frames;
 pub mod enrolment_state;
 pub mod failure;
 mod flow;

@@ -2,6 +2,7 @@
 
 mod conductor_frames;
 mod credentials;
+mod drain_frames;
 mod failures;
 mod group_data;
 mod health_frames;
@@ -12,6 +13,7 @@ mod replication_frames;
 use bytes::Bytes;
 use conductor_frames::conductor_frame;
 use credentials::credential_frame;
+use drain_frames::drain_frame;
 use failures::failure;
 use health_frames::health_frame;
 use holdfast_wire::authenticated_datagram::DatagramKey;
@@ -214,6 +216,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         membership_frame(),
         health_frame(),
         conductor_frame(),
+        drain_frame(),
         replication_frame(),
         any::<u32>().prop_map(|load| Frame::NodeLoad { load }),
         (any::<u64>(), any::<[u8; 32]>()).prop_map(|(boot, key)| Frame::DatagramKey {

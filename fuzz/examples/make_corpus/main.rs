@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod conductor_frames;
+mod drain_frames;
 mod enrolment;
 mod group_settings;
 mod health_frames;
@@ -34,6 +35,7 @@ fn main() -> std::io::Result<()> {
         group_settings::node_frames(),
         health_frames::frames(),
         conductor_frames::frames(),
+        drain_frames::frames(),
         enrolment::frames(),
         replication_frames::frames(),
     ]

@@ -1,9 +1,9 @@
-//! `/v1/drain`, `/v1/undrain` and `/v1/balance`: the conductor of a node.
+//! `/v1/drain`, `/v1/undrain` and `/v1/balance`: the conductor of a node. The same below `/v1/nodes/{name}` for drains.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Body of `POST /v1/drain`: moves everything off this node.
+/// Body of `POST /v1/drain`: moves everything off the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainRequest {
@@ -12,14 +12,14 @@ pub struct DrainRequest {
     pub deadline_s: Option<u64>,
 }
 
-/// A drain of this node. Answer of `GET` and `POST /v1/drain`, and of `POST /v1/undrain`.
+/// A drain of a node. Answer of `GET` and `POST /v1/drain`, and of `POST /v1/undrain`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainReport {
-    /// Name of this node.
+    /// Name of the node.
     pub node: String,
     /// State of the drain.
     pub state: DrainState,
-    /// True if nothing is left at this node that clients need: the host may be rebooted.
+    /// True if nothing is left at the node that clients need: the host may be rebooted.
     pub safe_to_reboot: bool,
     /// Number of processes that have left.
     pub moved: u64,
@@ -96,7 +96,18 @@ pub struct BalanceRequest {
     pub on: bool,
 }
 
-/// Loads of the group as this node knows them. Answer of `GET` and `POST /v1/balance`.
+/// Body of `POST /v1/balance/pins`: whether a process stays at this node, whatever the loads are, and also when the node is
+/// drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PinRequest {
+    /// PID of a process that serves the group, on this node.
+    pub pid: i32,
+    /// True to pin the process, false to free it.
+    pub pinned: bool,
+}
+
+/// Loads of the group as this node knows them. Answer of `GET` and `POST /v1/balance`, and of `POST /v1/balance/pins`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BalanceStatus {
     /// True if this node gives and takes processes to even out loads.
@@ -137,6 +148,9 @@ pub struct ManagedProcessEntry {
     pub memory_kib: u64,
     /// True if the process has moved here.
     pub has_moved_here: bool,
+    /// True if the process stays here, whatever the loads are, and also when the node is drained.
+    #[serde(default)]
+    pub pinned: bool,
     /// Reason for which the process cannot move, if it has been checked and cannot.
     pub blocked: Option<String>,
 }

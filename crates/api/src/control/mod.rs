@@ -24,7 +24,7 @@ mod status;
 pub use balancing::{
     BalanceLog, BalanceLogEntry, BalancePlan, BalanceRequest, BalanceStatus, DrainReport,
     DrainRequest, DrainState, DrainedProcess, KnownNodeLoad, ManagedProcessEntry, ObstacleEntry,
-    PlannedMoveEntry, StuckProcess,
+    PinRequest, PlannedMoveEntry, StuckProcess,
 };
 pub use blame::Blame;
 #[cfg(feature = "client")]

@@ -7,7 +7,7 @@ use super::{
     FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
     HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
     MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
-    NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PlacementRequest,
+    NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PinRequest, PlacementRequest,
     PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
     ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
     RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
@@ -154,6 +154,35 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/undrain",
         summary: "End the drain of this node: it takes processes and clients again.",
         answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/nodes/{name}/drain",
+        summary: "Drain a node: this one, or at the contact node any other, which answers itself.",
+        body: Some(schema::<DrainRequest>),
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        path: "/v1/nodes/{name}/drain",
+        summary: "Progress of the drain of a node: this one, or at the contact node any other.",
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/nodes/{name}/undrain",
+        summary: "End the drain of a node: this one, or at the contact node any other.",
+        answer: Some(schema::<DrainReport>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/balance/pins",
+        summary: "Pin a process to this node, or free it.",
+        body: Some(schema::<PinRequest>),
+        answer: Some(schema::<BalanceStatus>),
         ..GET
     },
     Route {

@@ -1,8 +1,9 @@
 //! Clients: long connections, and short ones that are opened, used and closed.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ struct SharedClientState {
     opened: AtomicU64,
     /// Number of long connections that have exchanged a message.
     exchanging: AtomicU64,
+    /// Short connections that wait for their answer: the client's address, and the time of the request.
+    waiting: Mutex<BTreeMap<SocketAddr, Instant>>,
     failures: Mutex<Vec<String>>,
 }
 
@@ -85,6 +88,7 @@ impl ChurnClients {
             wrong_bytes: AtomicU64::new(0),
             opened: AtomicU64::new(0),
             exchanging: AtomicU64::new(0),
+            waiting: Mutex::default(),
             failures: Mutex::default(),
         });
         let next = Arc::new(AtomicU64::new(0));
@@ -117,6 +121,16 @@ impl ChurnClients {
         self.shared.exchanging.load(Ordering::Relaxed) == self.long_connections as u64
     }
 
+    /// Returns the addresses of short connections that have waited at least this long for their answer.
+    #[must_use]
+    pub fn waiting_for(&self, at_least: Duration) -> Vec<SocketAddr> {
+        let waiting = self.shared.lock_waiting();
+        let late = waiting
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= at_least);
+        late.map(|(client, _)| *client).collect()
+    }
+
     /// Ends the clients.
     ///
     /// # Panics
@@ -141,6 +155,10 @@ impl ChurnClients {
 impl SharedClientState {
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    fn lock_waiting(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Instant>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_connection(&self) -> std::io::Result<ProtocolConnection> {
@@ -221,10 +239,13 @@ impl SharedClientState {
             let mut local = None;
             let outcome = self.open_connection().and_then(|mut open| {
                 local = open.local().ok();
+                let client = open.local()?;
+                self.lock_waiting().insert(client, Instant::now());
                 // The numbers of short connections begin above the numbers of long ones.
-                let wrong = open.exchange(u64::from(u32::MAX) + turn, turn)?;
+                let exchanged = open.exchange(u64::from(u32::MAX) + turn, turn);
+                self.lock_waiting().remove(&client);
                 open.close()?;
-                Ok(wrong)
+                exchanged
             });
             trips.push((began, began.elapsed()));
             self.opened.fetch_add(1, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use holdfast_testbed::connection_load::open_connections;
+use holdfast_wire::drain_frames::{DrainAnswer, DrainFrame, DrainOrder, DrainReportJson};
 use holdfast_wire::frame::FlowToPrepare;
 use holdfast_wire::{
     BatchId, ChangeKind, ChangeRefusal, Epoch, Flow, Frame, NodeId, OwnershipChange,
@@ -33,6 +34,7 @@ fn compromised_member_cannot_take_flows() {
     changes_of_other_flows_are_refused(&world, &mut member);
     prepare_of_owned_flow_is_refused(&world, &mut member);
     high_epochs_do_not_exhaust_flow(&world, &mut member);
+    orders_to_drain_are_refused(&world, &mut member);
     drop(member);
     let daemons_after = ["n1", "n2"].map(|node| world.cluster.daemon_pid(node).unwrap());
     assert_eq!(daemons_after, daemons_before, "a daemon died");
@@ -140,6 +142,37 @@ fn prepare_of_owned_flow_is_refused(world: &LoadedGroup, member: &mut Compromise
         let results = results.unwrap();
         assert!(results.iter().all(Result::is_err), "{results:?}");
         world.assert_unharmed();
+    }
+}
+
+/// The member, which is not the contact node, orders other nodes to be drained, and answers orders that nobody gave.
+fn orders_to_drain_are_refused(world: &LoadedGroup, member: &mut CompromisedNode) {
+    for (peer, node) in [(HOLDER_PEER, "n1"), (OWNER_PEER, "n2")] {
+        for (request, order) in [
+            (1, DrainOrder::Begin { deadline_s: None }),
+            (2, DrainOrder::Report),
+            (3, DrainOrder::End),
+        ] {
+            let frame = DrainFrame::Order { request, order };
+            member.send_to(peer, &Frame::Drain(frame)).unwrap();
+            let answer = member.receive("an answer to the order", |frame| match frame {
+                Frame::Drain(DrainFrame::Answer {
+                    request: of,
+                    answer,
+                }) if of == request => Some(answer),
+                _ => None,
+            });
+            let answer = answer.unwrap();
+            assert!(matches!(answer, DrainAnswer::Refused { .. }), "{answer:?}");
+        }
+        let report = DrainReportJson::new(b"{}".to_vec()).unwrap();
+        let forged = DrainFrame::Answer {
+            request: 1,
+            answer: DrainAnswer::Report(report),
+        };
+        member.send_to(peer, &Frame::Drain(forged)).unwrap();
+        let control = world.cluster.blocking_control_client(node).unwrap();
+        assert!(!control.run(|client| client.status()).unwrap().draining);
     }
 }
 

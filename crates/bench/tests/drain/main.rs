@@ -205,6 +205,35 @@ fn switch_balancing_by_keys(group: &Group, node: &str) {
     assert!(terminal.wait().unwrap().success(), "holdfast top failed");
 }
 
+/// Asserts that the contact node, n1, ends and begins the drain of n2, and that other nodes are refused. In the end n2 is not
+/// being drained.
+fn assert_contact_node_orders_alone(group: &Group) {
+    for (at, node, words) in [
+        ("n3", "n2", "only the contact node, n1, drains other nodes"),
+        ("n1", "n9", "the group has no node n9"),
+    ] {
+        for command in ["drain", "undrain"] {
+            let refused = group.holdfast(at, &[command, node]);
+            assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+    assert!(group.status("n2").draining);
+    let undrain = || {
+        let undrained = group.holdfast("n1", &["undrain", "n2"]);
+        assert_eq!(undrained.status.code(), Some(0), "{undrained:?}");
+        assert!(!group.status("n2").draining);
+    };
+    undrain();
+    let drained = group.holdfast("n1", &["drain", "n2", "--json"]);
+    assert_eq!(drained.status.code(), Some(0), "{drained:?}");
+    let report: DrainReport = serde_json::from_slice(&drained.stdout).unwrap();
+    assert!(report.node == "n2" && report.safe_to_reboot, "{report:?}");
+    assert!(group.status("n2").draining && !group.status("n1").draining);
+    undrain();
+}
+
 #[test]
 fn drained_node_loses_no_client_and_names_what_stays() {
     let Some(_lab_lock) = lock_lab() else { return };
@@ -218,7 +247,7 @@ fn drained_node_loses_no_client_and_names_what_stays() {
     let shown = String::from_utf8_lossy(&drained.stdout).into_owned();
     let trouble = || format!("{drained:?}\n{}", group.cluster.log_tails());
     assert_eq!(drained.status.code(), Some(3), "{}", trouble());
-    assert!(shown.contains("cannot move, and goes on here"), "{shown}");
+    assert!(shown.contains("cannot move, and goes on at n2"), "{shown}");
     assert!(shown.contains("runs on n"), "{shown}");
     assert!(
         shown.contains("n2: not safe to reboot: 1 processes cannot move"),
@@ -288,11 +317,7 @@ fn drained_node_loses_no_client_and_names_what_stays() {
     assert!(shown.contains("n2: safe to reboot"), "{shown}");
 
     // A drained node takes nothing; a node that is drained no more takes processes again.
-    let refused = group.holdfast("n1", &["drain", "n2"]);
-    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let undrained = group.holdfast("n2", &["undrain"]);
-    assert_eq!(undrained.status.code(), Some(0), "{undrained:?}");
-    assert!(!group.status("n2").draining);
+    assert_contact_node_orders_alone(&group);
     let [_, at_n3] = moved;
     let drained = group.holdfast("n3", &["drain"]);
     assert_eq!(

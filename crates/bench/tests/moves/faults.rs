@@ -56,8 +56,15 @@ pub fn runs_in_full() -> bool {
 
 /// Returns every second case, or all cases if long tests run in full.
 pub fn sample<T: Copy>(cases: &[T]) -> Vec<T> {
-    let step = if runs_in_full() { 1 } else { 2 };
-    cases.iter().copied().step_by(step).collect()
+    sample_from(0, cases)
+}
+
+/// Returns every second case, from number `first` on, or all cases if long tests run in full.
+pub fn sample_from<T: Copy>(first: usize, cases: &[T]) -> Vec<T> {
+    match runs_in_full() {
+        true => cases.to_vec(),
+        false => cases.iter().copied().skip(first).step_by(2).collect(),
+    }
 }
 
 /// Moves a program from the donor with one fault, and checks the outcome.

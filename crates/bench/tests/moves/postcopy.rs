@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 
 use crate::faults::{
     ACCEPTOR, DONOR, Fault, Point, begin_with_fault, no_move_records_left, point, runs_in_full,
+    sample,
 };
 use crate::world::{CountingProgram, MigrationGroup};
 
@@ -349,28 +350,30 @@ fn assert_end_state(
 
 /// Causes faults during post-copy, each with its allowed end states.
 pub fn faults_during_postcopy(world: &MigrationGroup) -> Result<()> {
+    const RUNNING: EndState = EndState::Running;
+    const ENDED: EndState = EndState::Ended;
     let donor = point(DONOR, "move-release before");
-    postcopy_with_fault(world, donor, Fault::Kill(DONOR), &[EndState::Running])?;
-    postcopy_with_fault(
-        world,
-        donor,
-        Fault::Cut(DONOR, ACCEPTOR),
-        &[EndState::Running],
-    )?;
-    postcopy_with_fault(
-        world,
-        point(ACCEPTOR, "move-go before"),
-        Fault::Kill(ACCEPTOR),
-        &[EndState::Running],
-    )?;
-    postcopy_with_fault(
-        world,
-        point(ACCEPTOR, "move-go after"),
-        Fault::Kill(ACCEPTOR),
-        &[EndState::Ended],
-    )?;
-    postcopy_with_fault(world, donor, Fault::Kill(ACCEPTOR), &[EndState::Ended])?;
-    postcopy_with_fault(world, donor, Fault::KillBoth, &[EndState::Ended])?;
-    postcopy_with_terminated_daemon(world, DONOR, EndState::Running)?;
-    postcopy_with_terminated_daemon(world, ACCEPTOR, EndState::Ended)
+    let faults = [
+        (donor, Fault::Kill(DONOR), RUNNING),
+        (donor, Fault::Cut(DONOR, ACCEPTOR), RUNNING),
+        (
+            point(ACCEPTOR, "move-go after"),
+            Fault::Kill(ACCEPTOR),
+            ENDED,
+        ),
+        (
+            point(ACCEPTOR, "move-go before"),
+            Fault::Kill(ACCEPTOR),
+            RUNNING,
+        ),
+        (donor, Fault::KillBoth, ENDED),
+        (donor, Fault::Kill(ACCEPTOR), ENDED),
+    ];
+    for (at, fault, allowed) in sample(&faults) {
+        postcopy_with_fault(world, at, fault, &[allowed])?;
+    }
+    for (node, end) in sample(&[(ACCEPTOR, ENDED), (DONOR, RUNNING)]) {
+        postcopy_with_terminated_daemon(world, node, end)?;
+    }
+    Ok(())
 }

@@ -80,6 +80,36 @@ pub fn unaccepted_connections_survive_crash(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The donor's daemon dies while it gives up the process, which runs at the acceptor; connections that wait at the donor, and
+/// those that begin meanwhile, follow the process.
+pub fn unaccepted_connections_survive_donor_crash(name: &str) -> Result<()> {
+    let (world, folder) = start_group(name)?;
+    let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
+    let pid = read_pid(&folder)?;
+    exchange_datagram(&world, service, b"wait")?;
+    let mut clients = open_clients(&world, service)?;
+    let before = world.cluster.daemon_starts("n2");
+    let file = world.cluster.run_path("n2", "fault")?;
+    std::fs::write(&file, "move-release before die")?;
+    world.begin(pid, "n2", "n3")?;
+    world.wait("the process does not run at n3", || {
+        Ok(!world.residents("n3")?.is_empty())
+    })?;
+    world.wait("the daemon did not die", || {
+        Ok(world.cluster.daemon_starts("n2") > before)
+    })?;
+    clients.extend(open_clients(&world, service).context("new clients")?);
+    world.cluster.wait_ready()?;
+    world.wait("the original is left at n2", || {
+        Ok(world.count_processes("n2", "echo")? == 0)
+    })?;
+    exchange_datagram(&world, service, b"accept")?;
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert_echoed(client).with_context(|| format!("client {number}"))?;
+    }
+    Ok(())
+}
+
 /// A client, the bytes that it has written, and true if it has shut down its sending side.
 type UnacceptedClient = (TcpStream, Vec<u8>, bool);
 

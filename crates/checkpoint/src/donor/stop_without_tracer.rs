@@ -11,7 +11,7 @@ use crate::procfs::ProcStat;
 use crate::sockets::crash_recovery;
 use crate::trace::pidfd_open;
 use serde::{Deserialize, Serialize};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Reference to a process that can be stored, for example to a process that stays stopped until it is resumed or
 /// ended.
@@ -98,6 +98,37 @@ impl ProcessRef {
         self.end()
     }
 
+    /// Returns copies of the process's sockets that new clients reach: listening TCP sockets, and UDP sockets without a peer.
+    /// None if the process has ended.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn sockets_for_new_clients(&self) -> Result<Vec<OwnedFd>> {
+        if !self.exists() {
+            return Ok(Vec::new());
+        }
+        crash_recovery::sockets_for_new_clients(self.pid)
+            .context(|| format!("finding listeners of process {}", self.pid))
+    }
+
+    /// Returns a descriptor of the process (pidfd); none if the process has ended.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn open(&self) -> Result<Option<OwnedFd>> {
+        let process = match pidfd_open(self.pid) {
+            Err(Error::Kernel { source, .. }) if is_gone(&source) => return Ok(None),
+            other => other?,
+        };
+        // Read the start time after opening the descriptor, which refers to the process that had the PID at that
+        // time.
+        match ProcStat::read(self.pid) {
+            Ok(stat) => Ok((stat.started_ticks == self.started_ticks).then_some(process)),
+            Err(Error::ProcessEnded(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Ends the process, if it still exists.
     ///
     /// # Errors
@@ -107,17 +138,9 @@ impl ProcessRef {
     }
 
     fn signal(&self, number: i32) -> Result<()> {
-        let process = match pidfd_open(self.pid) {
-            Err(Error::Kernel { source, .. }) if is_gone(&source) => return Ok(()),
-            other => other?,
+        let Some(process) = self.open()? else {
+            return Ok(());
         };
-        // Read the start time after opening the descriptor, which refers to the process that had the PID at that
-        // time.
-        match ProcStat::read(self.pid) {
-            Ok(stat) if stat.started_ticks == self.started_ticks => {}
-            Ok(_) | Err(Error::ProcessEnded(_)) => return Ok(()),
-            Err(error) => return Err(error),
-        }
         let doing = || format!("sending signal {number} to process {}", self.pid);
         // SAFETY: no pointers but a null one are passed.
         let outcome = unsafe {

@@ -10,7 +10,7 @@ use holdfast_tcp_repair::{
 use libc::IPPROTO_TCP;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Resumes connections that an earlier daemon left in repair mode, in which a program can neither read nor write.
 ///
@@ -72,6 +72,31 @@ pub fn abandon_all(pid: i32) -> io::Result<()> {
 
 /// Returns copies of a process's TCP connections; none for a process that does not exist.
 fn connections(pid: i32) -> io::Result<Vec<OwnedFd>> {
+    sockets(pid, |socket| {
+        TcpInfo::read(socket).is_ok_and(|info| is_connected(info.state))
+    })
+}
+
+/// Returns copies of a process's sockets that new clients reach: listening TCP sockets, and UDP sockets without a peer. None for
+/// a process that does not exist.
+///
+/// # Errors
+/// Errors of procfs.
+pub fn sockets_for_new_clients(pid: i32) -> io::Result<Vec<OwnedFd>> {
+    sockets(pid, |socket| {
+        let protocol = get_int(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL);
+        match protocol {
+            Ok(IPPROTO_TCP) => {
+                TcpInfo::read(socket).is_ok_and(|info| info.state == TcpState::Listen)
+            }
+            Ok(libc::IPPROTO_UDP) => remote_address(socket).is_err(),
+            _ => false,
+        }
+    })
+}
+
+/// Returns copies of a process's sockets for which `is_wanted` returns true.
+fn sockets(pid: i32, is_wanted: fn(BorrowedFd<'_>) -> bool) -> io::Result<Vec<OwnedFd>> {
     let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -88,7 +113,7 @@ fn connections(pid: i32) -> io::Result<Vec<OwnedFd>> {
             .and_then(|name| name.parse().ok());
         if let (true, Some(number)) = (is_socket, number)
             && let Ok(copy) = copier.copy((pid, number))
-            && TcpInfo::read(copy.as_fd()).is_ok_and(|info| is_connected(info.state))
+            && is_wanted(copy.as_fd())
         {
             found.push(copy);
         }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use holdfast_api::control::{
     BlockingControlClient, DrainRequest, DrainState, ManagedProcessEntry, MigrationRequest,
-    SocketStrategy,
+    PinRequest, SocketStrategy,
 };
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -28,6 +28,8 @@ pub enum Request {
     SetBalancing(bool),
     /// Tell what the node would move now.
     Plan,
+    /// Pin a process to this node, or free it.
+    Pin(PinRequest),
 }
 
 /// A question that the user has to answer first.
@@ -197,6 +199,7 @@ impl Keyboard {
             KeyCode::Char('b') => return Some(Request::SetBalancing(!snapshot.balance.on)),
             KeyCode::Char('p') => return Some(Request::Plan),
             KeyCode::Char('m') => self.ask_for_target(snapshot),
+            KeyCode::Char('i') => return self.pin_chosen(snapshot),
             _ => {}
         }
         None
@@ -215,10 +218,26 @@ impl Keyboard {
         self.chosen = processes.get(at).map(|process| process.pid);
     }
 
-    fn ask_for_target(&mut self, snapshot: &Snapshot) {
+    /// Returns the chosen process; none, with a message, if this node has none.
+    fn chosen_process<'a>(&mut self, snapshot: &'a Snapshot) -> Option<&'a ManagedProcessEntry> {
         let mut processes = snapshot.balance.processes.iter();
-        let Some(process) = processes.find(|process| Some(process.pid) == self.chosen) else {
+        let process = processes.find(|process| Some(process.pid) == self.chosen);
+        if process.is_none() {
             self.message = Some("no process of this node serves the group".to_owned());
+        }
+        process
+    }
+
+    fn pin_chosen(&mut self, snapshot: &Snapshot) -> Option<Request> {
+        let process = self.chosen_process(snapshot)?;
+        Some(Request::Pin(PinRequest {
+            pid: process.pid,
+            pinned: !process.pinned,
+        }))
+    }
+
+    fn ask_for_target(&mut self, snapshot: &Snapshot) {
+        let Some(process) = self.chosen_process(snapshot) else {
             return;
         };
         let others = snapshot
@@ -273,6 +292,15 @@ impl Request {
                 let status = daemon.ask(client, |client| client.set_balancing(*on))?;
                 let state = if status.on { "on" } else { "off" };
                 Ok(format!("balancing is {state} at this node"))
+            }
+            Request::Pin(request) => {
+                daemon.ask(client, |client| client.pin(request))?;
+                let rule = if request.pinned {
+                    "stays at this node"
+                } else {
+                    "may move"
+                };
+                Ok(format!("process {} {rule}", request.pid))
             }
             Request::Plan => {
                 let plan = daemon.ask(client, |client| client.balance_plan())?;
@@ -345,6 +373,20 @@ mod tests {
         assert_eq!(keyboard.chosen(), None);
         assert_eq!(press(&mut keyboard, KeyCode::Char('m'), &snapshot), None);
         assert_eq!(keyboard.line(), "no process of this node serves the group");
+    }
+
+    #[test]
+    fn key_pins_the_chosen_process_or_frees_it() {
+        let (mut keyboard, mut snapshot) = (Keyboard::default(), snapshot());
+        keyboard.follow(&snapshot);
+        for pinned in [true, false] {
+            let request = press(&mut keyboard, KeyCode::Char('i'), &snapshot);
+            assert_eq!(request, Some(Request::Pin(PinRequest { pid: 41, pinned })));
+            snapshot.balance.processes[0].pinned = pinned;
+        }
+        snapshot.balance.processes.clear();
+        keyboard.follow(&snapshot);
+        assert_eq!(press(&mut keyboard, KeyCode::Char('i'), &snapshot), None);
     }
 
     #[test]

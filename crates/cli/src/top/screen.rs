@@ -1,6 +1,6 @@
 //! The screen: nodes, this node's processes, moves, and a line for the dialogue.
 
-use holdfast_api::control::{DrainState, KnownNodeLoad, NodeEntry};
+use holdfast_api::control::{DrainState, KnownNodeLoad, ManagedProcessEntry, NodeEntry};
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -21,7 +21,7 @@ const RAISED_LOAD: f64 = 70.0;
 const MOVES_MAX: u16 = 10;
 /// Rows of a table besides those of its entries: borders and heading.
 const TABLE_FRAME_ROWS: u16 = 3;
-const KEYS: &str = "up/down choose  m move  d drain  u undrain  b balance  p plan  q quit";
+const KEYS: &str = "up/down choose  m move  i pin  d drain  u undrain  b balance  p plan  q quit";
 
 /// Draws the screen.
 pub fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, keyboard: &Keyboard) {
@@ -189,6 +189,15 @@ fn load_text(load: &KnownNodeLoad) -> String {
     )
 }
 
+/// Returns the reason for which a process stays, if there is one.
+fn stay_text(process: &ManagedProcessEntry) -> String {
+    match (process.pinned, &process.blocked) {
+        (_, Some(reason)) => reason.clone(),
+        (true, None) => "it is pinned to this node".to_owned(),
+        (false, None) => String::new(),
+    }
+}
+
 fn process_table(snapshot: &Snapshot) -> Table<'_> {
     let clients = |pid: i32| {
         let mut loads = snapshot.load.processes.iter();
@@ -203,7 +212,7 @@ fn process_table(snapshot: &Snapshot) -> Table<'_> {
             format!("{:.1}", process.memory_kib as f64 / 1_024.0),
             clients,
             if process.has_moved_here { "yes" } else { "no" }.to_owned(),
-            process.blocked.clone().unwrap_or_default(),
+            stay_text(process),
         ])
     });
     let widths = [

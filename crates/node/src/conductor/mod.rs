@@ -2,6 +2,7 @@
 //! frames and the ends of moves, and keeps what must outlive the daemon. The engine sends the frames and begins the moves.
 
 mod node_drain;
+mod process_rules;
 mod process_scan;
 mod reports;
 mod saved_state;
@@ -45,6 +46,8 @@ const REOPENED_NEWS: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct ManagedProcess {
     pid: i32,
+    /// Start of the process in ticks since boot.
+    started_ticks: u64,
     name: String,
     /// Demand for processor time, in thousandths of a processor; 0 until measured, like `memory_kib`.
     used: u32,
@@ -53,6 +56,7 @@ pub(crate) struct ManagedProcess {
     has_moved_here: bool,
     /// Predicted freeze of a move.
     freeze: Duration,
+    rules: PlacementRules,
     check: Option<Result<ProcessCheck, String>>,
 }
 
@@ -128,6 +132,8 @@ pub(crate) struct ConductorDriver {
     is_balancing: bool,
     /// Nodes that are being drained, by their own word.
     draining_nodes: BTreeSet<NodeId>,
+    /// Rules of the node's file, by names of processes.
+    rules: BTreeMap<String, PlacementRules>,
     outputs: VecDeque<DriverOutput>,
 }
 
@@ -139,6 +145,7 @@ impl ConductorDriver {
         let is_balancing = files.is_balancing();
         let machine_config = ConductorConfig {
             is_balancing,
+            moves_per_minute_max: config.balance.moves_per_minute,
             ..ConductorConfig::new(own, boot)
         };
         let now_s = u64::from(monotonic_s());
@@ -165,6 +172,7 @@ impl ConductorDriver {
             reopened_until: Duration::ZERO,
             is_balancing,
             draining_nodes: BTreeSet::new(),
+            rules: process_rules::rules_by_name(&config.balance.rules),
             outputs: VecDeque::new(),
             saved,
         };
@@ -248,23 +256,27 @@ impl ConductorDriver {
             let load = facts
                 .measured
                 .and_then(|measured| load_of(&process, measured));
+            let rules = self.rules_of(&process);
             let check = process.check;
             let checked = check.as_ref().and_then(|check| check.as_ref().ok());
             self.names.insert(key, process.name.clone());
             let managed = ManagedProcess {
                 pid: process.pid,
+                started_ticks: process.started_ticks,
                 name: process.name,
                 used: load.map_or(0, |(used, _)| used),
                 memory_kib: load.map_or(0, |(_, memory_kib)| memory_kib),
                 clients: clients_of(facts.clients, process.pid),
                 has_moved_here: from.is_some(),
                 freeze: checked.map_or(Duration::ZERO, facts.freeze_of),
+                rules,
                 check,
             };
             processes.insert(key, managed);
         }
         self.processes = processes;
         self.forget_names();
+        self.forget_pins();
         if arrived != self.saved.arrived {
             self.saved.arrived = arrived;
             self.save();
@@ -353,7 +365,7 @@ impl ConductorDriver {
             memory_kib: process.memory_kib,
             clients: process.clients,
             freeze: process.freeze,
-            rules: PlacementRules::default(),
+            rules: process.rules,
             blocked: match is_migration_enabled {
                 true => process.obstacle(),
                 false => Some(refusal(
@@ -631,14 +643,19 @@ fn clients_of(clients: &BTreeMap<i32, u64>, pid: i32) -> u32 {
     u32::try_from(clients).unwrap_or(u32::MAX)
 }
 
-/// Returns the key of a process that has not moved: a hash (FNV-1a) of the host's boot, the node and the process.
+/// Returns the key of a process that has not moved: a hash of the host's boot, the node and the process.
 fn fresh_key(own: NodeId, process: &ScannedProcess) -> ProcessKey {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let pid = process.pid.to_ne_bytes();
     let started = process.started_ticks.to_ne_bytes();
     let node = own.0.to_ne_bytes();
     let bytes = boot.iter().chain(&node).chain(&pid).chain(&started);
-    ProcessKey(bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    }))
+    ProcessKey(fnv_1a(bytes.copied()))
+}
+
+/// Returns the hash FNV-1a of 64 bits.
+fn fnv_1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

@@ -159,6 +159,7 @@ impl ConductorDriver {
             used: process.used,
             memory_kib: process.memory_kib,
             has_moved_here: process.has_moved_here,
+            pinned: process.rules.is_pinned,
             blocked: match &process.check {
                 None => None,
                 Some(_) => process.obstacle().map(|failure| failure.to_string()),

@@ -8,6 +8,7 @@ use holdfast_daemon::private_files::{private_directory, replace_file};
 use holdfast_wire::conductor_frames::{PastMove, ProcessKey};
 use serde::{Deserialize, Serialize};
 
+use super::process_rules::ProcessPin;
 use crate::config::Config;
 
 /// State in the run directory. Times are seconds of the host's monotonic clock, which no daemon resets.
@@ -25,6 +26,9 @@ pub(super) struct SavedState {
     /// Keys of processes that have moved here.
     #[serde(default)]
     pub arrived: Vec<ArrivedKey>,
+    /// Pins that the operator has set.
+    #[serde(default)]
+    pub pins: Vec<ProcessPin>,
 }
 
 /// A drain.
@@ -142,11 +146,19 @@ mod tests {
                 started_ticks: 9,
                 key: ProcessKey(1),
             }],
+            pins: vec![ProcessPin {
+                pid: 42,
+                started_ticks: 9,
+                is_pinned: true,
+            }],
         };
         files.write(&state).unwrap();
         let read = files.read(130);
         assert_eq!(read.histories[0].1[0].age_s, 37);
-        assert_eq!((read.drain, read.arrived), (state.drain, state.arrived));
+        assert_eq!(
+            (read.drain, read.arrived, read.pins),
+            (state.drain, state.arrived, state.pins)
+        );
         std::fs::write(&files.run_file, b"{\"drain\": 3}").unwrap();
         assert_eq!(files.read(5), SavedState::default());
     }

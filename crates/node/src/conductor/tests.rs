@@ -341,3 +341,67 @@ fn drain_waits_for_the_first_measurement() {
     let report = driver.drain_report(now, &name);
     assert_eq!((report.state, report.remaining), (DrainState::Draining, 1));
 }
+
+#[test]
+fn pinned_process_stays_in_a_drain_and_leaves_once_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut driver = driver(directory.path(), 1);
+    let at = Duration::from_secs;
+    let names = |id: NodeId| format!("n{}", id.0);
+    scan(&mut driver, at(1), vec![process(42, Vec::new())], None);
+    assert!(!driver.pin(41, true), "no such process");
+    assert!(driver.pin(42, true));
+    driver.drain(at(2), None);
+    scan(&mut driver, at(2), vec![process(42, Vec::new())], None);
+    let report = driver.drain_report(at(2), &names);
+    assert_eq!(report.state, DrainState::Ended);
+    assert_eq!(report.stuck.len(), 1, "{report:?}");
+    assert!(report.stuck[0].reasons[0].contains("pinned"), "{report:?}");
+    assert!(driver.balance_status(at(2), &names).processes[0].pinned);
+
+    // A restarted daemon remembers the pin; another process with the PID has none.
+    let mut restarted = self::driver(directory.path(), 1);
+    scan(&mut restarted, at(3), vec![process(42, Vec::new())], None);
+    assert!(restarted.balance_status(at(3), &names).processes[0].pinned);
+    let mut other = process(42, Vec::new());
+    other.started_ticks += 1;
+    scan(&mut restarted, at(4), vec![other], None);
+    assert!(!restarted.balance_status(at(4), &names).processes[0].pinned);
+    assert!(restarted.saved.pins.is_empty());
+
+    assert!(driver.pin(42, false));
+    scan(&mut driver, at(5), vec![process(42, Vec::new())], None);
+    let report = driver.drain_report(at(5), &names);
+    assert_eq!((report.stuck.len(), report.remaining), (0, 1), "{report:?}");
+}
+
+#[test]
+fn rules_of_the_file_are_for_processes_of_a_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 1);
+    let rule = |process: &str, apart: &str| crate::config::BalanceRule {
+        process: process.to_owned(),
+        is_pinned: true,
+        together: None,
+        apart: Some(apart.to_owned()),
+    };
+    config.balance.rules = vec![rule("server", "a"), rule("other", "b")];
+    let view = View::configured(OWN, [OWN, OTHER]);
+    let mut driver = ConductorDriver::new(&config, 1, view);
+    let rules = driver.rules_of(&process(42, Vec::new()));
+    assert!(rules.is_pinned && rules.together.is_none() && rules.apart.is_some());
+    let unnamed = ScannedProcess {
+        name: "else".to_owned(),
+        ..process(43, Vec::new())
+    };
+    assert_eq!(driver.rules_of(&unnamed), PlacementRules::default());
+    // The operator's word at run time counts more.
+    scan(
+        &mut driver,
+        Duration::from_secs(1),
+        vec![process(42, Vec::new())],
+        None,
+    );
+    assert!(driver.pin(42, false));
+    assert!(!driver.rules_of(&process(42, Vec::new())).is_pinned);
+}

@@ -1,5 +1,6 @@
 //! Checks the raw file into a [`Config`]: resolves references, fills in defaults, refuses contradictions.
 
+mod balance;
 mod dns;
 mod etcd;
 mod migration;
@@ -86,6 +87,7 @@ impl<'a> ConfigChecker<'a> {
                 allowed_uids: raw.app.allowed_uids,
             },
             migration: self.migration(raw.migration)?,
+            balance: self.balance(raw.balance)?,
             dns: (raw.dns.as_ref())
                 .map(|dns| self.dns(dns, &node))
                 .transpose()?,

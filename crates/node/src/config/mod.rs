@@ -53,6 +53,8 @@ pub struct Config {
     pub app: AppSocketConfig,
     /// Processes that may move here and away.
     pub migration: MigrationConfig,
+    /// Limits and rules for moves that the conductor decides on.
+    pub balance: BalanceConfig,
     /// Answers to DNS queries, if this node gives any.
     pub dns: Option<DnsConfig>,
     /// Address for metrics over TCP, besides the control socket, if any.
@@ -288,6 +290,28 @@ pub struct MigrationConfig {
     pub families: BTreeSet<SocketFamily>,
     /// Privileged ports that sockets of restored processes may have, besides the ports of services.
     pub ports: BTreeSet<u16>,
+}
+
+/// `[balance]`: limits and rules for moves that the conductor decides on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BalanceConfig {
+    /// Most moves from and to this node in any minute, drains aside.
+    pub moves_per_minute: usize,
+    /// Rules, at most one for each name of a process.
+    pub rules: Vec<BalanceRule>,
+}
+
+/// `[[balance.rule]]`: which processes stay, and which run together or apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BalanceRule {
+    /// Name of the processes (`comm`).
+    pub process: String,
+    /// True if the processes stay at their node, also when the node is drained.
+    pub is_pinned: bool,
+    /// Label of processes that stay together.
+    pub together: Option<String>,
+    /// Label of processes of which no two run at one node.
+    pub apart: Option<String>,
 }
 
 /// `[dns]`: the node answers DNS queries for the names of its group.

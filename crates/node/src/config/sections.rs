@@ -28,6 +28,8 @@ pub(super) struct NodeFile {
     #[serde(default)]
     pub migration: MigrationConfigSection,
     #[serde(default)]
+    pub balance: BalanceConfigSection,
+    #[serde(default)]
     pub metrics: MetricsConfigSection,
     pub dns: Option<DnsConfigSection>,
     pub etcd: Option<EtcdConfigSection>,
@@ -114,6 +116,24 @@ pub(super) struct PeerConfigSection {
     pub id: Option<Spanned<u16>>,
     pub address: Spanned<IpAddr>,
     pub port: Option<Spanned<u16>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BalanceConfigSection {
+    pub moves_per_minute: Option<Spanned<usize>>,
+    #[serde(default)]
+    pub rule: Vec<BalanceRuleSection>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BalanceRuleSection {
+    pub process: Spanned<String>,
+    #[serde(default)]
+    pub pinned: bool,
+    pub together: Option<String>,
+    pub apart: Option<String>,
 }
 
 /// Value of `protocol` of a service.

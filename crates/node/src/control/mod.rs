@@ -15,12 +15,13 @@ use holdfast_api::control::{
     FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList, HandoffRequest,
     HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
     MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
-    NewToken, NodeList, NodeLoadStatus, PlacementRequest, PlacementWeights, ProcessCheck,
-    ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged,
-    ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
+    NewToken, NodeList, NodeLoadStatus, PinRequest, PlacementRequest, PlacementWeights,
+    ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest,
+    ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
+use holdfast_wire::drain_frames::DrainOrder;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -90,10 +91,14 @@ pub enum ControlRequest {
     DrainReport(ReplySender<DrainReport>),
     /// End a drain.
     Undrain(ReplySender<DrainReport>),
+    /// Carry out an order about the drain of the named node.
+    NodeDrain(String, DrainOrder, ReplySender<DrainReport>),
     /// Return the known loads.
     Balance(ReplySender<BalanceStatus>),
     /// Switch balancing on or off.
     SetBalancing(bool, ReplySender<BalanceStatus>),
+    /// Pin a process to this node, or free it.
+    Pin(PinRequest, ReplySender<BalanceStatus>),
     /// Decide at once, and begin the move.
     BalanceNow(ReplySender<BalancePlan>),
     /// Return the decision that would be made now.
@@ -147,8 +152,11 @@ impl ControlRequest {
             }
             ControlRequest::Drain(_, reply)
             | ControlRequest::DrainReport(reply)
+            | ControlRequest::NodeDrain(_, _, reply)
             | ControlRequest::Undrain(reply) => drop(reply.send(Err(refusal))),
-            ControlRequest::Balance(reply) | ControlRequest::SetBalancing(_, reply) => {
+            ControlRequest::Balance(reply)
+            | ControlRequest::SetBalancing(_, reply)
+            | ControlRequest::Pin(_, reply) => {
                 drop(reply.send(Err(refusal)));
             }
             ControlRequest::BalanceNow(reply) | ControlRequest::BalancePlan(reply) => {

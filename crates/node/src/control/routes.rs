@@ -13,13 +13,15 @@ use axum::routing::{get, post};
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     BalanceRequest, DrainRequest, FlowListQuery, HandoffRequest, LoadReportRequest,
-    LoadWithdrawRequest, MigrationRequest, MigrationStatus, PlacementRequest, ProcessCheckQuery,
-    ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest, TokenRequest, openapi,
+    LoadWithdrawRequest, MigrationRequest, MigrationStatus, PinRequest, PlacementRequest,
+    ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest,
+    TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
 };
 use holdfast_daemon::control::{SocketUser, metrics_response};
+use holdfast_wire::drain_frames::DrainOrder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -92,7 +94,13 @@ fn balancing_routes() -> Router<RequestSender> {
     Router::new()
         .route("/v1/drain", get(drain_report).post(drain))
         .route("/v1/undrain", post(undrain))
+        .route(
+            "/v1/nodes/{name}/drain",
+            get(node_drain_report).post(drain_node),
+        )
+        .route("/v1/nodes/{name}/undrain", post(undrain_node))
         .route("/v1/balance", get(balance).post(set_balancing))
+        .route("/v1/balance/pins", post(pin))
         .route("/v1/balance/now", post(balance_now))
         .route("/v1/balance/plan", get(balance_plan))
         .route("/v1/balance/log", get(balance_log))
@@ -242,6 +250,28 @@ async fn undrain(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Undrain, StatusCode::CONFLICT).await
 }
 
+async fn drain_node(
+    State(engine): EngineState,
+    Path(name): Path<String>,
+    JsonBody(body): JsonBody<DrainRequest>,
+) -> Response {
+    let deadline_s = body.deadline_s;
+    order_drain(&engine, name, DrainOrder::Begin { deadline_s }).await
+}
+
+async fn node_drain_report(State(engine): EngineState, Path(name): Path<String>) -> Response {
+    order_drain(&engine, name, DrainOrder::Report).await
+}
+
+async fn undrain_node(State(engine): EngineState, Path(name): Path<String>) -> Response {
+    order_drain(&engine, name, DrainOrder::End).await
+}
+
+async fn order_drain(engine: &RequestSender, name: String, order: DrainOrder) -> Response {
+    let request = |reply| ControlRequest::NodeDrain(name, order, reply);
+    ask_engine(engine, request, StatusCode::CONFLICT).await
+}
+
 async fn balance(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Balance, StatusCode::CONFLICT).await
 }
@@ -251,6 +281,11 @@ async fn set_balancing(
     JsonBody(body): JsonBody<BalanceRequest>,
 ) -> Response {
     let request = |reply| ControlRequest::SetBalancing(body.on, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn pin(State(engine): EngineState, JsonBody(body): JsonBody<PinRequest>) -> Response {
+    let request = |reply| ControlRequest::Pin(body, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 

@@ -113,7 +113,9 @@ async fn engine(mut server: ControlServer) {
             ControlRequest::Drain(_, reply)
             | ControlRequest::DrainReport(reply)
             | ControlRequest::Undrain(reply) => drop(reply.send(Ok(DrainReport::default()))),
-            ControlRequest::Balance(reply) | ControlRequest::SetBalancing(_, reply) => {
+            ControlRequest::Balance(reply)
+            | ControlRequest::SetBalancing(_, reply)
+            | ControlRequest::Pin(_, reply) => {
                 drop(reply.send(Ok(BalanceStatus::default())));
             }
             ControlRequest::BalanceNow(reply) | ControlRequest::BalancePlan(reply) => {
@@ -299,7 +301,10 @@ async fn every_route_is_served_with_its_status() {
             ("POST", "/v1/tokens") => json!({}).to_string(),
             ("POST", "/v1/revocations") => json!({"list": ""}).to_string(),
             ("POST", "/v1/group/takeover") => json!({"force": true}).to_string(),
-            ("POST", "/v1/drain") => json!({"deadline_s": 60}).to_string(),
+            ("POST", "/v1/drain" | "/v1/nodes/{name}/drain") => {
+                json!({"deadline_s": 60}).to_string()
+            }
+            ("POST", "/v1/balance/pins") => json!({"pid": 42, "pinned": true}).to_string(),
             ("POST", "/v1/balance") => json!({"on": true}).to_string(),
             ("POST", "/v1/services") => json!({"change": {"remove": "web"}}).to_string(),
             _ => String::new(),

@@ -246,11 +246,8 @@ impl Engine {
         match request {
             ControlRequest::Drain(request, reply) => drop(reply.send(self.drain(request))),
             ControlRequest::DrainReport(reply) => drop(reply.send(Ok(self.drain_report()))),
-            ControlRequest::Undrain(reply) => {
-                self.conductor.undrain(now);
-                self.place_around_drained_nodes();
-                drop(reply.send(Ok(self.drain_report())));
-            }
+            ControlRequest::Undrain(reply) => drop(reply.send(Ok(self.undrain()))),
+            ControlRequest::NodeDrain(node, order, reply) => self.order_drain(&node, order, reply),
             ControlRequest::Balance(reply) => {
                 let status = self.conductor.balance_status(now, &|id| self.node_name(id));
                 drop(reply.send(Ok(status)));
@@ -264,6 +261,17 @@ impl Engine {
                     )),
                 };
                 drop(reply.send(answer));
+            }
+            ControlRequest::Pin(request, reply) => {
+                let answer = match self.conductor.pin(request.pid, request.pinned) {
+                    true => Ok(self.conductor.balance_status(now, &|id| self.node_name(id))),
+                    false => Err(error_body(
+                        format!("no process with PID {} serves the group here", request.pid),
+                        "name a process that `holdfast balance status` shows",
+                    )),
+                };
+                drop(reply.send(answer));
+                self.poll_conductor();
             }
             ControlRequest::BalanceNow(reply) => drop(reply.send(Ok(self.balance_now()))),
             ControlRequest::BalancePlan(reply) => {
@@ -288,7 +296,7 @@ impl Engine {
             .plan_entry(&decision, &|id| self.node_name(id))
     }
 
-    fn drain(&mut self, request: DrainRequest) -> Result<DrainReport, ErrorBody> {
+    pub(super) fn drain(&mut self, request: DrainRequest) -> Result<DrainReport, ErrorBody> {
         let deadline = request.deadline_s;
         if deadline.is_some_and(|seconds| seconds == 0 || seconds > DEADLINE_S_MAX) {
             return Err(error_body(
@@ -303,7 +311,14 @@ impl Engine {
         Ok(self.drain_report())
     }
 
-    fn drain_report(&mut self) -> DrainReport {
+    pub(super) fn undrain(&mut self) -> DrainReport {
+        let now = self.now();
+        self.conductor.undrain(now);
+        self.place_around_drained_nodes();
+        self.drain_report()
+    }
+
+    pub(super) fn drain_report(&mut self) -> DrainReport {
         let now = self.now();
         let mut report = self.conductor.drain_report(now, &|id| self.node_name(id));
         if report.state == DrainState::Off {

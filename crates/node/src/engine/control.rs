@@ -52,8 +52,10 @@ impl Engine {
             request @ (ControlRequest::Drain(..)
             | ControlRequest::DrainReport(_)
             | ControlRequest::Undrain(_)
+            | ControlRequest::NodeDrain(..)
             | ControlRequest::Balance(_)
             | ControlRequest::SetBalancing(..)
+            | ControlRequest::Pin(..)
             | ControlRequest::BalanceNow(_)
             | ControlRequest::BalancePlan(_)
             | ControlRequest::BalanceLog(_)) => self.handle_conductor_request(request),

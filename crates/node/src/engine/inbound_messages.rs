@@ -67,6 +67,10 @@ impl Engine {
             }
             PeerEvent::Frame {
                 from,
+                frame: Frame::Drain(frame),
+            } => self.handle_drain_frame(from, frame),
+            PeerEvent::Frame {
+                from,
                 frame: Frame::ConfiguredServices { services },
             } => self.on_configured_services(from, &services),
             PeerEvent::Frame {
@@ -90,6 +94,7 @@ impl Engine {
                 tracing::warn!(%peer, %why, "lost the connection to a peer");
                 self.machine.handle_peer_lost(now, peer);
                 self.migrations.handle_peer_lost(now, peer);
+                self.remote_drains.handle_peer_lost(peer);
                 self.health.machine().handle_peer_lost(now, peer);
                 self.credentials.machine().handle_peer_lost(now, peer);
             }

@@ -19,7 +19,8 @@ use super::operator_view::error_body;
 use super::process_flows::{flows_of_sockets, owned_flows};
 use crate::control::ReplySender;
 use crate::migration::{
-    MachineOutput, MoveInquiry, WorkerEvent, name_of_command, name_of_results, token_of,
+    MachineOutput, MoveInquiry, SocketEndpoint, WorkerEvent, name_of_command, name_of_results,
+    token_of,
 };
 
 impl Engine {
@@ -100,6 +101,14 @@ impl Engine {
                     );
                 }
                 let _ = reply.send(owned_flows(&self.dataplane, flows));
+            }
+            WorkerEvent::RedirectToAcceptor {
+                to,
+                endpoints,
+                reply,
+            } => {
+                self.redirect_clients(to, &endpoints);
+                let _ = reply.send(());
             }
             WorkerEvent::HandshakesDrained { to, endpoints } => {
                 self.placement
@@ -260,17 +269,22 @@ impl Engine {
         flows: &[FlowEpoch],
         kept: &[FlowEpoch],
     ) -> Result<(), Failure> {
-        let endpoints = self.migrations.endpoints(id);
+        let endpoints = self.migrations.endpoints(id).to_vec();
+        self.redirect_clients(to, &endpoints);
+        let moved = self.mark_moved(to, flows);
+        self.process_flows.end_outbound(&self.dataplane, id);
+        let kept = self.process_flows.keep(&self.dataplane, kept);
+        moved.and(kept)
+    }
+
+    /// Redirects new clients of these sockets' services to the node where their process runs.
+    fn redirect_clients(&mut self, to: NodeId, endpoints: &[SocketEndpoint]) {
         self.placement
             .redirect_to_acceptor(&self.dataplane, to, endpoints);
         for service in self.placement.received_services(endpoints) {
             let now = self.started.elapsed();
             self.health.machine().handle_departure(now, &service);
         }
-        let moved = self.mark_moved(to, flows);
-        self.process_flows.end_outbound(&self.dataplane, id);
-        let kept = self.process_flows.keep(&self.dataplane, kept);
-        moved.and(kept)
     }
 
     /// Marks the flows as moved to another node, to which stragglers are forwarded for a while.

@@ -68,6 +68,7 @@ mod program_messages;
 mod programs;
 mod recovered_flows;
 mod recovery;
+mod remote_drains;
 mod role_change;
 mod server_health;
 mod setup;
@@ -122,6 +123,7 @@ use process_flows::ProcessFlows;
 use program_messages::ProgramMessages;
 use programs::ConnectedPrograms;
 use recovered_flows::RecoveredFlows;
+use remote_drains::RemoteDrains;
 use server_health::HealthMonitor;
 use statistics::Statistics;
 
@@ -160,6 +162,8 @@ pub struct Engine {
     contact_reached_at: Option<Duration>,
     /// Balances the loads of the group, and drains this node.
     conductor: ConductorDriver,
+    /// Orders to drain other nodes.
+    remote_drains: RemoteDrains,
     /// The load of this node.
     node_load: NodeLoad,
     /// Services in the group's settings.

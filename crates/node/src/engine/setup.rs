@@ -46,6 +46,7 @@ use super::process_flows::ProcessFlows;
 use super::program_messages::ProgramMessages;
 use super::programs::ConnectedPrograms;
 use super::recovered_flows::RecoveredFlows;
+use super::remote_drains::RemoteDrains;
 use super::role_change::pinned_lease_writer;
 use super::server_health::HealthMonitor;
 use super::start_check::{check_before_start, find_interface};
@@ -183,7 +184,9 @@ pub async fn run_until_signal(mut config: Config) -> Result<(), SetupError> {
         reach_start_step("events")?;
         engine.note_connected_peers();
         engine.recover();
-        engine.placement.end_handshake_redirects(&engine.dataplane);
+        engine
+            .placement
+            .adopt_handshake_redirects(&engine.dataplane);
         let now = engine.now();
         engine.migrations.recover(now);
         engine.run_machines();
@@ -392,6 +395,7 @@ fn build_engine(
         dns: channels.dns.clone(),
         contact_reached_at: None,
         conductor: ConductorDriver::new(&config, boot, conductor_view),
+        remote_drains: RemoteDrains::default(),
         node_load: NodeLoad::default(),
         group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),

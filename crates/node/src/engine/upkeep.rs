@@ -29,6 +29,8 @@ impl Engine {
             self.credentials.watch_age(now);
         }
         self.give_up_recovered();
+        let now = self.now();
+        self.remote_drains.expire(now);
         let metrics = self.statistics.metrics();
         metrics.set_in_transit(self.donations.len(), self.arrivals.len());
         metrics.set_hold_slots(self.hold.slots_in_use());

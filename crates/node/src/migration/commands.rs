@@ -265,11 +265,15 @@ impl Migrations {
             }
             return None;
         }
-        let released = crash_recovery::release(&entries);
-        if released.is_ok() {
+        if crash_recovery::held_processes(&entries).next().is_none() {
             self.on_released(id);
+            return Some(Results::Released(Ok(())));
         }
-        Some(Results::Released(released))
+        let context = (self.facts.addresses.clone(), self.events.clone());
+        match DonorThread::start_recovered_release((id, to), record, token, context) {
+            Ok(()) => None,
+            Err(error) => Some(Results::Released(Err(thread_failure(&error)))),
+        }
     }
 
     fn on_released(&mut self, id: MoveId) {

@@ -34,7 +34,8 @@ pub(super) fn given_locks(entries: &[RecordEntry]) -> Vec<LockHandover> {
     lists.flatten().collect()
 }
 
-fn held_processes(entries: &[RecordEntry]) -> impl Iterator<Item = &ProcessRef> {
+/// Returns the processes that an earlier daemon stopped.
+pub(super) fn held_processes(entries: &[RecordEntry]) -> impl Iterator<Item = &ProcessRef> {
     let lists = entries.iter().filter_map(|entry| match entry {
         RecordEntry::HeldProcesses(list) => Some(list),
         _ => None,

@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_checkpoint::donor::{PageSource, TreeTracker};
+use holdfast_checkpoint::donor::{PageSource, ProcessRef, TreeTracker};
 use holdfast_checkpoint::image::{
     DescriptorUpdate, MissingPages, ProcessLayout, TreeLayout, encode,
 };
@@ -19,18 +19,19 @@ use holdfast_proto::migration::{CommandToken, Completion, ProcessTree, Results, 
 use holdfast_wire::failure::{Failure, NodeFault, PeerFault};
 use holdfast_wire::move_frames::PageRequest;
 use holdfast_wire::{Flow, MoveId, NodeId};
+use tokio::sync::oneshot;
 
 use self::postcopy_sender::{LoopEnded, PostcopySender};
 use super::crash_recovery;
 use super::donor_sockets::{self, MoveOptions, TrackedConnections};
 use super::donor_state::DonorState;
 use super::image_messages::{ImageSender, MessageKind, SendWindow};
-use super::lingering_listeners::LingeringListeners;
+use super::lingering_listeners::{DRAIN_BEFORE_RELEASE_MAX, LingeringListeners, ListenerDrain};
 use super::move_records::MoveRecord;
 use super::process_check;
 use super::socket_endpoints::{MovableAddresses, TreeSockets};
 use super::step_timer::StepTimer;
-use super::worker_events::EventSender;
+use super::worker_events::{EventSender, WorkerEvent};
 use crate::failure_conversion::IntoFailure;
 
 /// Bytes of memory in one message.
@@ -142,6 +143,42 @@ impl DonorThread {
             is_postcopy,
             acceptor: to,
         })
+    }
+
+    /// Starts a thread that ends a process which an earlier daemon left stopped and which runs at another node, once its
+    /// unaccepted connections have followed it.
+    pub(super) fn start_recovered_release(
+        (id, to): (MoveId, NodeId),
+        record: MoveRecord,
+        token: CommandToken,
+        (addresses, events): (MovableAddresses, EventSender),
+    ) -> std::io::Result<()> {
+        let run = move || {
+            let entries = record.read();
+            let processes: Vec<ProcessRef> =
+                crash_recovery::held_processes(&entries).copied().collect();
+            let listeners = LingeringListeners::of_processes(&processes);
+            let (reply, done) = oneshot::channel();
+            events.send(WorkerEvent::RedirectToAcceptor {
+                to,
+                endpoints: listeners.endpoints().to_vec(),
+                reply,
+            });
+            // Without an answer the daemon is ending.
+            let _ = done.blocking_recv();
+            let mut drain = ListenerDrain::new(listeners, (id, to), (addresses, events.clone()));
+            if crash_recovery::given_locks(&entries).is_empty() {
+                drain.run(DRAIN_BEFORE_RELEASE_MAX);
+            }
+            let released = crash_recovery::release(&entries);
+            if released.is_ok() {
+                drain.finish();
+            }
+            let results = Results::Released(released);
+            events.command_done(Some(id), Completion { token, results });
+        };
+        let builder = std::thread::Builder::new().name("move-donor".to_owned());
+        builder.spawn(run).map(drop)
     }
 
     /// Passes a job to the thread. Returns false if the thread has ended.
@@ -264,31 +301,34 @@ impl DonorWorker {
         state: DonorState,
         inbox: &Receiver<DonorJob>,
     ) -> Result<Result<(), Failure>, LoopEnded> {
-        let mut listeners = state.lingering_listeners();
+        let mut drain = state
+            .lingering_listeners()
+            .map(|listeners| self.begin_drain(listeners));
         if let Some(serving) = self.postcopy_sender.take() {
             // Waiting clients are handed off first, since sending the remaining pages takes longer.
-            listeners
-                .take()
-                .into_iter()
-                .for_each(|leftovers| self.hand_off_unaccepted(leftovers));
+            drain.take().into_iter().for_each(ListenerDrain::finish);
             if let Err(interrupted) = serving.run(&mut self.sender, inbox, &self.events) {
                 state.abandon();
                 return Err(interrupted);
             }
         }
+        // The acceptor may wait for locks of the process.
+        if let Some(drain) = &mut drain
+            && crash_recovery::given_locks(&self.record.read()).is_empty()
+        {
+            drain.run(DRAIN_BEFORE_RELEASE_MAX);
+        }
         let released = state.release();
         if released.is_ok() {
-            listeners
-                .into_iter()
-                .for_each(|leftovers| self.hand_off_unaccepted(leftovers));
+            drain.into_iter().for_each(ListenerDrain::finish);
         }
         Ok(released)
     }
 
-    /// Hands unaccepted connections off after the process.
-    fn hand_off_unaccepted(&self, listeners: LingeringListeners) {
+    /// Begins to hand unaccepted connections off after the process.
+    fn begin_drain(&self, listeners: LingeringListeners) -> ListenerDrain {
         let context = (self.addresses.clone(), self.events.clone());
-        listeners.hand_off_all(self.id, self.to, context);
+        ListenerDrain::new(listeners, (self.id, self.to), context)
     }
 
     fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, Failure>) {

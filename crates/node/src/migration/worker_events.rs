@@ -104,6 +104,12 @@ pub(crate) enum WorkerEvent {
         listeners: Vec<SocketEndpoint>,
         reply: oneshot::Sender<bool>,
     },
+    /// Redirect new clients to node `to`, where the process of these listeners runs.
+    RedirectToAcceptor {
+        to: NodeId,
+        endpoints: Vec<SocketEndpoint>,
+        reply: oneshot::Sender<()>,
+    },
     /// No handshake is left here with the listeners of a process that moved to node `to`.
     HandshakesDrained {
         to: NodeId,

@@ -189,7 +189,8 @@ impl Handoff {
             | Frame::NodeLoad { .. }
             | Frame::DatagramKey { .. }
             | Frame::Conductor(_)
-            | Frame::Replication(_) => {}
+            | Frame::Replication(_)
+            | Frame::Drain(_) => {}
             Frame::PrepareResponse { .. } | Frame::Done { .. } => {
                 self.core.outputs.report_ignored(
                     from,

@@ -17,7 +17,7 @@ impl Registrar {
 
     /// Returns true if elements and users are served.
     pub fn is_ready(&self) -> bool {
-        self.startup.is_done()
+        self.startup.serves()
     }
 
     /// Returns the number of pools.

@@ -40,7 +40,7 @@ const MENTOR_ROUNDS: usize = 2;
 impl Startup {
     /// Returns true if elements and users are served.
     #[inline]
-    pub(super) fn is_done(&self) -> bool {
+    pub(super) fn serves(&self) -> bool {
         matches!(self.phase, StartupPhase::Done)
     }
 
@@ -146,7 +146,7 @@ impl Registrar {
 
     /// Turns to the next mentor, if there is one; after all of them have failed, the registrar begins alone.
     pub(super) fn on_mentor_failed(&mut self, now: Duration) {
-        if self.startup.is_done() {
+        if self.startup.serves() {
             return;
         }
         self.outbox.push_event(Event::MentorFailed);

@@ -181,10 +181,14 @@ impl NodeGroup {
             other => other?,
         };
         let status = self.wait_for("the move ends", || {
-            let status = donor.run(async |client| client.migration(accepted.id).await);
-            let ended = |status: &MigrationStatus| status.outcome != MigrationOutcome::Running;
-            status.ok().filter(ended)
+            match donor.run(async |client| client.migration(accepted.id).await) {
+                Ok(status) if status.outcome == MigrationOutcome::Running => None,
+                // A daemon that has restarted does not know the move.
+                Err(ClientError::Refused { body, .. }) => Some(Err(body)),
+                status => status.ok().map(Ok),
+            }
         })?;
+        let status = status.map_err(|body| anyhow::anyhow!("{from}: {}", body.error))?;
         let span = (requested_at, Instant::now());
         if let MigrationOutcome::Kept { reason, .. } = &status.outcome {
             return Ok(MoveAttemptOutcome::Kept(reason.clone()));

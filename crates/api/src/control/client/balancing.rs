@@ -2,7 +2,7 @@
 
 use super::{ClientError, ControlClient};
 use crate::control::{
-    BalanceLog, BalancePlan, BalanceRequest, BalanceStatus, DrainReport, DrainRequest,
+    BalanceLog, BalancePlan, BalanceRequest, BalanceStatus, DrainReport, DrainRequest, PinRequest,
 };
 
 impl ControlClient {
@@ -28,6 +28,42 @@ impl ControlClient {
     /// See [`ClientError`].
     pub async fn undrain(&self) -> Result<DrainReport, ClientError> {
         self.post("/v1/undrain", &()).await
+    }
+
+    /// `POST /v1/nodes/{name}/drain`: begins a drain of the named node, or changes its deadline.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn drain_node(
+        &self,
+        name: &str,
+        request: &DrainRequest,
+    ) -> Result<DrainReport, ClientError> {
+        self.post(&format!("/v1/nodes/{name}/drain"), request).await
+    }
+
+    /// `GET /v1/nodes/{name}/drain`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn node_drain_report(&self, name: &str) -> Result<DrainReport, ClientError> {
+        self.get(&format!("/v1/nodes/{name}/drain")).await
+    }
+
+    /// `POST /v1/nodes/{name}/undrain`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn undrain_node(&self, name: &str) -> Result<DrainReport, ClientError> {
+        self.post(&format!("/v1/nodes/{name}/undrain"), &()).await
+    }
+
+    /// `POST /v1/balance/pins`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn pin(&self, request: &PinRequest) -> Result<BalanceStatus, ClientError> {
+        self.post("/v1/balance/pins", request).await
     }
 
     /// `GET /v1/balance`.

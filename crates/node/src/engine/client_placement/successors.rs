@@ -67,11 +67,17 @@ impl ClientPlacement {
         }
     }
 
-    /// Ends the redirections for handshakes that an earlier daemon set; its moves have ended either way.
-    pub fn end_handshake_redirects(&self, dataplane: &Dataplane) {
+    /// Takes over the redirections for handshakes that an earlier daemon set. Handshakes that began at a donor end there, as
+    /// without the restart; any other redirection ends, since the earlier daemon's moves have ended either way.
+    pub fn adopt_handshake_redirects(&mut self, dataplane: &Dataplane) {
         for service in self.services.values() {
-            if let Some(successor) = dataplane.successor(service) {
-                set_successor(dataplane, service, without_handshakes(successor));
+            match dataplane.successor(service) {
+                Some(successor) if successor.role == SUCCESSOR_PREVIOUS => {
+                    let until = monotonic_s() + HANDSHAKE_FORWARD_S;
+                    self.forward_until_s.insert(service.row, until);
+                }
+                Some(successor) => set_successor(dataplane, service, without_handshakes(successor)),
+                None => {}
             }
         }
     }
