@@ -49,7 +49,7 @@ pub enum DrainAnswer {
     Refused {
         /// The reason.
         error: Text,
-        /// What the operator can do about it.
+        /// A remedy for the operator.
         what_to_do: Text,
     },
 }

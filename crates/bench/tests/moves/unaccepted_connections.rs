@@ -80,8 +80,8 @@ pub fn unaccepted_connections_survive_crash(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The donor's daemon dies while it gives up the process, which runs at the acceptor; connections that wait at the donor, and
-/// those that begin meanwhile, follow the process.
+/// The donor's daemon dies while it gives up the process, which runs at the acceptor; connections that wait at the donor,
+/// or begin meanwhile, follow the process.
 pub fn unaccepted_connections_survive_donor_crash(name: &str) -> Result<()> {
     let (world, folder) = start_group(name)?;
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);

@@ -1,4 +1,4 @@
-//! The operator's rules for processes: those of the node's file, and pins that are set at run time.
+//! The operator's rules for processes: rules of the node's file, and pins that are set at run time.
 
 use std::collections::BTreeMap;
 
