@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use holdfast_api::control::{
     ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketStrategy,
 };
@@ -228,15 +228,15 @@ impl NodeGroup {
         }
     }
 
-    /// Adds the end of a program's output to an error.
+    /// Adds the end of a program's output to an error, behind its reason: summaries show the beginning alone.
     ///
     /// # Errors
     /// Returns the error of `result` with the output.
     pub fn add_program_output<T>(&self, result: Result<T>, folder: &Path) -> Result<T> {
-        result.with_context(|| {
+        result.map_err(|error| {
             let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
-            format!(
-                "output of the program:\n{log}\n{}",
+            anyhow!(
+                "{error:#}\noutput of the program:\n{log}\n{}",
                 self.cluster.log_tails()
             )
         })
