@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Stdio;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use holdfast_api::control::{
     ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, PlacementRequest,
     ResidentProcess, SocketStrategy,
 };
 
 use crate::cluster::{STALLS_MAX, is_node_stall};
+use crate::detached_program::{output_path, start_detached};
 
 use super::RunningProgram;
 
@@ -18,12 +18,6 @@ use super::RunningProgram;
 const NODE_ROTATION: [&str; 3] = ["n2", "n3", CONTACT_NODE];
 /// Node that keeps the steering table.
 const CONTACT_NODE: &str = "n1";
-
-/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
-/// the shell.
-const START_SCRIPT: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
-                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
-                     </dev/null >$0/log 2>&1 &";
 
 /// Location of the program.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,23 +46,8 @@ impl RunningProgram {
     /// Starts the program at the first node.
     pub(super) fn start(&self, words: &[String]) -> Result<ProgramLocation> {
         let mut place = ProgramLocation::default();
-        let folder = self.cluster.directory();
-        let mut command = self.cluster.lab().command(place.node())?;
-        command
-            .args(["bash", "-c", START_SCRIPT])
-            .arg(folder)
-            .args(words);
-        let status = command.stdin(Stdio::null()).status()?;
-        ensure!(status.success(), "cannot start the program: {status}");
-        let pid = || {
-            fs::read_to_string(folder.join("pid"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        };
-        self.wait_until("the program starts", || Ok(pid().is_some()))?;
-        place.pid = pid().unwrap_or_default();
+        let (lab, folder) = (self.cluster.lab(), self.cluster.directory());
+        place.pid = start_detached(lab, place.node(), folder, words)?;
         Ok(place)
     }
 
@@ -166,7 +145,8 @@ impl RunningProgram {
 
     /// Returns the ends of the logs of the program and of the daemons.
     pub(super) fn log_tails(&self) -> String {
-        let said = fs::read_to_string(self.cluster.directory().join("log")).unwrap_or_default();
+        let output = output_path(self.cluster.directory());
+        let said = fs::read_to_string(output).unwrap_or_default();
         format!(
             "--- output of the program:\n{said}\n{}",
             self.cluster.log_tails()
