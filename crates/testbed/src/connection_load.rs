@@ -219,10 +219,10 @@ impl ConnectionLoad {
         &self.members
     }
 
-    /// Returns the number of connections that ended or hung before the load did.
-    pub fn broken_connections(&self) -> usize {
-        let broken = self.members.iter().filter(|member| member.is_broken());
-        broken.count()
+    /// Returns the connections for use after the end of the load.
+    #[must_use]
+    pub fn shared_connections(&self) -> Arc<Vec<LoadConnection>> {
+        self.members.clone()
     }
 
     /// Stops the load.

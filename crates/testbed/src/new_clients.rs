@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -115,8 +115,37 @@ pub struct NewClientCounters {
     pub ended: AtomicU64,
     /// Clients of these without the right answer.
     pub failed: AtomicU64,
+    /// Bytes of answers that differed from the expected ones.
+    pub wrong_bytes: AtomicU64,
     /// Times from the start of a client to its answer.
     pub waits: LongestWaits,
+    first_failure: OnceLock<EndedClient>,
+}
+
+impl NewClientCounters {
+    /// Returns a description of the first failed client.
+    #[must_use]
+    pub fn first_failure(&self) -> String {
+        let failure = self.first_failure.get();
+        failure.map_or_else(String::new, |client| {
+            format!("{:?} (port {})", client.outcome, client.port)
+        })
+    }
+
+    fn count(&self, client: EndedClient) {
+        match client.outcome {
+            ClientOutcome::Answered(after) => self.waits.record(Instant::now(), after),
+            outcome => {
+                if let ClientOutcome::WrongAnswer(bytes) = outcome {
+                    self.wrong_bytes.fetch_add(bytes, Ordering::Relaxed);
+                }
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                // Later failures are only counted.
+                let _ = self.first_failure.set(client);
+            }
+        }
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Clients that keep coming until the load is stopped.
@@ -313,20 +342,15 @@ impl<'a> ClientLoop<'a> {
 
     fn end(&mut self, number: u64, outcome: ClientOutcome) {
         if let Some(client) = self.open.remove(&number) {
-            match outcome {
-                ClientOutcome::Answered(after) => {
-                    self.counters.waits.record(Instant::now(), after);
-                }
-                _ => drop(self.counters.failed.fetch_add(1, Ordering::Relaxed)),
-            }
-            self.counters.ended.fetch_add(1, Ordering::Relaxed);
             self.cpu_probe.measure(Duration::ZERO);
-            self.ended.push(EndedClient {
+            let ended = EndedClient {
                 started: client.started,
                 port: client.port,
                 outcome,
                 without_cpu: self.cpu_probe.without_cpu - client.without_cpu_before,
-            });
+            };
+            self.counters.count(ended);
+            self.ended.push(ended);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! experiments with moves.
 
 pub mod migrating_zone;
+mod move_request;
 pub mod openarena_game;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use holdfast_api::control::{
 
 use crate::cluster::{Cluster, ClusterService, ClusterSpec, STALLS_MAX, is_node_stall};
 use crate::detached_program::{output_path, start_detached};
+pub use move_request::move_process;
 
 /// Nodes that the programs move between; the holder is a third one, so that every frame takes its full way.
 pub const SERVER_NODES: [&str; 2] = ["n2", "n3"];

@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Result, bail};
-use holdfast_api::control::{
-    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, PlacementRequest,
-    ResidentProcess, SocketStrategy,
-};
+use anyhow::Result;
+use holdfast_api::control::{MigrationStatus, PlacementRequest, ResidentProcess};
 
-use crate::cluster::{STALLS_MAX, is_node_stall};
 use crate::detached_program::{output_path, start_detached};
+use crate::process_moves::move_process;
 
 use super::RunningProgram;
 
@@ -60,19 +57,7 @@ impl RunningProgram {
         let mut next = self.location;
         next.moves += 1;
         let to = next.node();
-        let mut stalls = 0;
-        let status = loop {
-            let status = self.migrate(self.location.pid, from, to)?;
-            match &status.outcome {
-                MigrationOutcome::Moved => break status,
-                MigrationOutcome::Kept { reason, .. }
-                    if is_node_stall(reason) && stalls < STALLS_MAX =>
-                {
-                    stalls += 1;
-                }
-                other => bail!("move from {from} to {to}: {other:?}"),
-            }
-        };
+        let status = move_process(&self.cluster, self.location.pid, from, to)?;
         self.wait_until(&format!("all processes are at {to} only"), || {
             let has_left =
                 self.count_processes(from)? == 0 && self.resident_processes(from)?.is_empty();
@@ -99,33 +84,6 @@ impl RunningProgram {
         let contact = self.cluster.blocking_control_client(CONTACT_NODE)?;
         contact.run(async |client| client.set_placement(&request).await)?;
         Ok(())
-    }
-
-    fn migrate(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
-        let control = self.cluster.blocking_control_client(from)?;
-        let request = MigrationRequest {
-            pid,
-            to: to.to_owned(),
-            sockets: SocketStrategy::default(),
-            clone: false,
-            max_freeze_us: None,
-            post_copy: false,
-            verify: false,
-        };
-        let id = match control.run(async |client| client.migrate(&request).await) {
-            Err(ClientError::Refused { body, .. }) => {
-                bail!("move from {from} to {to}: {}", body.error)
-            }
-            accepted => accepted?.id,
-        };
-        let mut last = None;
-        self.wait_until("the move ends", || {
-            let status = control.run(async |client| client.migration(id).await)?;
-            let ended = status.outcome != MigrationOutcome::Running;
-            last = ended.then_some(status);
-            Ok(ended)
-        })?;
-        last.ok_or_else(|| anyhow::anyhow!("the move has no result"))
     }
 
     fn resident_processes(&self, node: &str) -> Result<Vec<ResidentProcess>> {
