@@ -142,7 +142,7 @@ impl DrainDemoReport {
             new_clients,
             players,
         } = self.work;
-        let added = self.nodes.iter().map(|node| longest_added_wait_ms(node));
+        let added = self.nodes.iter().map(longest_added_wait_ms);
         let mut rows = vec![
             (
                 "servers",
