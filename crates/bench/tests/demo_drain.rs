@@ -18,7 +18,8 @@ fn no_client_notices_that_two_nodes_are_drained_and_rebooted() {
         ..DrainDemoSpec::default()
     };
     let screen = DrainDisplay::default();
-    let report = run(&spec, &|event| screen.show(event)).unwrap_or_else(|error| panic!("{error:#}"));
+    let report =
+        run(&spec, &|event| screen.show(event)).unwrap_or_else(|error| panic!("{error:#}"));
     eprintln!("{}", report.text());
     assert!(report.passed, "{:#?}", report.problems);
     let [first, second] = &report.nodes[..] else {
@@ -27,7 +28,10 @@ fn no_client_notices_that_two_nodes_are_drained_and_rebooted() {
     assert!(first.was_contact_node && !second.was_contact_node);
     for node in [first, second] {
         assert!(node.moved >= 2 && node.refilled >= 2, "{node:#?}");
-        assert!(node.reboot_s.is_some() && node.freeze_ms_max.is_some(), "{node:#?}");
+        assert!(
+            node.reboot_s.is_some() && node.freeze_ms_max.is_some(),
+            "{node:#?}"
+        );
     }
     assert_eq!(report.servers_left.values().sum::<usize>(), 8);
     assert_eq!(report.errors.count() + report.errors.wrong_bytes, 0);

@@ -328,7 +328,11 @@ fn set_up_switch_end(state: &LabState, host: &LabHost, spliced: bool) -> Result<
 
 /// Cuts a host's power: its link goes down, so that no packet of a dying process leaves, and all its processes are killed,
 /// with everything that exists only in the host's memory.
-pub(crate) fn switch_off(state: &LabState, host: &LabHost, children: &mut Vec<Child>) -> Result<()> {
+pub(crate) fn switch_off(
+    state: &LabState,
+    host: &LabHost,
+    children: &mut Vec<Child>,
+) -> Result<()> {
     let switch = state.host_init(SWITCH_NAME)?;
     let end = network_scripts::switch_end(host);
     // Each of these fails if the link is gone, as that of a host whose init process has ended.

@@ -24,7 +24,12 @@ impl Lab {
         let host = self.host(host)?.clone();
         let _lock = LabLock::lock_existing(self.name())?;
         let mut state = LabState::load(self.name())?;
-        let refuse = |why: &str| Err(Error::Invalid(format!("{} cannot be rebooted: {why}", host.name)));
+        let refuse = |why: &str| {
+            Err(Error::Invalid(format!(
+                "{} cannot be rebooted: {why}",
+                host.name
+            )))
+        };
         if state.is_spliced(&host.name) {
             return refuse("its packets pass through the link program");
         }

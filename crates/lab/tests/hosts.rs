@@ -225,16 +225,32 @@ fn rebooted_host_is_new_and_others_go_on() {
     let (mut program, _) = start_shell(&lab, "echo $$; exec sleep 1000");
     let left = "touch /run/holdfast/mine && mkdir /sys/fs/bpf/mine && echo 7 >/proc/sys/net/ipv4/ip_default_ttl";
     output_of(&lab, "n1", left);
-    let link = |lab: &Lab| output_of(lab, "n1", "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0");
+    let link = |lab: &Lab| {
+        output_of(
+            lab,
+            "n1",
+            "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0",
+        )
+    };
     let (link_before, other_init) = (link(&lab), lab.init_process("n2").unwrap());
     for _ in 0..2 {
-        let (init, processes) = (lab.init_process("n1").unwrap(), lab.processes("n1").unwrap());
+        let (init, processes) = (
+            lab.init_process("n1").unwrap(),
+            lab.processes("n1").unwrap(),
+        );
         lab.reboot("n1").unwrap();
         assert_ne!(lab.init_process("n1").unwrap(), init);
         for pid in processes {
-            assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} runs");
+            assert!(
+                !Path::new(&format!("/proc/{pid}")).exists(),
+                "process {pid} runs"
+            );
         }
-        let left = output_of(&lab, "n1", "ls /run/holdfast; test ! -e /sys/fs/bpf/mine || echo mine");
+        let left = output_of(
+            &lab,
+            "n1",
+            "ls /run/holdfast; test ! -e /sys/fs/bpf/mine || echo mine",
+        );
         assert_eq!(left, "");
         let ttl = output_of(&lab, "n1", "cat /proc/sys/net/ipv4/ip_default_ttl");
         assert_eq!(ttl, "64");

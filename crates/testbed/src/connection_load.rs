@@ -123,7 +123,8 @@ impl RequestProtocol {
     #[must_use]
     pub fn count_wrong_bytes(&self, expected: &[u8], answer: &[u8]) -> u64 {
         let pairs = expected.iter().zip(answer);
-        let wrong = pairs.filter(|(wanted, byte)| wanted != byte && Some(**wanted) != self.any_byte);
+        let wrong =
+            pairs.filter(|(wanted, byte)| wanted != byte && Some(**wanted) != self.any_byte);
         (wrong.count() + expected.len().abs_diff(answer.len())) as u64
     }
 }

@@ -91,8 +91,7 @@ impl ClientsDuringFault {
             std::thread::spawn(move || ping_pong(stream, &shared))
         };
         let probes = probe_streams.into_iter().map(start_probe).collect();
-        let of_echo =
-            NewClientSpec::of_echo(service, NEW_CLIENTS_PER_S, NEW_CLIENT_PATIENCE);
+        let of_echo = NewClientSpec::of_echo(service, NEW_CLIENTS_PER_S, NEW_CLIENT_PATIENCE);
         let new_clients = NewClientLoad::start(cluster.lab(), NEW_CLIENT_HOST, of_echo)?;
         let clients = ClientsDuringFault {
             load,

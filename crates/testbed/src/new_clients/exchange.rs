@@ -60,7 +60,10 @@ impl Exchange {
             return None;
         }
         let is_complete = self.received.len() >= self.expected.len();
-        is_complete.then(|| self.protocol.count_wrong_bytes(&self.expected, &self.received))
+        is_complete.then(|| {
+            self.protocol
+                .count_wrong_bytes(&self.expected, &self.received)
+        })
     }
 }
 

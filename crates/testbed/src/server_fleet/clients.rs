@@ -212,7 +212,10 @@ impl FleetClients {
             member.is_broken() || member.answers_received() >= before + 2
         };
         while !members().zip(&before).all(goes_on) {
-            ensure!(Instant::now() < deadline, "exceeded time: connections do not go on");
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: connections do not go on"
+            );
             sleep(POLL_INTERVAL);
         }
         Ok(())
@@ -269,7 +272,10 @@ impl FleetClients {
     /// The system gave the clients no sockets.
     pub fn stop(mut self) -> Result<(ClientWork, ClientErrors)> {
         for clients in &mut self.coming {
-            clients.load.take().map_or(Ok(vec![]), NewClientLoad::stop)?;
+            clients
+                .load
+                .take()
+                .map_or(Ok(vec![]), NewClientLoad::stop)?;
         }
         for kind in &mut self.kinds {
             kind.load.take().map_or(Ok(()), ConnectionLoad::stop)?;
@@ -284,9 +290,14 @@ impl StayingClients {
         let broken = self.members.iter().enumerate();
         for (number, member) in broken.filter(|(_, member)| member.is_broken()) {
             errors.broken_connections += 1;
-            let server = self.servers.get(number / per_server).map_or("?", String::as_str);
+            let server = self
+                .servers
+                .get(number / per_server)
+                .map_or("?", String::as_str);
             let port = member.client.port();
-            errors.describe(format!("a connection to {server} ended or hung (port {port})"));
+            errors.describe(format!(
+                "a connection to {server} ended or hung (port {port})"
+            ));
         }
         errors.wrong_bytes += self.compared.wrong_bytes();
     }
@@ -299,7 +310,9 @@ impl ComingClients {
             errors.failed_new_clients += failed;
             let first = self.counters.first_failure();
             let server = &self.server;
-            errors.describe(format!("{failed} new clients of {server} failed; the first: {first}"));
+            errors.describe(format!(
+                "{failed} new clients of {server} failed; the first: {first}"
+            ));
         }
         errors.wrong_bytes += self.counters.wrong_bytes.load(Ordering::Relaxed);
     }

@@ -79,7 +79,9 @@ impl FleetSpec {
             kinds.map(move |kind| (format!("{}-{number}", kind.name()), *kind))
         });
         let ports = FIRST_PORT..;
-        ports.zip(numbers).map(|(port, (name, kind))| (name, kind, port))
+        ports
+            .zip(numbers)
+            .map(|(port, (name, kind))| (name, kind, port))
     }
 
     /// Returns the services of the servers, for the specification of the cluster.
@@ -158,7 +160,9 @@ impl ServerFleet {
     fn server_of_process(&self, proc: &Path, pid: i32) -> Option<&FleetServer> {
         let folder = fs::read_link(proc.join(pid.to_string()).join("cwd")).ok()?;
         let name = folder.file_name()?;
-        self.servers.iter().find(|server| name == server.name.as_str())
+        self.servers
+            .iter()
+            .find(|server| name == server.name.as_str())
     }
 
     /// Waits until the nodes know where every server is.
@@ -186,11 +190,7 @@ impl ServerFleet {
     ///
     /// # Errors
     /// The wait takes two minutes.
-    pub fn wait_for_placement(
-        &self,
-        cluster: &Cluster,
-        locations: &ServerLocations,
-    ) -> Result<()> {
+    pub fn wait_for_placement(&self, cluster: &Cluster, locations: &ServerLocations) -> Result<()> {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         let contact = cluster.wait_for_agreement(None, WAIT_TIMEOUT)?.contact_node;
         let contact = contact.context("the group has no contact node")?;
@@ -220,18 +220,17 @@ impl ServerFleet {
     ///
     /// # Errors
     /// There is no such server, the move failed, or the wait takes two minutes.
-    pub fn move_server(
-        &self,
-        cluster: &Cluster,
-        name: &str,
-        to: &str,
-    ) -> Result<MigrationStatus> {
+    pub fn move_server(&self, cluster: &Cluster, name: &str, to: &str) -> Result<MigrationStatus> {
         let locations = self.locate_all(cluster)?;
         let from = locations.get(name).context("there is no such server")?;
         let status = move_process(cluster, from.pid, &from.node, to)
             .with_context(|| format!("move {name}"))?;
         let deadline = Instant::now() + WAIT_TIMEOUT;
-        while self.locate(cluster)?.get(name).is_none_or(|at| at.node != to) {
+        while self
+            .locate(cluster)?
+            .get(name)
+            .is_none_or(|at| at.node != to)
+        {
             ensure!(
                 Instant::now() < deadline,
                 "exceeded time: {to} does not know {name} after its move"

@@ -33,7 +33,10 @@ fn event_text(event: &DrainEvent) -> String {
                 let kinds: String = kinds.iter().copied().map(letter).collect();
                 format!("{node} {kinds:<6}")
             });
-            format!("servers: {}", nodes.collect::<Vec<_>>().join(" ").trim_end())
+            format!(
+                "servers: {}",
+                nodes.collect::<Vec<_>>().join(" ").trim_end()
+            )
         }
         DrainEvent::Moved {
             server,

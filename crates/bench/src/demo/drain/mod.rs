@@ -17,8 +17,8 @@ use holdfast_testbed::server_fleet::{
 };
 
 pub use display::DrainDisplay;
-use node_cycle::{NodeCycle, Period};
 pub use node_cycle::NodeResult;
+use node_cycle::{NodeCycle, Period};
 pub use report::DrainDemoReport;
 
 /// Number of nodes. All are voters, so that each can become contact node.
@@ -199,7 +199,9 @@ fn first_step(servers: &FleetSpec) -> String {
     let names: Vec<&str> = servers.kinds.iter().map(|kind| kind.name()).collect();
     let hint = match servers.kinds.contains(&ServerKind::OpenArena) {
         true => "",
-        false => " (HOLDFAST_OPENARENA names no folder with OpenArena's server: memcached takes its place)",
+        false => {
+            " (HOLDFAST_OPENARENA names no folder with OpenArena's server: memcached takes its place)"
+        }
     };
     format!(
         "starting a group of {NODES} nodes that runs itself, and {} servers of each kind: {}{hint}",

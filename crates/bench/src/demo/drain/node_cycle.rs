@@ -414,6 +414,10 @@ mod tests {
             reasons: vec!["a pipe".to_owned()],
         }];
         let result = drain_result(&report);
-        assert!(result.reasons[0].contains("nginx (8)"), "{:?}", result.reasons);
+        assert!(
+            result.reasons[0].contains("nginx (8)"),
+            "{:?}",
+            result.reasons
+        );
     }
 }

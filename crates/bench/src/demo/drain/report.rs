@@ -73,7 +73,10 @@ impl DrainDemoReport {
         let drained = self.nodes.iter().filter(|node| node.safe_to_reboot).count();
         expect(
             drained == usize::from(self.spec.nodes_to_drain),
-            format!("{drained} of {} nodes were drained", self.spec.nodes_to_drain),
+            format!(
+                "{drained} of {} nodes were drained",
+                self.spec.nodes_to_drain
+            ),
         );
         for NodeResult {
             node,
@@ -96,7 +99,11 @@ impl DrainDemoReport {
         let errors = &self.errors;
         expect(
             errors.count() == 0,
-            format!("clients saw {} errors: {}", errors.count(), errors.details.join("; ")),
+            format!(
+                "clients saw {} errors: {}",
+                errors.count(),
+                errors.details.join("; ")
+            ),
         );
         expect(
             errors.wrong_bytes == 0,
@@ -114,7 +121,14 @@ impl DrainDemoReport {
     pub fn text(&self) -> String {
         let mut text = format!(
             "{:<4}  {:>7}  {:>5}  {:>9}  {:>17}  {:>17}  {:>8}  {:>8}\n",
-            "node", "drain s", "moved", "freeze ms", "wait ms (control)", "new ms (control)", "reboot s", "returned"
+            "node",
+            "drain s",
+            "moved",
+            "freeze ms",
+            "wait ms (control)",
+            "new ms (control)",
+            "reboot s",
+            "returned"
         );
         for node in &self.nodes {
             text += &node_row(node);
@@ -127,15 +141,22 @@ impl DrainDemoReport {
             text += &format!("NOT AS PROMISED: {problem}\n");
         }
         if self.passed {
-            text += "As promised: every node was drained and rebooted, and no client saw an error.\n";
+            text +=
+                "As promised: every node was drained and rebooted, and no client saw an error.\n";
         }
         text
     }
 
     fn rows(&self) -> Vec<(&'static str, String)> {
-        let kinds: Vec<String> = self.kinds.iter().map(|kind| kind.name().to_owned()).collect();
+        let kinds: Vec<String> = self
+            .kinds
+            .iter()
+            .map(|kind| kind.name().to_owned())
+            .collect();
         let left = self.servers_left.iter();
-        let left: Vec<String> = left.map(|(node, count)| format!("{node} {count}")).collect();
+        let left: Vec<String> = left
+            .map(|(node, count)| format!("{node} {count}"))
+            .collect();
         let ClientWork {
             connections,
             answers,
@@ -146,23 +167,35 @@ impl DrainDemoReport {
         let mut rows = vec![
             (
                 "servers",
-                format!("{} each of {}", self.spec.servers_per_kind, kinds.join(", ")),
+                format!(
+                    "{} each of {}",
+                    self.spec.servers_per_kind,
+                    kinds.join(", ")
+                ),
             ),
             ("servers at the end", left.join(", ")),
             (
                 "clients",
-                format!("{connections} connections with {answers} answers, {new_clients} new clients, {players} players"),
+                format!(
+                    "{connections} connections with {answers} answers, {new_clients} new clients, {players} players"
+                ),
             ),
             (
                 "longest wait, minus the control's",
-                format!("{:.1} ms, of connections and players in any drain", added.fold(0.0, f64::max)),
+                format!(
+                    "{:.1} ms, of connections and players in any drain",
+                    added.fold(0.0, f64::max)
+                ),
             ),
             ("errors seen by clients", self.errors.count().to_string()),
             ("wrong bytes", self.errors.wrong_bytes.to_string()),
             ("total time", format!("{:.1} s", self.total_s)),
         ];
         if let Some(node) = self.nodes.iter().find(|node| node.was_contact_node) {
-            let text = format!("{}, which gave the role to a backup before its drain", node.node);
+            let text = format!(
+                "{}, which gave the role to a backup before its drain",
+                node.node
+            );
             rows.insert(0, ("contact node at first", text));
         }
         rows
@@ -244,7 +277,13 @@ mod tests {
     fn text_shows_waits_beside_the_control() {
         let report = report(vec![node("n1"), node("n2")], ClientErrors::default());
         let text = report.text();
-        for part in ["12.3", "31.0 (6.0)", "25.0 ms, of connections", "5 each of redis, nginx", "As promised"] {
+        for part in [
+            "12.3",
+            "31.0 (6.0)",
+            "25.0 ms, of connections",
+            "5 each of redis, nginx",
+            "As promised",
+        ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
         assert!(report.passed, "{:?}", report.problems);
@@ -264,7 +303,11 @@ mod tests {
         let mut nodes = both();
         nodes[1].safe_to_reboot = false;
         nodes[1].reasons = vec!["redis-server stays".to_owned()];
-        is_broken(nodes, ClientErrors::default(), "n2 was not safe to reboot: redis-server stays");
+        is_broken(
+            nodes,
+            ClientErrors::default(),
+            "n2 was not safe to reboot: redis-server stays",
+        );
         let mut nodes = both();
         nodes[0].moved = 3;
         is_broken(nodes, ClientErrors::default(), "3 processes left n1");
