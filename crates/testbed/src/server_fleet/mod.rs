@@ -21,7 +21,7 @@ use crate::detached_program::{output_path, start_detached};
 use crate::process_moves::move_process;
 use crate::programs::ProgramSetup;
 
-pub use clients::{ClientErrors, ClientPlan, ClientWaits, FleetClients};
+pub use clients::{ClientErrors, ClientPlan, ClientWaits, ClientWork, FleetClients};
 pub use kinds::ServerKind;
 
 /// Port of the first server; each further server has the next one.
