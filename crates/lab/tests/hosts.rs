@@ -239,6 +239,7 @@ fn rebooted_host_is_new_and_others_go_on() {
             lab.processes("n1").unwrap(),
         );
         lab.reboot("n1").unwrap();
+        assert!(!program.wait().unwrap().success());
         assert_ne!(lab.init_process("n1").unwrap(), init);
         for pid in processes {
             assert!(
@@ -261,7 +262,6 @@ fn rebooted_host_is_new_and_others_go_on() {
             assert_echo(&lab, "c1", "n1", address);
         }
     }
-    assert!(!program.wait().unwrap().success());
     assert_eq!(lab.init_process("n2").unwrap(), other_init);
     assert!(lab.status().unwrap().hosts.iter().all(|host| host.alive));
     // A reopened lab finds the new host.

@@ -17,8 +17,8 @@ use holdfast_testbed::server_fleet::{
 };
 
 pub use display::DrainDisplay;
-pub use node_cycle::NodeResult;
 use node_cycle::{NodeCycle, Period};
+pub use node_cycle::{NodeResult, PhaseErrors};
 pub use report::DrainDemoReport;
 
 /// Number of nodes. All are voters, so that each can become contact node.

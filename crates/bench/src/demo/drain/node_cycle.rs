@@ -91,6 +91,19 @@ pub struct NodeResult {
     pub refilled: usize,
     /// Longest waits of clients from the reboot until the node was filled again.
     pub reboot_waits: ClientWaits,
+    /// Errors seen by clients in each part.
+    pub errors: PhaseErrors,
+}
+
+/// Errors seen by clients in each part of a node's turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PhaseErrors {
+    /// In the drain, with the change of the contact node before it.
+    pub drain: u64,
+    /// From the reboot until the node was a member of the group again.
+    pub reboot: u64,
+    /// While servers moved back.
+    pub refill: u64,
 }
 
 /// A node's turn.
@@ -112,24 +125,38 @@ impl NodeCycle<'_> {
     /// # Errors
     /// A daemon does not answer, or the node does not come back or cannot be filled.
     pub fn run(&mut self) -> Result<NodeResult> {
+        let mut seen = self.clients.errors().count();
         let mut result = self.drain()?;
         self.clients.wait_for_progress()?;
+        result.errors.drain = self.new_errors(&mut seen);
         if !result.safe_to_reboot {
             return Ok(result);
         }
         let begin = Instant::now();
         result.reboot_s = Some(self.reboot()?.as_secs_f64());
+        result.errors.reboot = self.new_errors(&mut seen);
         result.refilled = self.refill()?;
         self.clients.wait_for_progress()?;
+        result.errors.refill = self.new_errors(&mut seen);
         let period = Period::since(begin);
         result.reboot_waits = self.clients.waits(period.begin, period.end);
-        let errors = self.clients.errors();
+        let PhaseErrors {
+            drain,
+            reboot,
+            refill,
+        } = result.errors;
         self.step(format!(
-            "{} is filled again; errors seen by clients so far: {}",
-            self.node,
-            errors.count()
+            "{} is filled again; errors seen by clients: {drain} in the drain, {reboot} at the reboot, {refill} while \
+             servers moved back",
+            self.node
         ));
         Ok(result)
+    }
+
+    /// Returns the number of errors that clients have seen since the last call.
+    fn new_errors(&self, seen: &mut u64) -> u64 {
+        let now = self.clients.errors().count();
+        now - std::mem::replace(seen, now)
     }
 
     fn step(&self, text: String) {

@@ -28,6 +28,8 @@ pub struct ClientPlacement {
     well_weights: BTreeMap<u16, NodeWeights>,
     /// The shares of the nodes by each service's policy.
     pool: NodePool<u16>,
+    /// True if the contact node's judgement on servers decides which nodes get new clients.
+    follows_health: bool,
     /// Number of changes of the weights.
     epoch: u32,
     /// Services of each move to this node, by row, with the successor known before the move.
@@ -37,13 +39,15 @@ pub struct ClientPlacement {
 }
 
 impl ClientPlacement {
-    /// Returns the placement by the configured weights, which the maps have already.
-    pub fn new(services: &[ServiceConfig]) -> Self {
+    /// Returns the placement by the configured weights, which the maps have already. If the placement follows the health of
+    /// servers, a node that joins later has no new clients before [`ClientPlacement::set_well_weights`] names it.
+    pub fn new(services: &[ServiceConfig], follows_health: bool) -> Self {
         let mut placement = Self {
             services: BTreeMap::new(),
             weights: BTreeMap::new(),
             well_weights: BTreeMap::new(),
             pool: NodePool::new(NodePoolConfig::default()),
+            follows_health,
             epoch: 0,
             previous_successors: BTreeMap::new(),
             forward_until_s: BTreeMap::new(),
@@ -96,14 +100,15 @@ impl ClientPlacement {
     }
 
     /// Adds a service whose row the maps have, or changes the weights or the policy of one. Nodes that are not well keep
-    /// the weight 0. [`ClientPlacement::place`] follows.
+    /// the weight 0, and a node that is new in a known service begins with it: nothing is known of its server.
+    /// [`ClientPlacement::place`] follows.
     pub fn set_service(&mut self, now: Duration, service: &ServiceConfig) {
         let mut well = match service.is_ending {
             true => NodeWeights::new(),
             false => service.weights.clone(),
         };
         for (node, weight) in &mut well {
-            if self.is_excluded(service.row, *node) {
+            if self.is_excluded(service.row, *node) || self.is_new(service.row, *node) {
                 *weight = 0;
             }
         }
@@ -125,6 +130,12 @@ impl ClientPlacement {
         };
         weight_in(&self.weights).is_some_and(|weight| weight > 0)
             && weight_in(&self.well_weights) == Some(0)
+    }
+
+    /// Returns true if a known service has had no such node, and the node's health decides.
+    fn is_new(&self, row: u16, node: NodeId) -> bool {
+        let known = self.weights.get(&row);
+        self.follows_health && known.is_some_and(|known| !known.contains_key(&node))
     }
 
     /// Sets the weights of the nodes whose servers are well; 0 for the others. [`ClientPlacement::place`] follows.
@@ -195,3 +206,6 @@ impl ClientPlacement {
         Ok(changed)
     }
 }
+
+#[cfg(test)]
+mod tests;

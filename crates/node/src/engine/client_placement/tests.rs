@@ -1,0 +1,63 @@
+//! Tests of the weights of nodes.
+
+use super::*;
+use crate::config::{CheckConfig, PlacementRule};
+use holdfast_wire::Protocol;
+use holdfast_wire::group_data::ServicePolicy;
+
+fn weights(entries: &[(u16, u32)]) -> NodeWeights {
+    let entries = entries.iter();
+    entries
+        .map(|(node, weight)| (NodeId(*node), *weight))
+        .collect()
+}
+
+fn service(entries: &[(u16, u32)]) -> ServiceConfig {
+    ServiceConfig {
+        pool: "web".to_owned(),
+        address: ([10, 0, 0, 1], 80).into(),
+        protocol: Protocol::Tcp,
+        placement: PlacementRule::Hash,
+        weights: weights(entries),
+        check: CheckConfig::default(),
+        drain: None,
+        policy: ServicePolicy::default(),
+        row: 0,
+        is_ending: false,
+    }
+}
+
+/// Returns the nodes with a share.
+fn placed(placement: &ClientPlacement) -> Vec<u16> {
+    let shares = placement.shares(0).filter(|(_, share)| *share > 0);
+    shares.map(|(node, _)| node.0).collect()
+}
+
+#[test]
+fn node_that_joins_waits_for_a_judgement_on_its_server() {
+    let now = Duration::ZERO;
+    let first = service(&[(1, 1), (2, 1)]);
+    let mut placement = ClientPlacement::new(std::slice::from_ref(&first), true);
+    assert_eq!(placed(&placement), [1, 2]);
+    placement.set_well_weights(now, &first.endpoint(), &weights(&[(1, 1)]));
+    assert_eq!(placed(&placement), [1]);
+    // Node 2 has left, and comes back with another number.
+    placement.set_service(now, &service(&[(1, 1), (3, 1)]));
+    assert_eq!(placed(&placement), [1]);
+    placement.set_well_weights(now, &first.endpoint(), &weights(&[(1, 1), (3, 1)]));
+    assert_eq!(placed(&placement), [1, 3]);
+    placement.set_service(now, &service(&[(1, 1), (3, 2)]));
+    assert_eq!(placed(&placement), [1, 3]);
+}
+
+#[test]
+fn new_service_and_placement_without_health_use_all_nodes() {
+    let now = Duration::ZERO;
+    let first = service(&[(1, 1)]);
+    let mut placement = ClientPlacement::new(&[], true);
+    placement.set_service(now, &service(&[(1, 1), (2, 1)]));
+    assert_eq!(placed(&placement), [1, 2]);
+    let mut placement = ClientPlacement::new(&[first], false);
+    placement.set_service(now, &service(&[(1, 1), (2, 1)]));
+    assert_eq!(placed(&placement), [1, 2]);
+}
