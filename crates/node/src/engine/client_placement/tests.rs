@@ -34,20 +34,23 @@ fn placed(placement: &ClientPlacement) -> Vec<u16> {
 }
 
 #[test]
-fn node_that_joins_waits_for_a_judgement_on_its_server() {
+fn membership_changes_keep_clients_at_the_nodes_that_serve() {
     let now = Duration::ZERO;
-    let first = service(&[(1, 1), (2, 1)]);
+    let first = service(&[(1, 1), (2, 1), (3, 1)]);
     let mut placement = ClientPlacement::new(std::slice::from_ref(&first), true);
-    assert_eq!(placed(&placement), [1, 2]);
+    assert_eq!(placed(&placement), [1, 2, 3]);
     placement.set_well_weights(now, &first.endpoint(), &weights(&[(1, 1)]));
     assert_eq!(placed(&placement), [1]);
-    // Node 2 has left, and comes back with another number.
+    // Node 2 leaves, and comes back with another number.
     placement.set_service(now, &service(&[(1, 1), (3, 1)]));
     assert_eq!(placed(&placement), [1]);
-    placement.set_well_weights(now, &first.endpoint(), &weights(&[(1, 1), (3, 1)]));
-    assert_eq!(placed(&placement), [1, 3]);
-    placement.set_service(now, &service(&[(1, 1), (3, 2)]));
-    assert_eq!(placed(&placement), [1, 3]);
+    placement.set_service(now, &service(&[(1, 1), (3, 1), (4, 1)]));
+    assert_eq!(placed(&placement), [1]);
+    placement.set_well_weights(now, &first.endpoint(), &weights(&[(1, 1), (4, 1)]));
+    assert_eq!(placed(&placement), [1, 4]);
+    // The only nodes that served have left: any node may serve.
+    placement.set_service(now, &service(&[(3, 1), (5, 1)]));
+    assert_eq!(placed(&placement), [3, 5]);
 }
 
 #[test]
