@@ -14,6 +14,8 @@ guest_packages=(kmod iproute2 jq)
 game_packages=(openarena-server ioquake3-server openarena-081-maps)
 
 database_packages=(mariadb-server-core)
+# With nginx of the group `pool`.
+drain_packages=(redis-server memcached nodejs node-ws)
 # Go is the largest of them, 450 MB.
 program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients memcached python3 nodejs node-ws
     openjdk-17-jre-headless openjdk-17-jdk-headless golang-go haproxy postgresql php-fpm)
@@ -27,6 +29,7 @@ declare -A package_reason=(
     [game]="for OpenArena's dedicated server as a load, the one of paper 002; unpacked beside the build, not installed"
     [database]="for the database of the zone server, the load of paper 002; nothing of it is started"
     [store]="for groups whose views are in etcd; installed without being started"
+    [drain]="for the demonstration of drains, stock servers; installed without being started"
     [program]="for the real programs that are put under load; installed without being started"
     [package]="to make Debian packages"
     [proof]="for the bare Debian in which ./x proves itself"

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::churn::{self, ChurnPlan, measure};
 use holdfast_testbed::programs::{
-    BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RunningProgram, UnmodifiedProgram,
+    BROKEN_CONNECTION, CLIENT_HOST, PROGRAMS, RunningProgram, UnmodifiedProgram, find_program_spec,
 };
 
 const MOVES: usize = 20;
@@ -16,19 +16,12 @@ const MOVES: usize = 20;
 /// Serializes the tests: two groups at once would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn find_program_spec(name: &str) -> &'static UnmodifiedProgram {
-    PROGRAMS
-        .iter()
-        .find(|program| program.name == name)
-        .unwrap()
-}
-
 /// Asserts that the load sees no error while its server moves. As a control, the load must report an error when one of
 /// its connections is broken, however well it hides reconnects.
 #[track_caller]
 fn assert_moves_under_load(name: &str) {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let result = move_program(find_program_spec(name));
+    let result = find_program_spec(name).and_then(move_program);
     if let Err(error) = result {
         panic!("{error:#}");
     }

@@ -210,21 +210,24 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
 /// Gives each node its share of the processors. The state is stored before, so that a lab that is being brought up can be
 /// removed.
 fn limit_processors(state: &mut LabState) -> Result<()> {
-    let Some(processors) = state.processors else {
-        return Ok(());
-    };
-    let nodes = state.plan.hosts().into_iter();
-    for host in nodes.filter(|host| host.kind == HostKind::Node) {
-        let group = state.host_cgroup(&host.name);
-        fs::create_dir_all(&group).context(|| format!("create {}", group.display()))?;
-        let names = (&*state.name, &*host.name);
-        if let Some(limited) =
-            processor_limit::limit(&group, names, (processors, state.plan.nodes))?
-        {
-            state.processor_groups.insert(host.name, limited);
-        }
+    for host in state.plan.hosts() {
+        limit_host_processors(state, &host)?;
     }
     state.save()
+}
+
+/// Gives a node its share of the processors, if the lab limits them.
+fn limit_host_processors(state: &mut LabState, host: &LabHost) -> Result<()> {
+    let Some(processors) = state.processors.filter(|_| host.kind == HostKind::Node) else {
+        return Ok(());
+    };
+    let group = state.host_cgroup(&host.name);
+    fs::create_dir_all(&group).context(|| format!("create {}", group.display()))?;
+    let names = (&*state.name, &*host.name);
+    if let Some(limited) = processor_limit::limit(&group, names, (processors, state.plan.nodes))? {
+        state.processor_groups.insert(host.name.clone(), limited);
+    }
+    Ok(())
 }
 
 /// Works on all hosts concurrently, one thread per host.
@@ -300,21 +303,76 @@ fn wire_switch(state: &LabState, hosts: &[(LabHost, bool)]) -> Result<()> {
         &network_scripts::link_script(&state.plan, hosts, &state.inits),
     )?;
     for (host, spliced) in hosts {
-        set_features(
-            &network_scripts::switch_end(host),
-            &network_scripts::switch_end_features(),
-        )?;
-        if *spliced {
-            set_features(
-                &network_scripts::bridge_port(host, true),
-                &network_scripts::spliced_port_features(),
-            )?;
-        }
-        if let Some(link) = state.kernel_link(&host.name) {
-            enforce_rate(&network_scripts::switch_end(host), &link.down)?;
-        }
+        set_up_switch_end(state, host, *spliced)?;
     }
     route_service(&state.plan, &state.plan.hosts()[0])
+}
+
+/// Sets up the switch's end of a host's link. Runs in the switch's network namespace.
+fn set_up_switch_end(state: &LabState, host: &LabHost, spliced: bool) -> Result<()> {
+    set_features(
+        &network_scripts::switch_end(host),
+        &network_scripts::switch_end_features(),
+    )?;
+    if spliced {
+        set_features(
+            &network_scripts::bridge_port(host, true),
+            &network_scripts::spliced_port_features(),
+        )?;
+    }
+    if let Some(link) = state.kernel_link(&host.name) {
+        enforce_rate(&network_scripts::switch_end(host), &link.down)?;
+    }
+    Ok(())
+}
+
+/// Cuts a host's power: its link goes down, so that no packet of a dying process leaves, and all its processes are killed,
+/// with everything that exists only in the host's memory.
+pub(crate) fn switch_off(
+    state: &LabState,
+    host: &LabHost,
+    children: &mut Vec<Child>,
+) -> Result<()> {
+    let switch = state.host_init(SWITCH_NAME)?;
+    let end = network_scripts::switch_end(host);
+    // Each of these fails if the link is gone, as that of a host whose init process has ended.
+    let change_link = |arguments: &[&str]| {
+        switch.run_in_net_namespace(|| {
+            let _ = run_program("ip", arguments, "");
+            Ok(())
+        })
+    };
+    change_link(&["link", "set", &end, "down"])?;
+    cgroup::destroy(&state.host_cgroup(&host.name))?;
+    let init = state.host_init(&host.name)?.pid;
+    if let Some(position) = children.iter().position(|child| child.id() as i32 == init) {
+        // The child was killed with its group; waiting prevents a zombie.
+        let _ = children.swap_remove(position).wait();
+    }
+    // The kernel removes the link some time after the last process, and the name is needed again.
+    change_link(&["link", "delete", &end])
+}
+
+/// Makes a host anew that [`switch_off`] has ended, with the same addresses and link.
+pub(crate) fn switch_on(
+    state: &mut LabState,
+    host: &LabHost,
+    children: &mut Vec<Child>,
+) -> Result<()> {
+    limit_host_processors(state, host)?;
+    let switch = state.host_init(SWITCH_NAME)?.clone();
+    let settings = network_scripts::host_settings();
+    let init = start_init(state, &host.name, settings, Some(&switch))?;
+    record_init(state, children, &host.name, init)?;
+    switch.run_in_net_namespace(|| {
+        let script = network_scripts::host_link_script(host, &state.inits);
+        run_program("ip", &["-batch", "-"], &script)?;
+        set_up_switch_end(state, host, false)
+    })?;
+    let init = state.host_init(&host.name)?;
+    init.run_in_net_namespace(|| wire_host(state, host, false))?;
+    packet_steering::enable_packet_steering(state)?;
+    init.run_in_net_namespace(|| wait_for_router(&state.plan, host))
 }
 
 /// Sets up a host. Runs in the host's network namespace.

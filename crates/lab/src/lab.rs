@@ -22,7 +22,7 @@ pub struct Lab {
     pub(crate) state: LabState,
     hosts: Vec<LabHost>,
     /// The lab's processes, if dropping this value takes the lab down.
-    owned_processes: Option<Vec<Child>>,
+    pub(crate) owned_processes: Option<Vec<Child>>,
 }
 
 impl Lab {

@@ -39,6 +39,7 @@ mod namespace;
 mod network_scripts;
 mod packet_steering;
 mod processor_limit;
+mod reboot;
 pub mod testing;
 mod topology;
 

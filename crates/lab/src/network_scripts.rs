@@ -125,10 +125,20 @@ pub(crate) fn link_script(
         push_line(&mut script, format_args!("link set {name} up"));
     }
     for (host, spliced) in hosts {
-        let pid = inits.get(&host.name).map_or(0, |init| init.pid);
-        add_link(&mut script, host, *spliced, pid);
+        add_link(&mut script, host, *spliced, init_pid(host, inits));
     }
     script
+}
+
+/// Creates the link of one host that is not behind the link program.
+pub(crate) fn host_link_script(host: &LabHost, inits: &BTreeMap<String, ProcessRef>) -> String {
+    let mut script = String::new();
+    add_link(&mut script, host, false, init_pid(host, inits));
+    script
+}
+
+fn init_pid(host: &LabHost, inits: &BTreeMap<String, ProcessRef>) -> i32 {
+    inits.get(&host.name).map_or(0, |init| init.pid)
 }
 
 fn add_link(script: &mut String, host: &LabHost, spliced: bool, pid: i32) {

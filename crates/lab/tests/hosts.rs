@@ -217,6 +217,66 @@ fn killing_init_kills_only_its_host() {
 }
 
 #[test]
+fn rebooted_host_is_new_and_others_go_on() {
+    if !is_root() {
+        return;
+    }
+    let mut lab = Lab::up(&spec("reboot").nodes(2)).unwrap();
+    let (mut program, _) = start_shell(&lab, "echo $$; exec sleep 1000");
+    let left = "touch /run/holdfast/mine && mkdir /sys/fs/bpf/mine && echo 7 >/proc/sys/net/ipv4/ip_default_ttl";
+    output_of(&lab, "n1", left);
+    let link = |lab: &Lab| {
+        output_of(
+            lab,
+            "n1",
+            "cat /sys/class/net/eth0/address; ip -o -4 addr show eth0",
+        )
+    };
+    let (link_before, other_init) = (link(&lab), lab.init_process("n2").unwrap());
+    for _ in 0..2 {
+        let (init, processes) = (
+            lab.init_process("n1").unwrap(),
+            lab.processes("n1").unwrap(),
+        );
+        lab.reboot("n1").unwrap();
+        assert!(!program.wait().unwrap().success());
+        assert_ne!(lab.init_process("n1").unwrap(), init);
+        for pid in processes {
+            assert!(
+                !Path::new(&format!("/proc/{pid}")).exists(),
+                "process {pid} runs"
+            );
+        }
+        let left = output_of(
+            &lab,
+            "n1",
+            "ls /run/holdfast; test ! -e /sys/fs/bpf/mine || echo mine",
+        );
+        assert_eq!(left, "");
+        let ttl = output_of(&lab, "n1", "cat /proc/sys/net/ipv4/ip_default_ttl");
+        assert_eq!(ttl, "64");
+        assert_eq!(link(&lab), link_before);
+        let (v4, v6) = lab.address("n1").unwrap();
+        for address in [v4.into(), v6.into()] {
+            assert_echo(&lab, "n2", "n1", address);
+            assert_echo(&lab, "c1", "n1", address);
+        }
+    }
+    assert_eq!(lab.init_process("n2").unwrap(), other_init);
+    assert!(lab.status().unwrap().hosts.iter().all(|host| host.alive));
+    // A reopened lab finds the new host.
+    let mut reopened = Lab::open(lab.name()).unwrap();
+    assert_eq!(output_of(&reopened, "n1", "hostname"), "n1");
+    assert!(matches!(reopened.reboot("n1"), Err(Error::Invalid(_))));
+    assert!(matches!(lab.reboot("n9"), Err(Error::NoHost { .. })));
+    lab.cut("n1").unwrap();
+    assert!(matches!(lab.reboot("n1"), Err(Error::Invalid(_))));
+    let (name, group) = (lab.name().to_owned(), lab.cgroup("n1").unwrap());
+    lab.down().unwrap();
+    assert_removed(&name, &group);
+}
+
+#[test]
 fn orphans_are_reaped() {
     if !is_root() {
         return;

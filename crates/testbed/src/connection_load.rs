@@ -13,6 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use holdfast_lab::Lab;
 
+use crate::longest_waits::LongestWaits;
+
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 256;
 
@@ -47,9 +49,14 @@ impl VerifiedByteCounters {
     /// Compares an answer with the expected one of the same length.
     pub fn compare(&self, expected: &[u8], answer: &[u8]) {
         let wrong = expected.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
+        self.count(expected.len(), wrong);
+    }
+
+    /// Counts an answer of `length` bytes, of which `wrong` differed.
+    pub fn count(&self, length: usize, wrong: u64) {
         self.wrong.fetch_add(wrong, Ordering::Relaxed);
         self.verified
-            .fetch_add(2 * expected.len() as u64, Ordering::Relaxed);
+            .fetch_add(2 * length as u64, Ordering::Relaxed);
     }
 
     /// Counts a message that had no answer.
@@ -99,6 +106,8 @@ pub struct RequestProtocol {
     pub make_request: fn(u64, &[u8; MESSAGE_BYTES]) -> Cow<'_, [u8]>,
     /// Returns the answer expected from the server.
     pub expected_answer: fn(u64, &[u8; MESSAGE_BYTES]) -> Cow<'_, [u8]>,
+    /// Byte of an expected answer that stands for any byte, as those of a date. Must not be a byte of a message.
+    pub any_byte: Option<u8>,
 }
 
 impl RequestProtocol {
@@ -107,7 +116,17 @@ impl RequestProtocol {
         greeting: None,
         make_request: |_, message| Cow::Borrowed(message),
         expected_answer: |_, message| Cow::Borrowed(message),
+        any_byte: None,
     };
+
+    /// Returns the number of bytes in which an answer differs from the expected one.
+    #[must_use]
+    pub fn count_wrong_bytes(&self, expected: &[u8], answer: &[u8]) -> u64 {
+        let pairs = expected.iter().zip(answer);
+        let wrong =
+            pairs.filter(|(wanted, byte)| wanted != byte && Some(**wanted) != self.any_byte);
+        (wrong.count() + expected.len().abs_diff(answer.len())) as u64
+    }
 }
 
 /// One connection of a load.
@@ -136,6 +155,8 @@ impl LoadConnection {
 pub struct ConnectionLoad {
     /// Counters of the load; other loads may add to them.
     pub compared: Arc<VerifiedByteCounters>,
+    /// Times from the sending of a message to the end of its answer.
+    pub waits: Arc<LongestWaits>,
     members: Arc<Vec<LoadConnection>>,
     thread: JoinHandle<Result<()>>,
 }
@@ -165,6 +186,7 @@ impl ConnectionLoad {
                 .try_for_each(|stream| exchange_greeting(stream, hello))?;
         }
         let compared = Arc::new(VerifiedByteCounters::default());
+        let waits = Arc::new(LongestWaits::default());
         let member = |stream: &TcpStream| -> io::Result<LoadConnection> {
             Ok(LoadConnection {
                 client: stream.local_addr()?,
@@ -175,12 +197,19 @@ impl ConnectionLoad {
         let members: Arc<Vec<_>> = Arc::new(streams.iter().map(member).collect::<io::Result<_>>()?);
         let thread = {
             let (compared, members) = (compared.clone(), members.clone());
+            let waits = waits.clone();
             std::thread::Builder::new().spawn(move || {
-                event_loop::run_load(streams, interval, protocol, &compared, &members)
+                let watched = event_loop::WatchedLoad {
+                    compared: &compared,
+                    waits: &waits,
+                    members: &members,
+                };
+                event_loop::run_load(streams, interval, protocol, watched)
             })?
         };
         Ok(Self {
             compared,
+            waits,
             members,
             thread,
         })
@@ -189,6 +218,12 @@ impl ConnectionLoad {
     /// Returns the connections, in the order in which they were passed in.
     pub fn connections(&self) -> &[LoadConnection] {
         &self.members
+    }
+
+    /// Returns the connections for use after the end of the load.
+    #[must_use]
+    pub fn shared_connections(&self) -> Arc<Vec<LoadConnection>> {
+        self.members.clone()
     }
 
     /// Stops the load.

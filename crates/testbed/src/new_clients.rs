@@ -1,11 +1,13 @@
-//! New clients at a steady rate: each connects, sends a message, and waits for its echo.
+//! New clients at a steady rate: each connects, sends a request, waits for its answer, and ends.
+
+mod exchange;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,12 +18,18 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Message of each client.
-const MESSAGE: &[u8] = b"is anybody there?";
+use crate::connection_load::RequestProtocol;
+use crate::longest_waits::LongestWaits;
+use exchange::Exchange;
+
 /// Descriptors for clients that wait for an answer.
 const DESCRIPTORS_WANTED: u64 = 16_384;
 /// Events taken at once.
 const EVENTS: usize = 256;
+/// Bytes taken from a socket at once.
+const BUFFER_BYTES: usize = 4096;
+/// Number of the first client: above those of connections of a load at the same server.
+const FIRST_NUMBER: u64 = 1 << 32;
 /// Shortest delay of the clients' thread that counts as a lack of CPU time. Clients missed in a shorter one are made up
 /// for.
 const DELAY_MIN: Duration = Duration::from_millis(20);
@@ -42,8 +50,10 @@ pub struct EndedClient {
 /// Result of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientOutcome {
-    /// The echo came, this long after the start.
+    /// The right answer came, this long after the start.
     Answered(Duration),
+    /// An answer came, of which this number of bytes was wrong.
+    WrongAnswer(u64),
     /// The connection was refused or reset.
     Refused,
     /// The handshake had no answer.
@@ -53,7 +63,7 @@ pub enum ClientOutcome {
 }
 
 impl EndedClient {
-    /// Returns true if the echo did not come within `limit`. A late echo is no failure if it took less than half the limit
+    /// Returns true if the answer did not come within `limit`. A late answer is no failure if it took less than half the limit
     /// apart from the time for which this client had no CPU: a client whose SYN was lost fails in spite of a short
     /// lack of CPU.
     pub fn has_failed(&self, limit: Duration) -> bool {
@@ -65,42 +75,109 @@ impl EndedClient {
         }
     }
 
-    /// Returns true if the echo came later than `limit` only because the client had no CPU.
+    /// Returns true if the answer came later than `limit` only because the client had no CPU.
     pub fn is_late_without_cpu(&self, limit: Duration) -> bool {
         let is_late = matches!(self.outcome, ClientOutcome::Answered(after) if after > limit);
         is_late && !self.has_failed(limit)
     }
 }
 
+/// Parameters of a load of new clients.
+#[derive(Clone, Copy, Debug)]
+pub struct NewClientSpec {
+    /// Address that the clients connect to.
+    pub service: SocketAddr,
+    /// Number of clients per second.
+    pub rate_per_s: u32,
+    /// Time after which a client gives up.
+    pub patience: Duration,
+    /// Protocol of the server.
+    pub protocol: RequestProtocol,
+}
+
+impl NewClientSpec {
+    /// Returns the parameters of clients of an echo server.
+    #[must_use]
+    pub fn of_echo(service: SocketAddr, rate_per_s: u32, patience: Duration) -> NewClientSpec {
+        NewClientSpec {
+            service,
+            rate_per_s,
+            patience,
+            protocol: RequestProtocol::ECHO,
+        }
+    }
+}
+
+/// Counters of a running load.
+#[derive(Debug, Default)]
+pub struct NewClientCounters {
+    /// Clients that have ended.
+    pub ended: AtomicU64,
+    /// Clients of these without the right answer.
+    pub failed: AtomicU64,
+    /// Bytes of answers that differed from the expected ones.
+    pub wrong_bytes: AtomicU64,
+    /// Times from the start of a client to its answer.
+    pub waits: LongestWaits,
+    first_failure: OnceLock<EndedClient>,
+}
+
+impl NewClientCounters {
+    /// Returns a description of the first failed client.
+    #[must_use]
+    pub fn first_failure(&self) -> String {
+        let failure = self.first_failure.get();
+        failure.map_or_else(String::new, |client| {
+            format!("{:?} (port {})", client.outcome, client.port)
+        })
+    }
+
+    fn count(&self, client: EndedClient) {
+        match client.outcome {
+            ClientOutcome::Answered(after) => self.waits.record(Instant::now(), after),
+            outcome => {
+                if let ClientOutcome::WrongAnswer(bytes) = outcome {
+                    self.wrong_bytes.fetch_add(bytes, Ordering::Relaxed);
+                }
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                // Later failures are only counted.
+                let _ = self.first_failure.set(client);
+            }
+        }
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Clients that keep coming until the load is stopped.
 #[derive(Debug)]
 pub struct NewClientLoad {
+    /// Counters of the load.
+    pub counters: Arc<NewClientCounters>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<Vec<EndedClient>>>,
 }
 
 impl NewClientLoad {
-    /// Starts `rate_per_s` clients per second from a host of a lab. Each is given up after `patience`.
+    /// Starts clients in a host of a lab.
     ///
     /// # Errors
     /// The host does not exist, or the system gives no thread.
-    pub fn start(
-        lab: &Lab,
-        host: &str,
-        service: SocketAddr,
-        rate_per_s: u32,
-        patience: Duration,
-    ) -> Result<NewClientLoad> {
+    pub fn start(lab: &Lab, host: &str, spec: NewClientSpec) -> Result<NewClientLoad> {
         raise_descriptor_limit();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let run = move || ClientLoop::new(service, rate_per_s, patience)?.run(&stopped);
+        let counters = Arc::new(NewClientCounters::default());
+        let (stopped, counted) = (stop.clone(), counters.clone());
+        let run = move || ClientLoop::new(spec, &counted)?.run(&stopped);
         // A thread begins in the network namespace of the thread that starts it.
         let thread = lab.run_in_net_namespace(host, || {
             let builder = std::thread::Builder::new().name("new-clients".to_owned());
             builder.spawn(run)
         })??;
-        Ok(NewClientLoad { stop, thread })
+        Ok(NewClientLoad {
+            counters,
+            stop,
+            thread,
+        })
     }
 
     /// Starts no more clients, and waits for the others. Returns all clients in the order of their ends.
@@ -128,11 +205,11 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
-struct ClientLoop {
+struct ClientLoop<'a> {
     epoll: OwnedFd,
-    service: SocketAddr,
+    spec: NewClientSpec,
+    counters: &'a NewClientCounters,
     interval: Duration,
-    patience: Duration,
     open: BTreeMap<u64, OpenClient>,
     /// Clients by their starts, which is the order in which their time ends.
     order: VecDeque<u64>,
@@ -147,16 +224,16 @@ struct OpenClient {
     without_cpu_before: Duration,
     port: u16,
     is_connected: bool,
-    received: usize,
+    exchange: Exchange,
 }
 
-impl ClientLoop {
-    fn new(service: SocketAddr, rate_per_s: u32, patience: Duration) -> io::Result<ClientLoop> {
+impl<'a> ClientLoop<'a> {
+    fn new(spec: NewClientSpec, counters: &'a NewClientCounters) -> io::Result<ClientLoop<'a>> {
         Ok(ClientLoop {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            service,
-            interval: Duration::from_secs(1) / rate_per_s.max(1),
-            patience,
+            interval: Duration::from_secs(1) / spec.rate_per_s.max(1),
+            spec,
+            counters,
             open: BTreeMap::new(),
             order: VecDeque::new(),
             ended: Vec::new(),
@@ -166,7 +243,7 @@ impl ClientLoop {
 
     fn run(mut self, stop: &AtomicBool) -> io::Result<Vec<EndedClient>> {
         let mut next_start = Instant::now();
-        let mut number = 0;
+        let mut number = FIRST_NUMBER;
         let mut events = Vec::with_capacity(EVENTS);
         loop {
             let now = Instant::now();
@@ -200,7 +277,7 @@ impl ClientLoop {
     }
 
     fn begin(&mut self, number: u64) -> io::Result<()> {
-        let family = match self.service {
+        let family = match self.spec.service {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
@@ -208,7 +285,7 @@ impl ClientLoop {
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
         self.cpu_probe.measure(Duration::ZERO);
         let started = Instant::now();
-        match rustix::net::connect(&socket, &self.service) {
+        match rustix::net::connect(&socket, &self.spec.service) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -226,7 +303,7 @@ impl ClientLoop {
             without_cpu_before: self.cpu_probe.without_cpu,
             port: own_address.map_or(0, |address| address.port()),
             is_connected: false,
-            received: 0,
+            exchange: Exchange::new(self.spec.protocol, number),
         };
         self.open.insert(number, client);
         self.order.push_back(number);
@@ -239,8 +316,9 @@ impl ClientLoop {
             return;
         };
         let outcome = match client.advance() {
-            Ok(true) => ClientOutcome::Answered(client.started.elapsed()),
-            Ok(false) | Err(Errno::AGAIN) => return,
+            Ok(Some(0)) => ClientOutcome::Answered(client.started.elapsed()),
+            Ok(Some(wrong)) => ClientOutcome::WrongAnswer(wrong),
+            Ok(None) | Err(Errno::AGAIN) => return,
             Err(_) => ClientOutcome::Refused,
         };
         self.end(number, outcome);
@@ -249,7 +327,7 @@ impl ClientLoop {
     fn give_up(&mut self, now: Instant) {
         while let Some(number) = self.order.front().copied() {
             if let Some(client) = self.open.get(&number) {
-                if now < client.started + self.patience {
+                if now < client.started + self.spec.patience {
                     return;
                 }
                 let outcome = match client.is_connected {
@@ -265,12 +343,14 @@ impl ClientLoop {
     fn end(&mut self, number: u64, outcome: ClientOutcome) {
         if let Some(client) = self.open.remove(&number) {
             self.cpu_probe.measure(Duration::ZERO);
-            self.ended.push(EndedClient {
+            let ended = EndedClient {
                 started: client.started,
                 port: client.port,
                 outcome,
                 without_cpu: self.cpu_probe.without_cpu - client.without_cpu_before,
-            });
+            };
+            self.counters.count(ended);
+            self.ended.push(ended);
         }
     }
 }
@@ -310,27 +390,39 @@ fn thread_cpu_time() -> Duration {
 }
 
 impl OpenClient {
-    /// Connects, sends and receives as far as possible. Returns true after the whole echo.
-    fn advance(&mut self) -> Result<bool, Errno> {
+    /// Connects, sends and receives as far as possible. Returns the number of wrong bytes after the whole answer.
+    fn advance(&mut self) -> Result<Option<u64>, Errno> {
         if !self.is_connected {
             rustix::net::sockopt::socket_error(&self.socket)??;
-            match rustix::net::send(&self.socket, MESSAGE, SendFlags::NOSIGNAL) {
-                // The handshake has not ended.
-                Err(Errno::NOTCONN | Errno::PIPE | Errno::AGAIN) => return Ok(false),
-                sent => drop(sent?),
-            }
-            self.is_connected = true;
         }
-        let mut buffer = [0; MESSAGE.len()];
         loop {
+            if !self.send()? {
+                return Ok(None);
+            }
+            let mut buffer = [0; BUFFER_BYTES];
             let received = rustix::io::read(&self.socket, &mut buffer)?;
             if received == 0 {
                 return Err(Errno::CONNRESET);
             }
-            self.received += received;
-            if self.received >= MESSAGE.len() {
-                return Ok(true);
+            let wrong = self.exchange.handle_received(&buffer[..received]);
+            if wrong.is_some() {
+                return Ok(wrong);
             }
         }
+    }
+
+    /// Sends the bytes that are due. Returns false while the handshake has not ended.
+    fn send(&mut self) -> Result<bool, Errno> {
+        while !self.exchange.outgoing().is_empty() {
+            match rustix::net::send(&self.socket, self.exchange.outgoing(), SendFlags::NOSIGNAL) {
+                Ok(count) => self.exchange.handle_sent(count),
+                Err(Errno::NOTCONN | Errno::PIPE | Errno::AGAIN) if !self.is_connected => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+            self.is_connected = true;
+        }
+        Ok(true)
     }
 }

@@ -2,6 +2,7 @@
 //! from node to node.
 
 mod display;
+pub mod drain;
 mod handoffs;
 pub mod migrate;
 pub mod pool;

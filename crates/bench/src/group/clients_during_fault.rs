@@ -13,7 +13,7 @@ use holdfast_testbed::cluster::Cluster;
 use holdfast_testbed::connection_load::{ConnectionLoad, message_interval, open_connections};
 use holdfast_testbed::latency_probe::{RoundTrip, TimeSpan, added_delay_us, ping_pong};
 use holdfast_testbed::network_counters::read_host;
-use holdfast_testbed::new_clients::{ClientOutcome, EndedClient, NewClientLoad};
+use holdfast_testbed::new_clients::{ClientOutcome, EndedClient, NewClientLoad, NewClientSpec};
 
 /// Host of the long connections.
 const LOAD_HOST: &str = "c1";
@@ -91,13 +91,8 @@ impl ClientsDuringFault {
             std::thread::spawn(move || ping_pong(stream, &shared))
         };
         let probes = probe_streams.into_iter().map(start_probe).collect();
-        let new_clients = NewClientLoad::start(
-            cluster.lab(),
-            NEW_CLIENT_HOST,
-            service,
-            NEW_CLIENTS_PER_S,
-            NEW_CLIENT_PATIENCE,
-        )?;
+        let of_echo = NewClientSpec::of_echo(service, NEW_CLIENTS_PER_S, NEW_CLIENT_PATIENCE);
+        let new_clients = NewClientLoad::start(cluster.lab(), NEW_CLIENT_HOST, of_echo)?;
         let clients = ClientsDuringFault {
             load,
             probes,

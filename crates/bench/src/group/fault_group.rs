@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{
     MembershipReport, ServiceChange, ServiceSettings, ServiceStatus, ServiceUpdate,
 };
@@ -298,20 +298,7 @@ impl FaultGroup {
     /// Waits until all nodes but `absent` have the same view, with one contact node that has a lease. Returns the
     /// contact node's report.
     pub(super) fn wait_for_agreement(&self, absent: Option<&str>) -> Result<MembershipReport> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let nodes = self.cluster.nodes().into_iter();
-            let present = nodes.filter(|node| Some(node.as_str()) != absent);
-            let reports = present.map(|node| Ok((self.cluster.membership(&node)?, node)));
-            let reports = reports.collect::<Result<Vec<_>>>();
-            if let Some(report) = reports.as_deref().ok().and_then(agreed_view) {
-                return Ok(report);
-            }
-            if Instant::now() > deadline {
-                bail!("exceeded time: the nodes do not agree: {reports:#?}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        self.cluster.wait_for_agreement(absent, PATIENCE)
     }
 
     pub(super) fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
@@ -322,20 +309,6 @@ impl FaultGroup {
         }
         Ok(())
     }
-}
-
-/// Returns the contact node's report if all reports have the same view and one contact node with a lease.
-fn agreed_view(reports: &[(MembershipReport, String)]) -> Option<MembershipReport> {
-    let serving = reports
-        .iter()
-        .filter(|(report, _)| report.lease_ms.is_some());
-    let [(contact, name)] = serving.collect::<Vec<_>>()[..] else {
-        return None;
-    };
-    let agrees = |(report, _): &(MembershipReport, String)| {
-        report.epoch == contact.epoch && report.contact_node.as_deref() == Some(name.as_str())
-    };
-    reports.iter().all(agrees).then(|| contact.clone())
 }
 
 pub(super) fn contact_of(report: &MembershipReport) -> Result<String> {

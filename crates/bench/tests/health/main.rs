@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::Protocol;
 use holdfast_api::control::{FlowEntry, FlowListQuery, ServerHealth, ServiceStatus, Status};
 use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
-use holdfast_testbed::new_clients::{ClientOutcome, EndedClient, NewClientLoad};
+use holdfast_testbed::new_clients::{ClientOutcome, EndedClient, NewClientLoad, NewClientSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -123,7 +123,8 @@ impl Group {
         let rate = self.extent.clients_per_s;
         let lab = self.cluster.lab();
         let give_up_after = self.extent.give_up_after;
-        let load = NewClientLoad::start(lab, "c1", self.service, rate, give_up_after).unwrap();
+        let of_echo = NewClientSpec::of_echo(self.service, rate, give_up_after);
+        let load = NewClientLoad::start(lab, "c1", of_echo).unwrap();
         std::thread::sleep(self.extent.before);
         let began = Instant::now();
         fault();

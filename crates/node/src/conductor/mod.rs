@@ -117,6 +117,8 @@ pub(crate) struct ConductorDriver {
     scan_at: Duration,
     /// Number of the last request for a scan.
     last_scan: u64,
+    /// Number of the first scan that counts: earlier ones were requested before a process left, and may have it.
+    first_valid_scan: u64,
     memory_free_kib: u64,
     processes: BTreeMap<ProcessKey, ManagedProcess>,
     /// Names of processes that are or were here.
@@ -162,6 +164,7 @@ impl ConductorDriver {
             scans,
             scan_at: Duration::ZERO,
             last_scan: 0,
+            first_valid_scan: 0,
             memory_free_kib: 0,
             processes: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -238,8 +241,11 @@ impl ConductorDriver {
         }
     }
 
-    /// Takes the result of a scan.
+    /// Takes the result of a scan, unless a process has left since the request.
     pub fn handle_scan(&mut self, now: Duration, scan: Scan, facts: &ScanFacts<'_>) {
+        if scan.number < self.first_valid_scan {
+            return;
+        }
         let mut arrived = Vec::new();
         let mut processes = BTreeMap::new();
         for process in scan.processes {
@@ -443,6 +449,7 @@ impl ConductorDriver {
         }
         if result.end.is_ok() {
             self.processes.remove(&key);
+            self.first_valid_scan = self.last_scan + 1;
         }
         self.machine.handle_move_ended(now, id, result.end);
         self.scan_at = now;

@@ -64,6 +64,7 @@ use crate::membership::{GroupMembership, MembershipOptions, RECEIVED_FRAMES_MAX}
 use crate::metrics::Metrics;
 use crate::migration::{EventReceiver, Migrations};
 use crate::peer_channel::{PeerChannel, PeerChannelOptions, Peers};
+use crate::reach::reach_of;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
 /// tracing that CO-RE helpers require.
@@ -390,7 +391,10 @@ fn build_engine(
         private_flows: PrivateFlows::new(&config, migrations.addresses().clone()),
         migrations,
         process_flows: ProcessFlows::default(),
-        placement: ClientPlacement::new(&config.services),
+        placement: ClientPlacement::new(
+            &config.services,
+            reach_of(config.group.reach).has_contact_node(),
+        ),
         health,
         dns: channels.dns.clone(),
         contact_reached_at: None,

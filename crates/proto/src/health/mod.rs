@@ -373,20 +373,26 @@ impl Health {
             return;
         }
         self.is_dirty = false;
+        let never_connected = NodeReach::default();
         let (mut announced, mut changed) = (Vec::new(), BTreeSet::new());
         for (endpoint, service) in &mut self.services {
             let was_unserved = service.placement.is_unserved;
             let (config, nodes, draining) = (&self.config, &self.nodes, &self.draining);
             let own_state = service.server.judgement();
             service.update_exclusions(&mut self.outputs, |node| {
-                let exclusion = match node == config.node {
-                    true => exclusion_by_state(own_state),
-                    false => nodes.get(&node).map_or_else(
-                        || NodeReach::default().exclusion(now, endpoint, config),
-                        |reach| reach.exclusion(now, endpoint, config),
+                let reach = nodes.get(&node).unwrap_or(&never_connected);
+                let (exclusion, is_known) = match node == config.node {
+                    true => (exclusion_by_state(own_state), own_state.is_some()),
+                    false => (
+                        reach.exclusion(now, endpoint, config),
+                        reach.has_reported(endpoint),
                     ),
                 };
-                exclusion.or(draining.contains(&node).then_some(Exclusion::Draining))
+                // When this daemon starts, the other nodes serve, and are about to say so.
+                let is_known = is_known || now < config.startup_grace;
+                let is_drained = draining.contains(&node);
+                let exclusion = exclusion.or(is_drained.then_some(Exclusion::Draining));
+                (exclusion, is_known)
             });
             if service.placement.is_unserved != was_unserved {
                 changed.insert(*endpoint);
@@ -512,17 +518,21 @@ impl Health {
 }
 
 impl Service {
-    /// Asks for the exclusion of each node, and reports changes.
+    /// Asks for the exclusion of each node, and whether anything is known of its server; reports changes.
     fn update_exclusions(
         &mut self,
         outputs: &mut VecDeque<Output>,
-        exclusion: impl Fn(NodeId) -> Option<Exclusion>,
+        exclusion: impl Fn(NodeId) -> (Option<Exclusion>, bool),
     ) {
         let service = self.settings.endpoint;
         let mut excluded = BTreeMap::new();
+        self.placement.unknown.clear();
         let mut can_serve = false;
         for (node, weight) in &self.settings.weights {
-            let reason = exclusion(*node);
+            let (reason, is_known) = exclusion(*node);
+            if !is_known {
+                self.placement.unknown.insert(*node);
+            }
             let is_able = matches!(reason, None | Some(Exclusion::Draining));
             can_serve |= is_able && *weight > 0;
             let was_excluded = self.placement.excluded.contains_key(node);

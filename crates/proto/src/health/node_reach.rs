@@ -113,6 +113,11 @@ impl NodeReach {
         self.is_connected && self.silence > Duration::ZERO
     }
 
+    /// Returns true if the node has reported its server of a service since this node knows it.
+    pub fn has_reported(&self, service: &ServiceEndpoint) -> bool {
+        self.servers.contains_key(service)
+    }
+
     /// Returns the reason why the node gets no new clients of a service.
     pub fn exclusion(
         &self,

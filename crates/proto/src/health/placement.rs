@@ -4,7 +4,7 @@ use super::config::JudgedService;
 use super::event::Exclusion;
 use core::time::Duration;
 use holdfast_wire::NodeId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Shares of one service.
 #[derive(Debug, Default)]
@@ -15,6 +15,8 @@ pub(super) struct Placement {
     pub pending_at: Option<Duration>,
     /// Nodes that are to get no new clients.
     pub excluded: BTreeMap<NodeId, Exclusion>,
+    /// Nodes of whose server nothing is known, as of one that has just joined.
+    pub unknown: BTreeSet<NodeId>,
     /// True if no node with a share by the operator's wish could serve.
     pub is_unserved: bool,
 }
@@ -39,10 +41,18 @@ impl Placement {
         }
     }
 
-    /// Returns the shares that the present exclusions leave. If they leave none, drained nodes whose servers are well have
+    /// Returns the shares that the present exclusions leave. A node of whose server nothing is known has a share only if no
+    /// node is known to serve. If the exclusions leave none, drained nodes whose servers are well have
     /// shares; else nodes that might serve nevertheless; and if there is no such node, the wish of the operator holds.
     pub fn shares(&self, settings: &JudgedService) -> BTreeMap<NodeId, u32> {
         let wished = positive(&settings.weights);
+        let is_serving =
+            |node: &NodeId| !self.excluded.contains_key(node) && !self.unknown.contains(node);
+        let mut serving = wished.clone();
+        serving.retain(|node, _| is_serving(node));
+        if !serving.is_empty() {
+            return serving;
+        }
         let with = |is_eligible: &dyn Fn(Option<&Exclusion>) -> bool| {
             let mut shares = wished.clone();
             shares.retain(|node, _| is_eligible(self.excluded.get(node)));

@@ -189,6 +189,40 @@ fn node_that_never_connected_is_excluded_after_the_grace() {
 }
 
 #[test]
+fn node_that_joins_gets_no_new_clients_before_its_report() {
+    let mut node = Node::contact_of_three();
+    let (joined, all) = (NodeId(4), [(1, 1), (2, 1), (3, 1), (4, 1)]);
+    node.answering.insert(joined);
+    node.machine.handle_services(node.now, vec![judged(&all)]);
+    node.drain();
+    node.machine.handle_peer_connected(node.now, joined);
+    node.drain();
+    node.run(ms(100));
+    node.report(joined, ServerState::Absent);
+    node.run(ms(100));
+    assert_eq!(node.shares, []);
+    node.report(joined, ServerState::Serving);
+    node.run(ms(100));
+    assert_eq!(node.shares, [map(&all)]);
+}
+
+#[test]
+fn node_of_unknown_state_gets_clients_if_no_node_serves() {
+    let mut node = Node::contact_of_three();
+    let all = [(1, 1), (2, 1), (3, 1), (4, 1)];
+    for other in [2, 3].map(NodeId) {
+        node.report(other, ServerState::Absent);
+    }
+    node.sample(&ListenerSample::default());
+    node.shares.clear();
+    node.machine.handle_services(node.now, vec![judged(&all)]);
+    node.machine.handle_peer_connected(node.now, NodeId(4));
+    node.drain();
+    node.run(ms(100));
+    assert_eq!(node.shares.last(), Some(&map(&[(4, 1)])));
+}
+
+#[test]
 fn only_node_with_a_server_gets_all_clients() {
     let mut node = Node::contact_of_three();
     node.report(NodeId(2), ServerState::Absent);

@@ -5,6 +5,7 @@ mod node_config_file;
 mod node_stall;
 pub mod priority;
 mod readiness;
+mod reboot;
 mod self_run;
 mod spec;
 mod static_neighbours;

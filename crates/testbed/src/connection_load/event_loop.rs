@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::{
-    HANG_TIMEOUT, LoadConnection, MESSAGE_BYTES, RequestProtocol, VerifiedByteCounters,
-    fill_message,
+    HANG_TIMEOUT, LoadConnection, LongestWaits, MESSAGE_BYTES, RequestProtocol,
+    VerifiedByteCounters, fill_message,
 };
 
 /// Events taken at a time.
@@ -42,6 +42,14 @@ struct ConnectionState {
     due: Instant,
 }
 
+/// Counters of a load that other threads read.
+#[derive(Clone, Copy)]
+pub(super) struct WatchedLoad<'a> {
+    pub compared: &'a VerifiedByteCounters,
+    pub waits: &'a LongestWaits,
+    pub members: &'a [LoadConnection],
+}
+
 /// All connections of the load.
 struct LoadLoop<'a> {
     epoll: Epoll,
@@ -51,8 +59,7 @@ struct LoadLoop<'a> {
     due: BinaryHeap<Reverse<(Instant, usize)>>,
     interval: Duration,
     protocol: RequestProtocol,
-    compared: &'a VerifiedByteCounters,
-    members: &'a [LoadConnection],
+    watched: WatchedLoad<'a>,
 }
 
 /// Runs the load until it is stopped and every message has its answer.
@@ -60,14 +67,13 @@ pub(super) fn run_load(
     streams: Vec<TcpStream>,
     interval: Duration,
     protocol: RequestProtocol,
-    compared: &VerifiedByteCounters,
-    members: &[LoadConnection],
+    watched: WatchedLoad<'_>,
 ) -> Result<()> {
-    let mut drive = LoadLoop::new(streams, interval, protocol, compared, members)?;
+    let mut drive = LoadLoop::new(streams, interval, protocol, watched)?;
     let mut next_hang_check = Instant::now() + HANG_CHECK_INTERVAL;
     loop {
         let now = Instant::now();
-        let stopped = compared.is_stopped();
+        let stopped = watched.compared.is_stopped();
         if stopped && !drive.is_waiting() {
             return Ok(());
         }
@@ -86,9 +92,8 @@ impl<'a> LoadLoop<'a> {
     fn new(
         streams: Vec<TcpStream>,
         interval: Duration,
-        dialect: RequestProtocol,
-        compared: &'a VerifiedByteCounters,
-        members: &'a [LoadConnection],
+        protocol: RequestProtocol,
+        watched: WatchedLoad<'a>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let (begin, count) = (Instant::now(), streams.len().max(1) as u32);
@@ -106,9 +111,8 @@ impl<'a> LoadLoop<'a> {
             connections,
             due,
             interval,
-            protocol: dialect,
-            compared,
-            members,
+            protocol,
+            watched,
         })
     }
 
@@ -161,15 +165,19 @@ impl<'a> LoadLoop<'a> {
             return;
         };
         match connection.receive() {
-            Ok(true) => {
+            Ok(Some(sent_at)) => {
                 let (expected, answer) = (&connection.expected, &connection.answer);
-                self.compared.compare(expected, answer);
-                self.members[number]
+                let wrong = self.protocol.count_wrong_bytes(expected, answer);
+                self.watched.compared.count(expected.len(), wrong);
+                let now = Instant::now();
+                let wait = now.saturating_duration_since(sent_at);
+                self.watched.waits.record(now, wait);
+                self.watched.members[number]
                     .answers_received
                     .fetch_add(1, Ordering::Relaxed);
                 self.due.push(Reverse((connection.due, number)));
             }
-            Ok(false) => {}
+            Ok(None) => {}
             Err(_) => self.record_end(number),
         }
     }
@@ -187,8 +195,9 @@ impl<'a> LoadLoop<'a> {
     /// Records that a connection ended before the load did.
     fn record_end(&mut self, number: usize) {
         self.connections[number] = None;
-        self.members[number].broken.store(true, Ordering::Relaxed);
-        self.compared.count_lost();
+        let member = &self.watched.members[number];
+        member.broken.store(true, Ordering::Relaxed);
+        self.watched.compared.count_lost();
     }
 }
 
@@ -240,19 +249,18 @@ impl ConnectionState {
         Ok(self.sent == self.request.len())
     }
 
-    /// Reads available bytes; returns true if the answer is complete.
-    fn receive(&mut self) -> io::Result<bool> {
+    /// Reads available bytes; returns the time at which the message was sent if the answer is complete.
+    fn receive(&mut self) -> io::Result<Option<Instant>> {
         match self.stream.read(&mut self.answer[self.received..]) {
             // Unexpected bytes would also end here: their buffer has length 0, so the read returns 0.
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => self.received += count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }
         if self.received < self.expected.len() {
-            return Ok(false);
+            return Ok(None);
         }
-        self.awaiting_since = None;
-        Ok(true)
+        Ok(self.awaiting_since.take())
     }
 }

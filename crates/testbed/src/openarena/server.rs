@@ -52,16 +52,21 @@ impl GameFiles {
         Ok(Self { root })
     }
 
-    /// Returns the words of a command (for `env`) that runs the server, with its own files below `home`. The server
-    /// does not contact the internet.
-    #[must_use]
-    pub fn server_command(
+    /// Creates the files of a server below `home`, and returns the words of a command (for `env`) that runs the server
+    /// with these files. The server does not contact the internet.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub fn prepare_server(
         &self,
         home: &Path,
         port: u16,
         seats: usize,
         snapshots: u32,
-    ) -> Vec<String> {
+    ) -> Result<Vec<String>> {
+        std::fs::create_dir_all(home.join("baseoa"))?;
+        // The engine requires this file; its usual content is in packages that only clients need.
+        std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
         let path = |part: &str| self.root.join(part).display().to_string();
         let settings = [
             ("fs_basepath", path(GAME_PATH)),
@@ -92,7 +97,7 @@ impl GameFiles {
             words.extend(["+set".into(), name.into(), value]);
         }
         words.extend(["+map".into(), "oa_dm1".into()]);
-        words
+        Ok(words)
     }
 }
 
@@ -121,10 +126,7 @@ impl ArenaMatch {
             .program(find_program("holdfast")?);
         let mut lab = PoolLab::from_spec(&spec)?;
         let home = lab.directory().join("openarena");
-        std::fs::create_dir_all(home.join("baseoa"))?;
-        // The engine requires this file; its usual content is in packages that only clients need.
-        std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
-        let words = game.server_command(&home, SERVER_PORT, usize::from(seats), snapshots);
+        let words = game.prepare_server(&home, SERVER_PORT, usize::from(seats), snapshots)?;
         lab.run(SERVER_HOST, "openarena", Path::new("env"), &words)?;
         let arena_match = Self {
             lab,

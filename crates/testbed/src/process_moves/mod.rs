@@ -2,18 +2,20 @@
 //! experiments with moves.
 
 pub mod migrating_zone;
+mod move_request;
 pub mod openarena_game;
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail};
 use holdfast_api::control::{
     ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketStrategy,
 };
 
 use crate::cluster::{Cluster, ClusterService, ClusterSpec, STALLS_MAX, is_node_stall};
+use crate::detached_program::{output_path, start_detached};
+pub use move_request::move_process;
 
 /// Nodes that the programs move between; the holder is a third one, so that every frame takes its full way.
 pub const SERVER_NODES: [&str; 2] = ["n2", "n3"];
@@ -22,12 +24,6 @@ pub const SERVER_NODES: [&str; 2] = ["n2", "n3"];
 const MOVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
-/// the shell.
-const START_SCRIPT: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
-                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
-                     </dev/null >$0/log 2>&1 &";
 
 /// A group of nodes that migrate processes.
 pub struct NodeGroup {
@@ -90,24 +86,12 @@ impl NodeGroup {
         &self.cluster
     }
 
-    /// Starts a program at the first of [`SERVER_NODES`]; returns its PID there. `words` are arguments of `env`; the program's
-    /// output goes to the file `log` of the folder.
+    /// Starts a program at the first of [`SERVER_NODES`], as [`start_detached`] does; returns its PID there.
     ///
     /// # Errors
     /// The shell does not start.
     pub fn start_program(&self, folder: &Path, words: &[String]) -> Result<i32> {
-        let mut command = self.cluster.lab().command(SERVER_NODES[0])?;
-        command
-            .args(["bash", "-c", START_SCRIPT])
-            .arg(folder)
-            .args(words);
-        let status = command.stdin(Stdio::null()).status()?;
-        ensure!(status.success(), "cannot start the program: {status}");
-        let pid = || {
-            let text = std::fs::read_to_string(folder.join("pid")).ok()?;
-            text.trim().parse().ok()
-        };
-        self.wait_for("the program starts", pid)
+        start_detached(self.cluster.lab(), SERVER_NODES[0], folder, words)
     }
 
     /// Moves a process and waits until it runs at the acceptor. Repeats the request, with a message, if the move failed
@@ -234,7 +218,7 @@ impl NodeGroup {
     /// Returns the error of `result` with the output.
     pub fn add_program_output<T>(&self, result: Result<T>, folder: &Path) -> Result<T> {
         result.map_err(|error| {
-            let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+            let log = std::fs::read_to_string(output_path(folder)).unwrap_or_default();
             anyhow!(
                 "{error:#}\noutput of the program:\n{log}\n{}",
                 self.cluster.log_tails()

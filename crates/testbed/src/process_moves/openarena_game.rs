@@ -103,12 +103,9 @@ impl RunningGame {
         let group = NodeGroup::up(cluster)?;
         let folder = tempfile::tempdir()?;
         let home = folder.path();
-        std::fs::create_dir_all(home.join("baseoa"))?;
-        // The engine requires this file; its usual content is in packages that only clients need.
-        std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
         let address = group.cluster().service_address(IpFamily::V4);
         let mut command =
-            game.server_command(home, PORT, usize::from(spec.players), spec.snapshots);
+            game.prepare_server(home, PORT, usize::from(spec.players), spec.snapshots)?;
         command.extend(["+set", "net_ip", &address.to_string()].map(str::to_owned));
         let started = group.start_program(home, &command);
         let pid = group.add_program_output(started, home)?;
@@ -238,7 +235,8 @@ pub struct PlayerLosses {
 
 impl PlayerLosses {
     /// Returns the losses of these players since `begin`.
-    fn from_reports(reports: &[PlayerReport], begin: Duration) -> PlayerLosses {
+    #[must_use]
+    pub fn from_reports(reports: &[PlayerReport], begin: Duration) -> PlayerLosses {
         let mut losses = PlayerLosses::default();
         for PlayerReport { phase, trace } in reports {
             losses.disconnected += usize::from(*phase != ClientPhase::Playing);

@@ -11,6 +11,7 @@ mod program_table;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,7 +21,9 @@ use crate::cluster::{Cluster, ClusterService, ClusterSpec, IpFamily};
 use crate::network_counters::read_host;
 pub use program_load::{LoadTool, ProgramLoad};
 use program_moves::ProgramLocation;
-pub use program_table::PROGRAMS;
+pub use program_table::{
+    MEMCACHED_PROTOCOL, NGINX_PROTOCOL, PROGRAMS, REDIS_PROTOCOL, WEBSOCKET_PROTOCOL,
+};
 
 /// Source of a Java server with a thread for each connection, which echoes what it receives.
 pub const ECHO_JAVA: &str = include_str!("sources/Echo.java");
@@ -52,12 +55,30 @@ pub struct UnmodifiedProgram {
     pub process: &'static str,
     /// Number of processes.
     pub processes: usize,
-    /// Creates the program's files and returns the words of its command.
-    pub prepare: fn(&RunningProgram) -> Result<Vec<String>>,
+    /// Creates the program's files and returns the words of its command, as arguments of `env`.
+    pub prepare: fn(&ProgramSetup<'_>) -> Result<Vec<String>>,
     /// Connections of the load.
     pub connections: usize,
     /// Load of the program.
     pub load: ProgramLoad,
+}
+
+/// Place of a program on the machine and in the group.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramSetup<'a> {
+    /// Folder of the program's files.
+    pub folder: &'a Path,
+    /// Address at which the program serves.
+    pub address: SocketAddr,
+}
+
+/// Returns the program of this name in [`PROGRAMS`].
+///
+/// # Errors
+/// There is none.
+pub fn find_program_spec(name: &str) -> Result<&'static UnmodifiedProgram> {
+    let found = PROGRAMS.iter().find(|program| program.name == name);
+    found.with_context(|| format!("there is no program {name} in the table"))
 }
 
 /// A program that runs in a group of nodes that migrate processes.
@@ -99,7 +120,10 @@ impl RunningProgram {
             location: ProgramLocation::default(),
             counters_before: BTreeMap::new(),
         };
-        let words = (program.prepare)(&scene)?;
+        let words = (program.prepare)(&ProgramSetup {
+            folder: scene.cluster.directory(),
+            address,
+        })?;
         scene.location = scene.start(&words)?;
         scene.wait_until("the program accepts connections", || {
             let lab = scene.cluster.lab();

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Stdio;
 
-use anyhow::{Result, bail, ensure};
-use holdfast_api::control::{
-    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, PlacementRequest,
-    ResidentProcess, SocketStrategy,
-};
+use anyhow::Result;
+use holdfast_api::control::{MigrationStatus, PlacementRequest, ResidentProcess};
 
-use crate::cluster::{STALLS_MAX, is_node_stall};
+use crate::detached_program::{output_path, start_detached};
+use crate::process_moves::move_process;
 
 use super::RunningProgram;
 
@@ -18,12 +15,6 @@ use super::RunningProgram;
 const NODE_ROTATION: [&str; 3] = ["n2", "n3", CONTACT_NODE];
 /// Node that keeps the steering table.
 const CONTACT_NODE: &str = "n1";
-
-/// Shell script that starts a program in a session of its own, with only its output open, so that the program outlives
-/// the shell.
-const START_SCRIPT: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
-                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
-                     </dev/null >$0/log 2>&1 &";
 
 /// Location of the program.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,23 +43,8 @@ impl RunningProgram {
     /// Starts the program at the first node.
     pub(super) fn start(&self, words: &[String]) -> Result<ProgramLocation> {
         let mut place = ProgramLocation::default();
-        let folder = self.cluster.directory();
-        let mut command = self.cluster.lab().command(place.node())?;
-        command
-            .args(["bash", "-c", START_SCRIPT])
-            .arg(folder)
-            .args(words);
-        let status = command.stdin(Stdio::null()).status()?;
-        ensure!(status.success(), "cannot start the program: {status}");
-        let pid = || {
-            fs::read_to_string(folder.join("pid"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        };
-        self.wait_until("the program starts", || Ok(pid().is_some()))?;
-        place.pid = pid().unwrap_or_default();
+        let (lab, folder) = (self.cluster.lab(), self.cluster.directory());
+        place.pid = start_detached(lab, place.node(), folder, words)?;
         Ok(place)
     }
 
@@ -81,19 +57,7 @@ impl RunningProgram {
         let mut next = self.location;
         next.moves += 1;
         let to = next.node();
-        let mut stalls = 0;
-        let status = loop {
-            let status = self.migrate(self.location.pid, from, to)?;
-            match &status.outcome {
-                MigrationOutcome::Moved => break status,
-                MigrationOutcome::Kept { reason, .. }
-                    if is_node_stall(reason) && stalls < STALLS_MAX =>
-                {
-                    stalls += 1;
-                }
-                other => bail!("move from {from} to {to}: {other:?}"),
-            }
-        };
+        let status = move_process(&self.cluster, self.location.pid, from, to)?;
         self.wait_until(&format!("all processes are at {to} only"), || {
             let has_left =
                 self.count_processes(from)? == 0 && self.resident_processes(from)?.is_empty();
@@ -122,33 +86,6 @@ impl RunningProgram {
         Ok(())
     }
 
-    fn migrate(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
-        let control = self.cluster.blocking_control_client(from)?;
-        let request = MigrationRequest {
-            pid,
-            to: to.to_owned(),
-            sockets: SocketStrategy::default(),
-            clone: false,
-            max_freeze_us: None,
-            post_copy: false,
-            verify: false,
-        };
-        let id = match control.run(async |client| client.migrate(&request).await) {
-            Err(ClientError::Refused { body, .. }) => {
-                bail!("move from {from} to {to}: {}", body.error)
-            }
-            accepted => accepted?.id,
-        };
-        let mut last = None;
-        self.wait_until("the move ends", || {
-            let status = control.run(async |client| client.migration(id).await)?;
-            let ended = status.outcome != MigrationOutcome::Running;
-            last = ended.then_some(status);
-            Ok(ended)
-        })?;
-        last.ok_or_else(|| anyhow::anyhow!("the move has no result"))
-    }
-
     fn resident_processes(&self, node: &str) -> Result<Vec<ResidentProcess>> {
         let control = self.cluster.blocking_control_client(node)?;
         Ok(control.run(async |client| client.status().await)?.residents)
@@ -166,7 +103,8 @@ impl RunningProgram {
 
     /// Returns the ends of the logs of the program and of the daemons.
     pub(super) fn log_tails(&self) -> String {
-        let said = fs::read_to_string(self.cluster.directory().join("log")).unwrap_or_default();
+        let output = output_path(self.cluster.directory());
+        let said = fs::read_to_string(output).unwrap_or_default();
         format!(
             "--- output of the program:\n{said}\n{}",
             self.cluster.log_tails()

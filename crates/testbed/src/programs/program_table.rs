@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::program_load::{LoadTool, ProgramLoad};
-use super::{ECHO_JAVA, HTTP_GO, RunningProgram, UnmodifiedProgram};
+use super::{ECHO_JAVA, HTTP_GO, ProgramSetup, UnmodifiedProgram};
 use crate::connection_load::{MESSAGE_BYTES, RequestProtocol};
 use crate::pool_lab::find_system_program;
 
@@ -144,7 +144,28 @@ pub const PROGRAMS: &[UnmodifiedProgram] = &[
 ];
 
 /// Sets and reads a key of the connection's own.
-const MEMCACHED_PROTOCOL: RequestProtocol = RequestProtocol {
+pub const REDIS_PROTOCOL: RequestProtocol = RequestProtocol {
+    greeting: None,
+    make_request: |number, message| {
+        let key = format!("k{number}");
+        let (set, get) = (
+            format!(
+                "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${MESSAGE_BYTES}\r\n",
+                key.len()
+            ),
+            format!("\r\n*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
+        );
+        Cow::Owned([set.as_bytes(), message, get.as_bytes()].concat())
+    },
+    expected_answer: |_, message| {
+        let head = format!("+OK\r\n${MESSAGE_BYTES}\r\n");
+        Cow::Owned([head.as_bytes(), message, b"\r\n"].concat())
+    },
+    any_byte: None,
+};
+
+/// Sets and reads a key of the connection's own.
+pub const MEMCACHED_PROTOCOL: RequestProtocol = RequestProtocol {
     greeting: None,
     make_request: |number, message| {
         let (set, get) = (
@@ -157,10 +178,38 @@ const MEMCACHED_PROTOCOL: RequestProtocol = RequestProtocol {
         let head = format!("STORED\r\nVALUE k{number} 0 {MESSAGE_BYTES}\r\n");
         Cow::Owned([head.as_bytes(), message, b"\r\nEND\r\n"].concat())
     },
+    any_byte: None,
 };
 
+/// Lines of the file that nginx serves: `hello`.
+const NGINX_LINES: usize = 40;
+
+/// Gets the file that nginx serves. NUL bytes stand for the date, and for the time of the file in its last modification
+/// and entity tag.
+pub const NGINX_PROTOCOL: RequestProtocol = RequestProtocol {
+    greeting: None,
+    make_request: |_, _| Cow::Borrowed(b"GET /index.html HTTP/1.1\r\nHost: lab\r\n\r\n"),
+    expected_answer: |_, _| {
+        let body = nginx_file();
+        let (date, time, bytes) = ("\0".repeat(29), "\0".repeat(8), body.len());
+        Cow::Owned(
+            format!(
+                "HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: {date}\r\nContent-Type: text/html\r\n\
+                 Content-Length: {bytes}\r\nLast-Modified: {date}\r\nConnection: keep-alive\r\n\
+                 ETag: \"{time}-{bytes:x}\"\r\nAccept-Ranges: bytes\r\n\r\n{body}"
+            )
+            .into_bytes(),
+        )
+    },
+    any_byte: Some(0),
+};
+
+fn nginx_file() -> String {
+    "hello\n".repeat(NGINX_LINES)
+}
+
 /// Sends a binary message of one frame: masked (by zeros) from the client, unmasked from the server.
-const WEBSOCKET_PROTOCOL: RequestProtocol = RequestProtocol {
+pub const WEBSOCKET_PROTOCOL: RequestProtocol = RequestProtocol {
     greeting: Some((
         "GET / HTTP/1.1\r\nHost: lab\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
@@ -168,6 +217,7 @@ const WEBSOCKET_PROTOCOL: RequestProtocol = RequestProtocol {
     )),
     make_request: |_, message| Cow::Owned([&[0x82, 0xfe, 1, 0, 0, 0, 0, 0][..], message].concat()),
     expected_answer: |_, message| Cow::Owned([&[0x82, 0x7e, 1, 0][..], message].concat()),
+    any_byte: None,
 };
 
 const HTTP_PROTOCOL: RequestProtocol = RequestProtocol {
@@ -183,11 +233,12 @@ const HTTP_PROTOCOL: RequestProtocol = RequestProtocol {
         );
         Cow::Owned([head.as_bytes(), message].concat())
     },
+    any_byte: None,
 };
 
-fn redis_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
-    let folder = scene.cluster.directory().display().to_string();
+fn redis_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
+    let folder = setup.folder.display().to_string();
     let mut words = program_command(
         "redis-server",
         "redis-server",
@@ -197,12 +248,9 @@ fn redis_command(scene: &RunningProgram) -> Result<Vec<String>> {
     Ok(words)
 }
 
-fn nginx_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let folder = scene.cluster.directory().display().to_string();
-    fs::write(
-        scene.cluster.directory().join("index.html"),
-        "hello\n".repeat(40),
-    )?;
+fn nginx_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let folder = setup.folder.display().to_string();
+    fs::write(setup.folder.join("index.html"), nginx_file())?;
     let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let paths: String = paths
         .iter()
@@ -210,37 +258,37 @@ fn nginx_command(scene: &RunningProgram) -> Result<Vec<String>> {
         .collect();
     let text = format!(
         "daemon off;\nuser root;\nworker_processes 2;\npid {folder}/nginx.pid;\nerror_log stderr;\n\
-         events {{}}\nhttp {{\n{paths}access_log off;\nkeepalive_requests 1000000000;\n\
+         events {{}}\nhttp {{\n{paths}access_log off;\nserver_tokens off;\nkeepalive_requests 1000000000;\n\
          keepalive_timeout 1h;\nkeepalive_time 24h;\nserver {{ listen {}; root {folder}; }}\n}}\n",
-        scene.address
+        setup.address
     );
-    let file = write_file(scene, "nginx.conf", &text)?;
+    let file = write_file(setup, "nginx.conf", &text)?;
     program_command("nginx", "nginx", &["-e", "stderr", "-c", &file])
 }
 
-fn mosquitto_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
+fn mosquitto_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
     let text = format!("listener {port} {host}\nallow_anonymous true\nuser root\n");
-    let file = write_file(scene, "mosquitto.conf", &text)?;
+    let file = write_file(setup, "mosquitto.conf", &text)?;
     program_command("mosquitto", "mosquitto", &["-c", &file])
 }
 
-fn memcached_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
+fn memcached_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
     let words = ["-u", "root", "-t", "4", "-l", &host, "-p", &port];
     program_command("memcached", "memcached", &words)
 }
 
-fn asyncio_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
-    let file = write_file(scene, "echo.py", include_str!("sources/echo.py"))?;
+fn asyncio_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
+    let file = write_file(setup, "echo.py", include_str!("sources/echo.py"))?;
     // Uses the system's interpreter: another one in PATH may be a script that starts it.
     program_command("/usr/bin/python3", "python3", &[&file, &host, &port])
 }
 
-fn websocket_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
-    let file = write_file(scene, "websocket.js", include_str!("sources/websocket.js"))?;
+fn websocket_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
+    let file = write_file(setup, "websocket.js", include_str!("sources/websocket.js"))?;
     let mut words = vec!["NODE_PATH=/usr/share/nodejs".to_owned()];
     words.extend(program_command(
         "node",
@@ -250,19 +298,19 @@ fn websocket_command(scene: &RunningProgram) -> Result<Vec<String>> {
     Ok(words)
 }
 
-fn jvm_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let (host, port) = address_and_port(scene);
-    let folder = scene.cluster.directory().display().to_string();
-    let file = write_file(scene, "Echo.java", ECHO_JAVA)?;
+fn jvm_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let (host, port) = address_and_port(setup);
+    let folder = setup.folder.display().to_string();
+    let file = write_file(setup, "Echo.java", ECHO_JAVA)?;
     let compiler = find_system_program("javac", "openjdk-17-jdk-headless")?;
     run_build(Command::new(compiler).args(["-d", &folder, &file]))?;
     let words = ["-Xmx128m", "-cp", &folder, "Echo", &host, &port];
     program_command("java", "openjdk-17-jre-headless", &words)
 }
 
-fn go_command(scene: &RunningProgram) -> Result<Vec<String>> {
-    let folder = scene.cluster.directory();
-    let file = write_file(scene, "http.go", HTTP_GO)?;
+fn go_command(setup: &ProgramSetup<'_>) -> Result<Vec<String>> {
+    let folder = setup.folder;
+    let file = write_file(setup, "http.go", HTTP_GO)?;
     let program = folder.join("http").display().to_string();
     let compiler = find_system_program("go", "golang-go")?;
     let mut compile = Command::new(compiler);
@@ -270,12 +318,12 @@ fn go_command(scene: &RunningProgram) -> Result<Vec<String>> {
     // Builds without modules and downloads no other Go version.
     compile.envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);
     run_build(&mut compile)?;
-    Ok(vec![program, scene.address.to_string()])
+    Ok(vec![program, setup.address.to_string()])
 }
 
 /// Returns the program's address and port as text.
-fn address_and_port(scene: &RunningProgram) -> (String, String) {
-    let address = scene.address;
+fn address_and_port(setup: &ProgramSetup<'_>) -> (String, String) {
+    let address = setup.address;
     (address.ip().to_string(), address.port().to_string())
 }
 
@@ -290,8 +338,8 @@ fn program_command(program: &str, package: &str, words: &[&str]) -> Result<Vec<S
         .collect())
 }
 
-fn write_file(scene: &RunningProgram, name: &str, text: &str) -> Result<String> {
-    let path = scene.cluster.directory().join(name);
+fn write_file(setup: &ProgramSetup<'_>, name: &str, text: &str) -> Result<String> {
+    let path = setup.folder.join(name);
     fs::write(&path, text)?;
     Ok(path.display().to_string())
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use holdfast_bench::demo::drain::{DrainDemoSpec, DrainDisplay};
 use holdfast_bench::demo::migrate::{MigrateDemoSpec, MigrateDisplay};
 use holdfast_bench::demo::pool::{PoolDemoSpec, PoolDisplay};
 use holdfast_bench::demo::{DemoDisplay, DemoSpec};
@@ -25,11 +26,18 @@ use holdfast_testbed::cluster::IpFamily;
 /// 24 players play: 10 times, or --handoffs times. The server's packages are required (`./x demo migrate` fetches
 /// them); HOLDFAST_OPENARENA names the folder that contains them unpacked. Of the flags, only --handoffs and --json
 /// apply.
+///
+/// `holdfast demo drain` runs twenty unmodified servers of four kinds on a group of five nodes: redis, nginx, a WebSocket
+/// server, and OpenArena's server where HOLDFAST_OPENARENA names a folder that has it, else memcached. Clients compare
+/// every byte of all answers while each node in turn is drained, its host is rebooted without a warning, and the node is
+/// filled again. Of the flags, only --nodes-to-drain, --servers and --json apply.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast demo
   holdfast demo pool
   holdfast demo migrate
+  holdfast demo drain
+  holdfast demo drain --nodes-to-drain 2 --servers 2 --json
   holdfast demo --family 6 --reach broadcast
   holdfast demo --upload --bytes 134217728 --seconds 8 --json")]
 pub struct DemoArgs {
@@ -61,6 +69,12 @@ pub struct DemoArgs {
     /// of moves [default: 10]
     #[arg(long, value_name = "N")]
     handoffs: Option<usize>,
+    /// Number of nodes that `drain` drains, reboots and fills again, of five
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=5))]
+    nodes_to_drain: u16,
+    /// Number of servers of each kind for `drain`
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..=8))]
+    servers: u16,
     /// Upload from the client instead of downloading
     #[arg(long)]
     upload: bool,
@@ -83,6 +97,8 @@ enum Demonstration {
     Pool,
     /// A game server moves between nodes while 24 players play
     Migrate,
+    /// Each node of a group with twenty servers is drained, rebooted and filled again
+    Drain,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -102,6 +118,7 @@ pub fn run(args: &DemoArgs) -> Result<bool> {
         Demonstration::Handoff => run_handoff_demo(args),
         Demonstration::Pool => run_pool_demo(args),
         Demonstration::Migrate => run_migrate_demo(args),
+        Demonstration::Drain => run_drain_demo(args),
     }
 }
 
@@ -120,6 +137,17 @@ fn run_migrate_demo(args: &DemoArgs) -> Result<bool> {
     spec.moves = args.handoffs.unwrap_or(spec.moves);
     let screen = MigrateDisplay::default();
     let report = holdfast_bench::demo::migrate::run(&spec, &|event| screen.show(event))?;
+    report_result(args, &report, &report.text(), report.passed)
+}
+
+fn run_drain_demo(args: &DemoArgs) -> Result<bool> {
+    let spec = DrainDemoSpec {
+        nodes_to_drain: args.nodes_to_drain,
+        servers_per_kind: args.servers,
+        ..DrainDemoSpec::default()
+    };
+    let screen = DrainDisplay::default();
+    let report = holdfast_bench::demo::drain::run(&spec, &|event| screen.show(event))?;
     report_result(args, &report, &report.text(), report.passed)
 }
 

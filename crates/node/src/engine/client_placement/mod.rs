@@ -24,10 +24,12 @@ pub struct ClientPlacement {
     services: BTreeMap<u16, ServiceConfig>,
     /// Each node's weight by the operator's wish, by the service's row.
     weights: BTreeMap<u16, NodeWeights>,
-    /// The same, with 0 for nodes whose servers are not well.
+    /// Each node's weight as the judgement on its server leaves it; without nodes whose servers are not well.
     well_weights: BTreeMap<u16, NodeWeights>,
     /// The shares of the nodes by each service's policy.
     pool: NodePool<u16>,
+    /// True if the contact node's judgement on servers decides which nodes get new clients.
+    follows_health: bool,
     /// Number of changes of the weights.
     epoch: u32,
     /// Services of each move to this node, by row, with the successor known before the move.
@@ -37,13 +39,15 @@ pub struct ClientPlacement {
 }
 
 impl ClientPlacement {
-    /// Returns the placement by the configured weights, which the maps have already.
-    pub fn new(services: &[ServiceConfig]) -> Self {
+    /// Returns the placement by the configured weights, which the maps have already. If the placement follows the health of
+    /// servers, a node that joins later has no new clients before [`ClientPlacement::set_well_weights`] names it.
+    pub fn new(services: &[ServiceConfig], follows_health: bool) -> Self {
         let mut placement = Self {
             services: BTreeMap::new(),
             weights: BTreeMap::new(),
             well_weights: BTreeMap::new(),
             pool: NodePool::new(NodePoolConfig::default()),
+            follows_health,
             epoch: 0,
             previous_successors: BTreeMap::new(),
             forward_until_s: BTreeMap::new(),
@@ -96,7 +100,8 @@ impl ClientPlacement {
     }
 
     /// Adds a service whose row the maps have, or changes the weights or the policy of one. Nodes that are not well keep
-    /// the weight 0. [`ClientPlacement::place`] follows.
+    /// the weight 0, and a node that is new in a known service begins with it: nothing is known of its server. A
+    /// judgement on the servers and [`ClientPlacement::place`] follow.
     pub fn set_service(&mut self, now: Duration, service: &ServiceConfig) {
         let mut well = match service.is_ending {
             true => NodeWeights::new(),
@@ -117,17 +122,15 @@ impl ClientPlacement {
             .handle_service(now, service.row, service.policy, well);
     }
 
-    /// Returns true if a node with a weight gets no new clients, since its server is not well.
+    /// Returns true if a node gets no new clients of a known service: its server is not well, or the node has joined since
+    /// the last judgement. The next judgement follows at once.
     fn is_excluded(&self, row: u16, node: NodeId) -> bool {
-        let weight_in = |weights: &BTreeMap<u16, NodeWeights>| {
-            let weights = weights.get(&row);
-            weights.and_then(|weights| weights.get(&node)).copied()
-        };
-        weight_in(&self.weights).is_some_and(|weight| weight > 0)
-            && weight_in(&self.well_weights) == Some(0)
+        let well = self.well_weights.get(&row);
+        let weight = well.map(|well| well.get(&node).copied().unwrap_or(0));
+        self.follows_health && weight == Some(0)
     }
 
-    /// Sets the weights of the nodes whose servers are well; 0 for the others. [`ClientPlacement::place`] follows.
+    /// Sets the weights of the nodes whose servers are well; all others get no new clients. [`ClientPlacement::place`] follows.
     pub fn set_well_weights(
         &mut self,
         now: Duration,
@@ -195,3 +198,6 @@ impl ClientPlacement {
         Ok(changed)
     }
 }
+
+#[cfg(test)]
+mod tests;
