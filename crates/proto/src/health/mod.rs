@@ -141,12 +141,21 @@ impl Health {
         self.update(now, true);
     }
 
-    /// Takes a change of the contact node.
+    /// Takes a change of the contact node. If this node has the role now, the shares that the former contact node has
+    /// announced stay in force until the nodes report: each report changes them.
     pub fn handle_contact_node(&mut self, now: Duration, contact: NodeId) {
         if contact == self.contact {
             return;
         }
         self.contact = contact;
+        for reach in self.nodes.values_mut() {
+            // Reports from an earlier time as the contact node say nothing about the servers of today.
+            reach.forget_reports_before(now.saturating_sub(self.config.report_interval));
+        }
+        let is_contact = self.is_contact();
+        for service in self.services.values_mut() {
+            service.placement.on_contact_node(is_contact);
+        }
         self.is_reported = false;
         self.is_dirty = true;
         self.inspected_at = now;
@@ -530,7 +539,9 @@ impl Service {
         let mut can_serve = false;
         for (node, weight) in &self.settings.weights {
             let (reason, is_known) = exclusion(*node);
-            if !is_known {
+            if is_known {
+                self.placement.inherited.remove(node);
+            } else if !self.placement.inherited.contains(node) {
                 self.placement.unknown.insert(*node);
             }
             let is_able = matches!(reason, None | Some(Exclusion::Draining));

@@ -18,6 +18,8 @@ pub(super) struct NodeReach {
     hold_down: HoldDown,
     /// The node's last report that counts; empty before the first one.
     servers: ReportedServers,
+    /// Time of that report.
+    reported_at: Duration,
     /// Time at which the counted reports would end with one report in each shortest mean time.
     reports_until: Duration,
     /// The last report, if it came too early to count.
@@ -59,9 +61,17 @@ impl NodeReach {
             return Some(counts_at);
         }
         self.servers = servers;
+        self.reported_at = now;
         self.early_report = None;
         self.reports_until = self.reports_until.max(now) + gap;
         None
+    }
+
+    /// Forgets the node's last report if it came before this time.
+    pub fn forget_reports_before(&mut self, time: Duration) {
+        if self.reported_at < time {
+            self.servers.clear();
+        }
     }
 
     /// Lets an early report count if it is time. Returns the time at which it counts otherwise.

@@ -17,6 +17,8 @@ pub(super) struct Placement {
     pub excluded: BTreeMap<NodeId, Exclusion>,
     /// Nodes of whose server nothing is known, as of one that has just joined.
     pub unknown: BTreeSet<NodeId>,
+    /// Nodes to which the former contact node gave a share, and that have not reported since: they serve presumably.
+    pub inherited: BTreeSet<NodeId>,
     /// True if no node with a share by the operator's wish could serve.
     pub is_unserved: bool,
 }
@@ -39,6 +41,15 @@ impl Placement {
             placed: positive(&settings.weights),
             ..Placement::default()
         }
+    }
+
+    /// Takes a change of the contact node; `is_contact` is true if this node has the role now.
+    pub fn on_contact_node(&mut self, is_contact: bool) {
+        self.pending_at = None;
+        self.inherited = match is_contact {
+            true => self.placed.keys().copied().collect(),
+            false => BTreeSet::new(),
+        };
     }
 
     /// Returns the shares that the present exclusions leave. A node of whose server nothing is known has a share only if no

@@ -474,6 +474,70 @@ fn new_contact_node_places_by_what_it_knows() {
     assert_eq!(node.shares, [map(&[(2, 1)])]);
 }
 
+/// Node 2 of three nodes, with no server of its own, after it became the contact node; the former one had placed all new
+/// clients at node 3.
+fn successor_without_server() -> Node {
+    let mut node = Node::new(2, &[(1, 1), (2, 1), (3, 1)]);
+    for other in [1, 3].map(NodeId) {
+        node.answering.insert(other);
+        node.machine.handle_peer_connected(node.now, other);
+    }
+    node.sample(&ListenerSample {
+        queues: Vec::new(),
+        handshakes: Some(0),
+    });
+    node.now = ms(1000);
+    let services = vec![ServiceShares {
+        service: web(),
+        weights: vec![(NodeId(3), 1)],
+        is_served: true,
+    }];
+    let frame = HealthFrame::Placement { services };
+    node.machine.handle_frame(node.now, CONTACT, frame);
+    node.drain();
+    assert_eq!(node.shares, [map(&[(3, 1)])]);
+    node.shares.clear();
+    node.machine.handle_contact_node(node.now, NodeId(2));
+    node.drain();
+    node
+}
+
+#[test]
+fn shares_of_the_former_contact_node_hold_until_nodes_report() {
+    let mut node = successor_without_server();
+    node.run(ms(300));
+    assert_eq!(node.shares, [], "nothing is known of nodes 1 and 3");
+    node.report(NodeId(1), ServerState::Absent);
+    node.run(ms(300));
+    assert_eq!(node.shares, []);
+    node.report(NodeId(3), ServerState::Absent);
+    node.report(NodeId(1), ServerState::Serving);
+    node.run(ms(300));
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1)])));
+}
+
+#[test]
+fn reports_of_an_earlier_time_as_contact_node_do_not_count() {
+    let mut node = successor_without_server();
+    node.report(NodeId(1), ServerState::Serving);
+    node.report(NodeId(3), ServerState::Absent);
+    node.run(ms(300));
+    assert_eq!(node.shares.last(), Some(&map(&[(1, 1)])));
+    // The server moves to node 3 while node 1 is the contact node.
+    node.machine.handle_contact_node(node.now, CONTACT);
+    node.run(ms(2000));
+    let services = vec![ServiceShares {
+        service: web(),
+        weights: vec![(NodeId(3), 1)],
+        is_served: true,
+    }];
+    let frame = HealthFrame::Placement { services };
+    node.machine.handle_frame(node.now, CONTACT, frame);
+    node.machine.handle_contact_node(node.now, NodeId(2));
+    node.run(ms(300));
+    assert_eq!(node.shares.last(), Some(&map(&[(3, 1)])));
+}
+
 #[test]
 fn every_node_learns_whether_anybody_serves() {
     let mut contact = Node::contact_of_three();

@@ -48,8 +48,8 @@ mod membership_store;
 mod migration;
 mod replication;
 
-/// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that 1,000 of them or
-/// more cover each of these events five times.
+/// Checks that all seeds succeed (`default_count` of them, if the environment says nothing else), and that so many or more
+/// cover each of these events five times.
 fn assert_all<C: Debug>(
     default_count: u64,
     run: impl Fn(u64) -> Result<GroupRunOutcome, Violation> + Sync,
@@ -57,7 +57,8 @@ fn assert_all<C: Debug>(
     expected_counts: &[&str],
 ) {
     let seeds = seeds::from_environment(0, default_count);
-    assert_seeds(&seeds, 1_000, run, shrink, expected_counts);
+    let covering = usize::try_from(default_count).expect("a number of seeds");
+    assert_seeds(&seeds, covering, run, shrink, expected_counts);
 }
 
 /// Checks that these seeds succeed, and that they cover each of these events five times, if there are at least `covering`
