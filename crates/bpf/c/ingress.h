@@ -214,6 +214,31 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 	}
 }
 
+/* Returns the node that gets a new client with the ports of a packet, if that is another node; otherwise 0. */
+static __always_inline __u16 other_placed_node(struct config *config, struct service *service, const struct packet *p)
+{
+	if (config->reach == REACH_BROADCAST)
+		return 0;
+	__u16 to = placed_node(service, &p->flow, 0);
+	return to != config->own_id ? to : 0;
+}
+
+/* Returns true if a server that gets new clients is here, or has just moved here and will get them soon. The node that
+ * the placement table names may have no running server of its own while a server moves, and would return the packet. */
+static __always_inline int gets_new_clients(struct config *config, const struct service *service, const struct packet *p)
+{
+	return service->own_node_placed || previous_server_node(config, p);
+}
+
+/* Returns the node for a client of a service that this node does not serve: the contact node steered it by shares that
+ * have changed since, or before it knew them. Returns 0 if the client stays, as it does if this node gets new clients.
+ */
+static __always_inline __u16 node_of_stray_client(struct __sk_buff *skb, struct config *config, struct service *service,
+						  const struct packet *p)
+{
+	return gets_new_clients(config, service, p) || is_served_here(skb, p) ? 0 : other_placed_node(config, service, p);
+}
+
 /* Handles a packet of an unknown flow that is not a SYN: only a socket that waits for it may see it. */
 static __always_inline int unknown_flow(struct __sk_buff *skb, struct config *config, struct service *service,
 					const struct packet *p)
@@ -240,6 +265,8 @@ static __always_inline int unknown_flow(struct __sk_buff *skb, struct config *co
 		}
 	}
 	__u16 to = moved_server_node(skb, config, p);
+	if (!to)
+		to = node_of_stray_client(skb, config, service, p);
 	if (to)
 		return follow_server(skb, config, p, to);
 	__u16 from = previous_server_node(config, p);
@@ -262,22 +289,6 @@ static __always_inline int flush_or_hold(struct config *config, struct flow_valu
 		return hold(config, flow);
 	change_state(flow, FLOW_FLUSHING, FLOW_OWNED);
 	return NEXT;
-}
-
-/* Returns the node that gets a new client with the ports of a packet, if that is another node; otherwise 0. */
-static __always_inline __u16 other_placed_node(struct config *config, struct service *service, const struct packet *p)
-{
-	if (config->reach == REACH_BROADCAST)
-		return 0;
-	__u16 to = placed_node(service, &p->flow, 0);
-	return to != config->own_id ? to : 0;
-}
-
-/* Returns true if a server that gets new clients is here, or has just moved here and will get them soon. The node that
- * the placement table names may have no running server of its own while a server moves, and would return the packet. */
-static __always_inline int gets_new_clients(struct config *config, const struct service *service, const struct packet *p)
-{
-	return service->own_node_placed || previous_server_node(config, p);
 }
 
 /* Handles the SYN of a flow that has ended here or moved away. The new connection between the same ports belongs to the
@@ -362,7 +373,11 @@ static __always_inline int new_flow(struct __sk_buff *skb, struct config *config
 {
 	if (!is_placed_here(config, service, p))
 		return count_drop(DROP_OTHER_OWNER);
-	__u16 to = what == PARSE_FLOW ? moved_server_node(skb, config, p) : 0;
+	if (what != PARSE_FLOW)
+		return NEXT;
+	__u16 to = moved_server_node(skb, config, p);
+	if (!to)
+		to = node_of_stray_client(skb, config, service, p);
 	return to ? follow_new_client(skb, config, p, to) : NEXT;
 }
 

@@ -135,6 +135,42 @@ fn placement_change_moves_no_flow() {
     }
 }
 
+/// A contact node whose shares are wrong for a moment, as after a change of the role, steers a client to a node without
+/// the server.
+#[test]
+fn new_client_at_node_without_server_follows_to_placed_node() {
+    for segments in [ONE_SEGMENT, TWO_SEGMENTS] {
+        let pool = Pool::new(segments, Options::default());
+        pool.place_all_on(3);
+        pool.set_services_at("n1", &[2; PLACEMENT_SLOTS], Service::default());
+        pool.node("n2").server.stop();
+        let resets = pool.lab.host("n2").snmp("Tcp", "OutRsts");
+        for v6 in [false, true] {
+            let mut client = Client::connect(pool.lab.host("c1"), v6);
+            assert_eq!(client.owner, 3);
+            client.echo(&pattern(20_000));
+            let datagrams = DatagramClient::new(pool.lab.host("c1"), unspecified(v6));
+            assert_eq!(datagrams.ask(b"who?"), 3);
+        }
+        // Without a server anywhere, the client is refused at once.
+        pool.set_services(
+            &[2; PLACEMENT_SLOTS],
+            Service {
+                own_node_placed: 1,
+                ..Service::default()
+            },
+        );
+        let address = service(false);
+        let refused = open(pool.lab.host("c1"), address).expect_err("no server");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            pool.lab.host("n2").snmp("Tcp", "OutRsts"),
+            resets + 1,
+            "the earlier clients were not refused"
+        );
+    }
+}
+
 /// Tables change one node at a time, so for a moment two nodes may forward a packet to each other; the packet is
 /// dropped when its hops are used up.
 #[test]

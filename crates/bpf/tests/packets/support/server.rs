@@ -60,6 +60,27 @@ impl Server {
         });
     }
 
+    /// Ends the servers: nothing listens afterwards.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // The shutdown wakes a thread that waits to write.
+        if let Ok(mut accepted) = self.shared.accepted.lock() {
+            for stream in accepted.drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+        // An acceptor may start one more thread before it ends.
+        loop {
+            let next = self
+                .shared
+                .threads
+                .lock()
+                .map_or(None, |mut threads| threads.pop());
+            let Some(thread) = next else { break };
+            let _ = thread.join();
+        }
+    }
+
     /// Returns the server's end of the connection from `client`.
     pub fn connection(&self, client: SocketAddr) -> TcpStream {
         let accepted = self.shared.accepted.lock().expect("lock");
@@ -80,23 +101,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        // The shutdown wakes a thread that waits to write.
-        if let Ok(mut accepted) = self.shared.accepted.lock() {
-            for stream in accepted.drain(..) {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
-        }
-        // An acceptor may start one more thread before it ends.
-        loop {
-            let next = self
-                .shared
-                .threads
-                .lock()
-                .map_or(None, |mut threads| threads.pop());
-            let Some(thread) = next else { break };
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
 
