@@ -117,8 +117,9 @@ pub(crate) struct ConductorDriver {
     scan_at: Duration,
     /// Number of the last request for a scan.
     last_scan: u64,
-    /// Number of the first scan that counts: earlier ones were requested before a process left, and may have it.
-    first_valid_scan: u64,
+    /// Processes that have moved away and that the last scan still listed: each stays here stopped for a moment, until
+    /// its new clients have followed. PIDs and starts in ticks since boot.
+    departed: BTreeSet<(i32, u64)>,
     memory_free_kib: u64,
     processes: BTreeMap<ProcessKey, ManagedProcess>,
     /// Names of processes that are or were here.
@@ -164,7 +165,7 @@ impl ConductorDriver {
             scans,
             scan_at: Duration::ZERO,
             last_scan: 0,
-            first_valid_scan: 0,
+            departed: BTreeSet::new(),
             memory_free_kib: 0,
             processes: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -241,11 +242,13 @@ impl ConductorDriver {
         }
     }
 
-    /// Takes the result of a scan, unless a process has left since the request.
-    pub fn handle_scan(&mut self, now: Duration, scan: Scan, facts: &ScanFacts<'_>) {
-        if scan.number < self.first_valid_scan {
-            return;
-        }
+    /// Takes the result of a scan. A process that has moved away is not one of this node's any more.
+    pub fn handle_scan(&mut self, now: Duration, mut scan: Scan, facts: &ScanFacts<'_>) {
+        let identity = |process: &ScannedProcess| (process.pid, process.started_ticks);
+        let listed: BTreeSet<_> = scan.processes.iter().map(identity).collect();
+        self.departed.retain(|departed| listed.contains(departed));
+        let departed = &self.departed;
+        (scan.processes).retain(|process| !departed.contains(&identity(process)));
         let mut arrived = Vec::new();
         let mut processes = BTreeMap::new();
         for process in scan.processes {
@@ -448,8 +451,8 @@ impl ConductorDriver {
             drain.record(process.unwrap_or_default(), to, &result);
         }
         if result.end.is_ok() {
-            self.processes.remove(&key);
-            self.first_valid_scan = self.last_scan + 1;
+            let process = self.processes.remove(&key);
+            (self.departed).extend(process.map(|one| (one.pid, one.started_ticks)));
         }
         self.machine.handle_move_ended(now, id, result.end);
         self.scan_at = now;
