@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use holdfast_lab::Lab;
@@ -54,8 +54,10 @@ pub enum ClientOutcome {
     Answered(Duration),
     /// An answer came, of which this number of bytes was wrong.
     WrongAnswer(u64),
-    /// The connection was refused or reset.
-    Refused,
+    /// The connection was refused or reset before the handshake had ended.
+    ConnectFailed(Errno),
+    /// The connection was reset after the handshake.
+    ExchangeFailed(Errno),
     /// The handshake had no answer.
     HandshakeUnanswered,
     /// The message had no answer.
@@ -119,17 +121,14 @@ pub struct NewClientCounters {
     pub wrong_bytes: AtomicU64,
     /// Times from the start of a client to its answer.
     pub waits: LongestWaits,
-    first_failure: OnceLock<EndedClient>,
+    first_failure: OnceLock<String>,
 }
 
 impl NewClientCounters {
     /// Returns a description of the first failed client.
     #[must_use]
     pub fn first_failure(&self) -> String {
-        let failure = self.first_failure.get();
-        failure.map_or_else(String::new, |client| {
-            format!("{:?} (port {})", client.outcome, client.port)
-        })
+        self.first_failure.get().cloned().unwrap_or_default()
     }
 
     fn count(&self, client: EndedClient) {
@@ -141,7 +140,13 @@ impl NewClientCounters {
                 }
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 // Later failures are only counted.
-                let _ = self.first_failure.set(client);
+                self.first_failure.get_or_init(|| {
+                    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+                    let (port, now_s) =
+                        (client.port, since_epoch.unwrap_or_default().as_secs_f64());
+                    let age_s = client.started.elapsed().as_secs_f64();
+                    format!("{outcome:?} (port {port}, at {now_s:.3} since the epoch, {age_s:.3} s after its start)")
+                });
             }
         }
         self.ended.fetch_add(1, Ordering::Relaxed);
@@ -319,7 +324,8 @@ impl<'a> ClientLoop<'a> {
             Ok(Some(0)) => ClientOutcome::Answered(client.started.elapsed()),
             Ok(Some(wrong)) => ClientOutcome::WrongAnswer(wrong),
             Ok(None) | Err(Errno::AGAIN) => return,
-            Err(_) => ClientOutcome::Refused,
+            Err(error) if client.is_connected => ClientOutcome::ExchangeFailed(error),
+            Err(error) => ClientOutcome::ConnectFailed(error),
         };
         self.end(number, outcome);
     }

@@ -136,7 +136,13 @@ impl ClientsDuringFault {
             let trips = probe.join().expect("a probe does not panic")?;
             client_gap_us = client_gap_us.max(added_delay_us(&trips, span));
         }
-        let is_refused = |client: &&EndedClient| client.outcome == ClientOutcome::Refused;
+        let is_refused = |client: &&EndedClient| {
+            let outcome = client.outcome;
+            matches!(
+                outcome,
+                ClientOutcome::ConnectFailed(_) | ClientOutcome::ExchangeFailed(_)
+            )
+        };
         let refused = new_clients.iter().filter(is_refused).count() as u64;
         Ok(ClientResults {
             accept_gap: accept_gap(new_clients, span),
