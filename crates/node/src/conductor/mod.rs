@@ -548,10 +548,14 @@ impl ConductorDriver {
     }
 
     fn save(&mut self) {
-        self.saved.written_at_s = u64::from(monotonic_s());
-        if let Err(error) = self.files.write(&self.saved) {
+        if let Err(error) = self.try_save() {
             tracing::warn!(%error, "cannot save the conductor's state, which a restart will lose");
         }
+    }
+
+    fn try_save(&mut self) -> std::io::Result<()> {
+        self.saved.written_at_s = u64::from(monotonic_s());
+        self.files.write(&self.saved)
     }
 
     /// Begins a drain, or changes the deadline of the present one. The processes are checked first.

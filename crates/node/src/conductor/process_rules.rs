@@ -50,23 +50,33 @@ impl ConductorDriver {
     }
 
     /// Pins a managed process to this node, or frees it. Returns false if there is no such process.
-    pub fn pin(&mut self, pid: i32, is_pinned: bool) -> bool {
-        let mut processes = self.processes.values_mut();
+    ///
+    /// # Errors
+    /// The wish cannot be saved: a restart of the daemon would lose it, so nothing changes.
+    pub fn pin(&mut self, pid: i32, is_pinned: bool) -> std::io::Result<bool> {
+        let mut processes = self.processes.values();
         let Some(process) = processes.find(|process| process.pid == pid) else {
-            return false;
+            return Ok(false);
         };
-        process.rules.is_pinned = is_pinned;
         let started_ticks = process.started_ticks;
+        let former_pins = self.saved.pins.clone();
         self.saved.pins.retain(|pin| pin.pid != pid);
         self.saved.pins.push(ProcessPin {
             pid,
             started_ticks,
             is_pinned,
         });
-        self.save();
+        if let Err(error) = self.try_save() {
+            self.saved.pins = former_pins;
+            return Err(error);
+        }
+        let mut processes = self.processes.values_mut();
+        if let Some(process) = processes.find(|process| process.pid == pid) {
+            process.rules.is_pinned = is_pinned;
+        }
         // The machine learns of the rule with the next sample.
         self.scan_at = std::time::Duration::ZERO;
-        true
+        Ok(true)
     }
 
     /// Forgets pins of processes that have ended or left.

@@ -354,8 +354,8 @@ fn pinned_process_stays_in_a_drain_and_leaves_once_free() {
     let at = Duration::from_secs;
     let names = |id: NodeId| format!("n{}", id.0);
     scan(&mut driver, at(1), vec![process(42, Vec::new())], None);
-    assert!(!driver.pin(41, true), "no such process");
-    assert!(driver.pin(42, true));
+    assert!(!driver.pin(41, true).unwrap(), "no such process");
+    assert!(driver.pin(42, true).unwrap());
     driver.drain(at(2), None);
     scan(&mut driver, at(2), vec![process(42, Vec::new())], None);
     let report = driver.drain_report(at(2), &names);
@@ -374,10 +374,26 @@ fn pinned_process_stays_in_a_drain_and_leaves_once_free() {
     assert!(!restarted.balance_status(at(4), &names).processes[0].pinned);
     assert!(restarted.saved.pins.is_empty());
 
-    assert!(driver.pin(42, false));
+    assert!(driver.pin(42, false).unwrap());
     scan(&mut driver, at(5), vec![process(42, Vec::new())], None);
     let report = driver.drain_report(at(5), &names);
     assert_eq!((report.stuck.len(), report.remaining), (0, 1), "{report:?}");
+}
+
+#[test]
+fn pin_that_cannot_be_saved_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut driver = driver(directory.path(), 1);
+    let now = Duration::from_secs(1);
+    scan(&mut driver, now, vec![process(42, Vec::new())], None);
+    let names = |id: NodeId| format!("n{}", id.0);
+    std::fs::remove_dir_all(directory.path()).unwrap();
+    std::fs::write(directory.path(), "in the way").unwrap();
+    let refused = driver.pin(42, true).unwrap_err();
+    std::fs::remove_file(directory.path()).unwrap();
+    assert_eq!(refused.kind(), std::io::ErrorKind::NotADirectory);
+    assert!(!driver.balance_status(now, &names).processes[0].pinned);
+    assert!(driver.saved.pins.is_empty());
 }
 
 #[test]
@@ -407,6 +423,6 @@ fn rules_of_the_file_are_for_processes_of_a_name() {
         vec![process(42, Vec::new())],
         None,
     );
-    assert!(driver.pin(42, false));
+    assert!(driver.pin(42, false).unwrap());
     assert!(!driver.rules_of(&process(42, Vec::new())).is_pinned);
 }

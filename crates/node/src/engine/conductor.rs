@@ -255,20 +255,18 @@ impl Engine {
             ControlRequest::SetBalancing(on, reply) => {
                 let answer = match self.conductor.set_balancing(now, on) {
                     Ok(()) => Ok(self.conductor.balance_status(now, &|id| self.node_name(id))),
-                    Err(error) => Err(error_body(
-                        format!("the wish cannot be saved: {error}"),
-                        "make node.state_dir writable for the daemon",
-                    )),
+                    Err(error) => Err(unsaved_wish(&error)),
                 };
                 drop(reply.send(answer));
             }
             ControlRequest::Pin(request, reply) => {
                 let answer = match self.conductor.pin(request.pid, request.pinned) {
-                    true => Ok(self.conductor.balance_status(now, &|id| self.node_name(id))),
-                    false => Err(error_body(
+                    Ok(true) => Ok(self.conductor.balance_status(now, &|id| self.node_name(id))),
+                    Ok(false) => Err(error_body(
                         format!("no process with PID {} serves the group here", request.pid),
                         "name a process that `holdfast balance status` shows",
                     )),
+                    Err(error) => Err(unsaved_wish(&error)),
                 };
                 drop(reply.send(answer));
                 self.poll_conductor();
@@ -375,4 +373,11 @@ impl Engine {
             );
         }
     }
+}
+
+fn unsaved_wish(error: &std::io::Error) -> ErrorBody {
+    error_body(
+        format!("the wish cannot be saved: {error}"),
+        "make node.run_dir and node.state_dir writable for the daemon",
+    )
 }
