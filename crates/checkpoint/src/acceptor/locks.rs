@@ -3,12 +3,12 @@
 
 use super::stub_process::StubProcess;
 use super::tree_restoration::TreeRestoration;
-use crate::donor::call_result;
 use crate::error::{Context, Error, Result};
 use crate::files::image::{DescriptorTable, LockHolder};
 use crate::files::{
     ContendedLock, FdStore, LockChange, LockHandoverStep, LockedFileIdentity, is_lock_taken,
 };
+use crate::trace::call_result;
 use std::collections::BTreeMap;
 
 /// Most calls of one script.

@@ -5,12 +5,11 @@ use super::fd_channel::FdChannel;
 use super::fd_table::FdTable;
 use super::foreign_vdso::VdsoPlacement;
 use crate::address_ranges::AddressRanges;
-use crate::donor::call_result;
 use crate::error::{Context, Error, Result};
 use crate::image::{MemoryMapping, PageRun};
 use crate::trace::{
     CallBatch, ProcessMemory, SCRATCH_BYTES, SCRATCH_OFFSET, Stub, StubExitSignal, StubSlot,
-    SystemCall, ThreadCallBatch, Tracee, run_batches,
+    SystemCall, ThreadCallBatch, Tracee, call_result, run_batches,
 };
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;

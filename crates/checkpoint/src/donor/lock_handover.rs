@@ -7,9 +7,7 @@
 use super::freeze::StoppedTree;
 use super::halt::HaltedProcess;
 use super::stop_without_tracer::ProcessRef;
-use super::tracker_attachment::{
-    TrackerAttachment, call_result, read_own_mappings, stub_exit_signal,
-};
+use super::tracker_attachment::{TrackerAttachment, read_own_mappings, stub_exit_signal};
 use crate::error::{Context, Error, Result, unexpected_text};
 use crate::files::image::{FileLock, LockHolder};
 use crate::files::{
@@ -18,7 +16,7 @@ use crate::files::{
 };
 use crate::inspect::{Blocker, Obstacle};
 use crate::procfs;
-use crate::trace::{CallBatch, SCRATCH_OFFSET, Stub, SystemCall};
+use crate::trace::{CallBatch, SCRATCH_OFFSET, Stub, SystemCall, call_result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

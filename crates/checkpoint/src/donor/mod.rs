@@ -41,7 +41,7 @@ pub(crate) use shared_memory::{data_ranges, read_padded};
 pub use stop_without_tracer::ProcessRef;
 pub(crate) use thread_state::SchedulingAttributes;
 pub(crate) use tracker_attachment::{
-    StublessCall, call_result, find_syscall_instruction, find_syscall_instruction_in,
+    StublessCall, find_syscall_instruction, find_syscall_instruction_in,
 };
 pub use tree_tracker::TreeTracker;
 pub(crate) use write_tracking::{scan_guards, scan_private_pages};

@@ -2,7 +2,7 @@
 
 use super::halt::{HaltedProcess, HaltedThread};
 use super::thread_state::{self, FREE_OFFSET, QueriedThread, UntracedThreadState, signal_infos};
-use super::tracker_attachment::{TrackerAttachment, call_result, stub_exit_signal};
+use super::tracker_attachment::{TrackerAttachment, stub_exit_signal};
 use crate::error::{Context, Result, unexpected_text};
 use crate::image::{
     IntervalTimer, PAGE, PosixTimer, PrctlMmMap, ProcessState, ResourceLimit, SignalAction,
@@ -11,7 +11,7 @@ use crate::image::{
 use crate::procfs::{self, ProcStat, ProcStatus};
 use crate::trace::{
     CallBatch, CallBatchOutcome, SCRATCH_OFFSET, Stub, StubSlotAllocator, SystemCall,
-    ThreadCallBatch, run_batches,
+    ThreadCallBatch, call_result, run_batches,
 };
 use holdfast_sys::priority::{is_realtime, run_parallel};
 use std::collections::VecDeque;

@@ -6,8 +6,8 @@ use crate::error::{Context, Error, Result, unexpected_text};
 use crate::image::{ADDRESS_END, PAGE};
 use crate::procfs::{self, MapLine, ProcStatus};
 use crate::trace::{
-    CallBatch, ProcessMemory, Registers, STUB_BYTES, StopReason, Stub, StubExitSignal, SystemCall,
-    Tracee, pidfd_getfd, pidfd_open, stub_code, wait_for_stop,
+    ProcessMemory, Registers, STUB_BYTES, StopReason, Stub, StubExitSignal, SystemCall, Tracee,
+    call_result, pidfd_getfd, pidfd_open, stub_code, wait_for_stop,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -166,41 +166,24 @@ fn remove_stub_directly(
         .map(drop)
 }
 
+/// Opens a `userfaultfd` for the memory of a stopped process. The process does not keep a descriptor, also if this thread
+/// dies meanwhile.
 fn open_userfaultfd(stub: &Stub, halted: &HaltedProcess, process: &OwnedFd) -> Result<OwnedFd> {
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | UFFD_USER_MODE_ONLY;
-    let number = run_call(
-        stub,
-        halted,
-        SystemCall::new(libc::SYS_userfaultfd, &[flags]),
-    )
-    .context(|| "opening a userfaultfd in the process".to_owned())?;
-    let copy = pidfd_getfd(process.as_fd(), number as i32);
-    run_call(
-        stub,
-        halted,
-        SystemCall::new(libc::SYS_close, &[number as u64]),
-    )
-    .context(|| "closing the userfaultfd in the process".to_owned())?;
-    let userfault = copy?;
+    let copy = |number| pidfd_getfd(process.as_fd(), number);
+    let copied = stub.with_open_file(
+        halted.first_thread(),
+        &halted.memory,
+        userfaultfd_call(),
+        copy,
+    )?;
+    let userfault = copied.context(|| "opening a userfaultfd in the process".to_owned())??;
     super::write_tracking::enable_write_protection(userfault.as_fd())?;
     Ok(userfault)
 }
 
-fn run_call(stub: &Stub, halted: &HaltedProcess, call: SystemCall) -> std::io::Result<i64> {
-    let mut batch = CallBatch::default();
-    batch.push(call);
-    let outcome = stub
-        .run(halted.first_thread(), &halted.memory, batch)
-        .map_err(std::io::Error::other)?;
-    call_result(outcome.results.first().copied().unwrap_or(-1))
-}
-
-/// Converts the result of a system call as the kernel returns it.
-pub(crate) fn call_result(result: i64) -> std::io::Result<i64> {
-    if (-4095..0).contains(&result) {
-        return Err(std::io::Error::from_raw_os_error(-result as i32));
-    }
-    Ok(result)
+fn userfaultfd_call() -> SystemCall {
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | UFFD_USER_MODE_ONLY;
+    SystemCall::new(libc::SYS_userfaultfd, &[flags])
 }
 
 /// Makes one call without a stub, by an instruction that the process already has.
@@ -387,6 +370,46 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::process::{Command, Stdio};
+
+    /// Returns true if a process has a descriptor of a `userfaultfd`.
+    fn has_userfaultfd(pid: i32) -> bool {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+        let mut targets = entries.map(|entry| std::fs::read_link(entry.expect("a name").path()));
+        let is_userfault =
+            |target: &std::path::Path| target.as_os_str() == "anon_inode:[userfaultfd]";
+        targets.any(|target| target.is_ok_and(|target| is_userfault(&target)))
+    }
+
+    #[test]
+    fn process_keeps_no_userfaultfd_if_the_tracer_dies_meanwhile() {
+        let mut child = Command::new("sleep").arg("100").spawn().expect("a process");
+        let pid = child.id() as i32;
+        let (opened, is_opened) = std::sync::mpsc::channel();
+        // Not joined: the thread ends without unwinding, as if its process had been killed.
+        std::thread::spawn(move || {
+            let halted = HaltedProcess::stop(pid).expect("it stops");
+            let maps = read_own_mappings(pid, None, false).expect("its mappings");
+            let (tracee, memory) = (halted.first_thread(), &halted.memory);
+            let exit = read_stub_exit_signal(pid, pid).expect("a signal");
+            let address = install_stub(tracee, memory, &maps, exit).expect("a stub");
+            let stub = Stub { address, exit };
+            let die = |_| {
+                opened.send(has_userfaultfd(pid)).expect("the test waits");
+                // SAFETY: nobody joins the thread, and it holds no lock.
+                unsafe { libc::syscall(libc::SYS_exit, 0) };
+            };
+            let _ = stub.with_open_file(tracee, memory, userfaultfd_call(), die);
+        });
+        let was_open = is_opened.recv().expect("the thread has come so far");
+        assert!(was_open, "the process had the descriptor for a moment");
+        while has_userfaultfd(pid) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        assert!(status.contains("TracerPid:\t0"), "{status}");
+        child.kill().expect("it lives");
+        child.wait().expect("it ends");
+    }
 
     #[test]
     fn mappings_after_exec_are_rejected() {

@@ -2,8 +2,9 @@
 //!
 //! A batch ends in a signal that the thread sends to itself. The tracer sees the signal, however the process
 //! handles it. No batch ends in a trap: the kernel resets the handler of `SIGTRAP` in a thread that traps while it
-//! blocks or ignores that signal. If the tracer has died at the donor, the code returns the lent priority and calls
-//! `rt_sigreturn`, which restores the thread's previous state. So a tracer may die at any moment.
+//! blocks or ignores that signal. If the tracer has died at the donor, the code returns the lent priority, or closes the
+//! descriptor that it has opened for the tracer, and calls `rt_sigreturn`, which restores the thread's previous state. So
+//! a tracer may die at any moment.
 
 use super::super::error::{Error, Result, unexpected_text};
 use super::registers::NO_CALL;
@@ -77,6 +78,10 @@ std::arch::global_asm!(
     "mov rdi, [rbx + 8]",
     "mov rsi, [rbx + 16]",
     "mov rdx, [rbx + 24]",
+    "bt rax, 34",
+    "jnc 9f",
+    "mov rdi, rbp",
+    "9: mov eax, eax",
     "syscall",
     "8: mov rsp, [rbx + 56]",
     "mov eax, 15",
@@ -217,6 +222,41 @@ impl Stub {
     ) -> Result<CallBatchOutcome> {
         let mut outcomes = run_batches(vec![ThreadCallBatch::new(*self, tracee, memory, batch)])?;
         Ok(outcomes.pop().unwrap_or_default())
+    }
+
+    /// Opens a file in a stopped thread by a call that returns a descriptor, gives the descriptor's number to `copy`, and
+    /// closes the descriptor. If the tracer dies meanwhile, the thread closes the descriptor itself.
+    ///
+    /// # Errors
+    /// The outer one: the thread has ended or behaves unexpectedly. The inner one: the call failed.
+    pub fn with_open_file<T>(
+        &self,
+        tracee: Tracee,
+        memory: &ProcessMemory,
+        open: SystemCall,
+        copy: impl FnOnce(i32) -> T,
+    ) -> Result<std::io::Result<T>> {
+        let close = SystemCall::new(libc::SYS_close, &[]).pass_kept_first();
+        let mut batch = CallBatch::default();
+        batch.push(open.keep_result());
+        batch.orphan_call = Some(close);
+        let mut job = ThreadCallBatch::new(*self, tracee, memory, batch);
+        let copied = job.prepare().and_then(|()| {
+            job.begin()?;
+            job.collect_results()?;
+            let number = call_result(job.outcome.results.first().copied().unwrap_or(-1));
+            let copied = number.map(|number| copy(number as i32));
+            // In a table of its own: the thread may lose its tracer until it has the registers for this one, and closes the
+            // descriptor then by the other table. It must not do both, as the number may be another thread's by then.
+            job.slot.table = job.slot.scratch;
+            job.batch.orphan_call = None;
+            job.batch.push(close);
+            job.begin()?;
+            job.collect_results()?;
+            Ok(copied)
+        });
+        job.restore()?;
+        copied
     }
 
     /// Describes an unexpected signal: the thread's position in the code and its next call.
@@ -558,6 +598,14 @@ fn encode_table(calls: &[SystemCall], orphan_call: Option<&SystemCall>, frame: u
         put_word(result);
     }
     bytes
+}
+
+/// Converts the result of a system call as the kernel returns it.
+pub(crate) fn call_result(result: i64) -> std::io::Result<i64> {
+    if (-4095..0).contains(&result) {
+        return Err(std::io::Error::from_raw_os_error(-result as i32));
+    }
+    Ok(result)
 }
 
 fn entry_result(entry: &[u8]) -> i64 {
