@@ -109,7 +109,7 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
             scope.spawn(|| stop_on_error(&stop, hand_off_repeatedly(cluster, deadline, &stop)));
         let floods = scope
             .spawn(|| stop_on_error(&stop, flood_repeatedly(cluster, service, deadline, &stop)));
-        scope.spawn(|| describe_hung_clients(cluster, server, &clients, deadline, &stop));
+        scope.spawn(|| watch_clients(cluster, server, &clients, deadline, &stop));
         let kills =
             scope.spawn(|| stop_on_error(&stop, kill_repeatedly(cluster, length, deadline, &stop)));
         let joined = "threads do not panic";
@@ -128,7 +128,6 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
         "{done:?}; {} connections came and went",
         client_results.opened
     );
-    outcome?;
     ensure!(
         client_results.errors == 0 && client_results.bytes_wrong == 0,
         "{} errors, {} bytes wrong: {:?}",
@@ -140,6 +139,7 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
         broken == 0 && wrong == 0,
         "{broken} ended, {wrong} bytes wrong"
     );
+    outcome?;
     ensure!(done.grown.is_empty(), "{:?}", done.grown);
     ensure!(
         done.moved > 0 && done.handed_off > 0 && done.floods > 0,
@@ -149,8 +149,9 @@ fn run_actions(group: &NodeGroup, server: &RunningServer, length: Duration) -> R
 }
 
 /// Describes what the nodes know of the first clients that wait for an answer longer than any step of a move lasts: once a
-/// client gives up, nothing is left to see.
-fn describe_hung_clients(
+/// client gives up, nothing is left to see. Ends the run at the first client that fails, and describes it: later, the
+/// daemons' logs tell of other events.
+fn watch_clients(
     cluster: &Cluster,
     server: &RunningServer,
     clients: &ChurnClients,
@@ -158,8 +159,18 @@ fn describe_hung_clients(
     stop: &AtomicBool,
 ) {
     let mut described = BTreeSet::new();
-    while described.len() < DESCRIBED_MAX && pause_and_continue(deadline, stop, DESCRIBE_EVERY) {
-        for client in clients.waiting_for(HUNG_AFTER) {
+    while pause_and_continue(deadline, stop, DESCRIBE_EVERY) {
+        if let Some(failure) = clients.failures().first() {
+            stop.store(true, Ordering::Relaxed);
+            let (address, _) = server.address_and_protocol();
+            let known = failure.client.map_or_else(
+                || cluster.log_tails(),
+                |client| describe_flow(cluster, address, client),
+            );
+            eprintln!("{}\n{known}", failure.text);
+        }
+        let hung = clients.waiting_for(HUNG_AFTER).into_iter();
+        for client in hung.take(DESCRIBED_MAX.saturating_sub(described.len())) {
             if described.insert(client) {
                 let (address, _) = server.address_and_protocol();
                 eprintln!(

@@ -262,6 +262,10 @@ __noinline int repl_decide(__u32 i)
 	__u32 could = aligned_ack(s, c, i, c->client_ack);
 	__u32 again = has_content & !AFTER(end + fin, was_nxt + (fin & is_finished(leg)));
 	__u32 is_due = AFTER(could, leg->told) & ((payload < REFLECT_MAX) | (c->client_ack == c->sent));
+	/* After a loss, a replica repeats the first segment that was not acknowledged, and nothing else until it hears more. If it was told
+	 * less than it could be, these bytes are all of that segment; so it is told exactly from here on.
+	 */
+	leg->told = choose(is_replica & again, seq_max(leg->told, told_ack(leg, c->client_ack)), leg->told);
 	__u32 reflects = (is_replica & (probe | again | t->is_early | is_due)) | is_old | reject;
 	what |= FLAG(reflects, DO_REFLECT);
 	__u32 held = (c->flags & CONNECTION_HELD) > 0;

@@ -42,7 +42,16 @@ struct SharedClientState {
     exchanging: AtomicU64,
     /// Short connections that wait for their answer: the client's address, and the time of the request.
     waiting: Mutex<BTreeMap<SocketAddr, Instant>>,
-    failures: Mutex<Vec<String>>,
+    failures: Mutex<Vec<ClientFailure>>,
+}
+
+/// A connection that could not be opened, or ended, or hung.
+#[derive(Clone, Debug)]
+pub struct ClientFailure {
+    /// The client's address; none if the connection was not opened.
+    pub client: Option<SocketAddr>,
+    /// What happened, and when.
+    pub text: String,
 }
 
 /// Running clients.
@@ -131,6 +140,12 @@ impl ChurnClients {
         late.map(|(client, _)| *client).collect()
     }
 
+    /// Returns the first failures.
+    #[must_use]
+    pub fn failures(&self) -> Vec<ClientFailure> {
+        self.shared.lock_failures().clone()
+    }
+
     /// Ends the clients.
     ///
     /// # Panics
@@ -146,8 +161,12 @@ impl ChurnClients {
         seen.errors = self.shared.errors.load(Ordering::Relaxed);
         seen.bytes_wrong = self.shared.wrong_bytes.load(Ordering::Relaxed);
         seen.opened = self.shared.opened.load(Ordering::Relaxed);
-        let failures = self.shared.failures.lock();
-        seen.failures = failures.unwrap_or_else(PoisonError::into_inner).clone();
+        let failures = self.shared.lock_failures();
+        seen.failures = failures
+            .iter()
+            .map(|failure| failure.text.clone())
+            .collect();
+        drop(failures);
         seen
     }
 }
@@ -159,6 +178,10 @@ impl SharedClientState {
 
     fn lock_waiting(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Instant>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_failures(&self) -> MutexGuard<'_, Vec<ClientFailure>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_connection(&self) -> std::io::Result<ProtocolConnection> {
@@ -176,13 +199,14 @@ impl SharedClientState {
         error: &std::io::Error,
     ) {
         self.errors.fetch_add(1, Ordering::Relaxed);
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.lock_failures();
         if failures.len() < FAILURES_MAX {
             let at = self.began.elapsed().as_secs_f64();
             let port = local.map_or(0, |local| local.port());
-            failures.push(format!(
-                "{at:.2} s: {connection_name} (port {port}): {error}"
-            ));
+            failures.push(ClientFailure {
+                client: local,
+                text: format!("{at:.2} s: {connection_name} (port {port}): {error}"),
+            });
         }
     }
 

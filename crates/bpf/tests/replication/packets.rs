@@ -497,6 +497,29 @@ fn second_gap_and_differing_byte_are_found() {
     );
 }
 
+/// The windows of replicas are told in units of 16 bytes, so that acknowledgements may be a few bytes short. These bytes are all that a
+/// replica repeats after a loss, until it hears that they have arrived.
+#[test]
+fn replica_that_repeats_known_output_hears_of_all_of_it() {
+    let bench = Bench::open(2, false, 0);
+    bench.send_as_leg(0, &bench.output(0, 0, &[7; 1000]));
+    bench.send_as_client(&Segment {
+        sequence: CLIENT_ISN.wrapping_add(1),
+        ack: LEG_ISN[0] + 1001,
+        flags: ACK,
+        window: 1000,
+        options: timestamps(502, 105),
+        ..Segment::default()
+    });
+    bench.send_as_leg(1, &bench.output(1, 0, &[7; 501]));
+    let told = bench.leg_state(1).told - LEG_ISN[0] - 1;
+    assert_eq!(told, 488, "1000 and 488 are equal modulo 16");
+    while receive(&bench.links[2]).is_some() {}
+    bench.send_as_leg(1, &bench.output(1, told, &[7; 13]));
+    let ack = bench.received(2).ack;
+    assert_eq!(ack, LEG_ISN[1].wrapping_add(1 + 501));
+}
+
 #[test]
 fn client_is_shown_the_lowest_acknowledgement() {
     let bench = Bench::open(2, false, 0);
