@@ -160,7 +160,7 @@ fn watch_clients(
 ) {
     let mut described = BTreeSet::new();
     while pause_and_continue(deadline, stop, DESCRIBE_EVERY) {
-        if let Some(failure) = clients.failures().first() {
+        if let Some(failure) = clients.first_failure() {
             stop.store(true, Ordering::Relaxed);
             let (address, _) = server.address_and_protocol();
             let known = failure.client.map_or_else(

@@ -12,7 +12,7 @@ impl Lab {
     /// processes say while they die leaves the host. Then all processes are killed, and with them everything ends that
     /// exists in the host's namespaces only: interfaces, sockets, mounts, pinned eBPF objects and their programs, and the
     /// files in `/run`. A new host takes the place of the old one, with the same name, addresses, link and limits. Files
-    /// outside `/run` are those of the machine, and stay. No program of the host is started again.
+    /// outside `/run` belong to the machine, and stay. No program of the host is started again.
     ///
     /// The kernel is the machine's: its clock, boot ID and modules go on. The host can be reached again when this function
     /// returns.

@@ -106,7 +106,7 @@ pub struct RequestProtocol {
     pub make_request: fn(u64, &[u8; MESSAGE_BYTES]) -> Cow<'_, [u8]>,
     /// Returns the answer expected from the server.
     pub expected_answer: fn(u64, &[u8; MESSAGE_BYTES]) -> Cow<'_, [u8]>,
-    /// Byte of an expected answer that stands for any byte, as those of a date. Must not be a byte of a message.
+    /// Byte of an expected answer that stands for any byte, such as the bytes of a date. Must not be a byte of a message.
     pub any_byte: Option<u8>,
 }
 

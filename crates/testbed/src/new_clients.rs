@@ -28,7 +28,7 @@ const DESCRIPTORS_WANTED: u64 = 16_384;
 const EVENTS: usize = 256;
 /// Bytes taken from a socket at once.
 const BUFFER_BYTES: usize = 4096;
-/// Number of the first client: above those of connections of a load at the same server.
+/// Number of the first client. The connections of a load at the same server have lower numbers.
 const FIRST_NUMBER: u64 = 1 << 32;
 /// Shortest delay of the clients' thread that counts as a lack of CPU time. Clients missed in a shorter one are made up
 /// for.

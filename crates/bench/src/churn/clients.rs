@@ -50,7 +50,7 @@ struct SharedClientState {
 pub struct ClientFailure {
     /// The client's address; none if the connection was not opened.
     pub client: Option<SocketAddr>,
-    /// What happened, and when.
+    /// The failure and its time.
     pub text: String,
 }
 
@@ -140,10 +140,10 @@ impl ChurnClients {
         late.map(|(client, _)| *client).collect()
     }
 
-    /// Returns the first failures.
+    /// Returns the first failure, if there is one.
     #[must_use]
-    pub fn failures(&self) -> Vec<ClientFailure> {
-        self.shared.lock_failures().clone()
+    pub fn first_failure(&self) -> Option<ClientFailure> {
+        self.shared.lock_failures().first().cloned()
     }
 
     /// Ends the clients.

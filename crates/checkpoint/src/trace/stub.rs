@@ -246,8 +246,8 @@ impl Stub {
             job.collect_results()?;
             let number = call_result(job.outcome.results.first().copied().unwrap_or(-1));
             let copied = number.map(|number| copy(number as i32));
-            // In a table of its own: the thread may lose its tracer until it has the registers for this one, and closes the
-            // descriptor then by the other table. It must not do both, as the number may be another thread's by then.
+            // The call to close has a table of its own. A thread that loses its tracer closes the descriptor by the first table
+            // until it has the registers for the second one. Never by both: another thread may have the number by then.
             job.slot.table = job.slot.scratch;
             job.batch.orphan_call = None;
             job.batch.push(close);

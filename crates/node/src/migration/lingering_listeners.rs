@@ -1,8 +1,8 @@
 //! Unaccepted connections of a process that has moved away. Its listeners stay here until all handshakes that began
 //! with them have ended. Each connection is handed off into the queue of its listener at the other node.
 //!
-//! The stopped process keeps its listeners open meanwhile, for up to a second: if this daemon dies then, the next one finds them, and no client is
-//! reset. Only a connection that is being handed off at that moment is lost.
+//! The stopped process keeps its listeners open meanwhile, for up to a second: if this daemon dies then, the next one
+//! finds them, and no client is reset. Only a connection that is being handed off at that moment is lost.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};

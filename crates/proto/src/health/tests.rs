@@ -86,6 +86,17 @@ impl Node {
         self.drain();
     }
 
+    /// The contact node announces that one node gets all new clients.
+    fn hear_all_placed_at(&mut self, placed: NodeId) {
+        let services = vec![ServiceShares {
+            service: web(),
+            weights: vec![(placed, 1)],
+            is_served: true,
+        }];
+        let frame = HealthFrame::Placement { services };
+        self.machine.handle_frame(self.now, CONTACT, frame);
+    }
+
     fn report(&mut self, from: NodeId, state: ServerState) {
         let service = web();
         let servers = vec![ReportedServer { service, state }];
@@ -487,13 +498,7 @@ fn successor_without_server() -> Node {
         handshakes: Some(0),
     });
     node.now = ms(1000);
-    let services = vec![ServiceShares {
-        service: web(),
-        weights: vec![(NodeId(3), 1)],
-        is_served: true,
-    }];
-    let frame = HealthFrame::Placement { services };
-    node.machine.handle_frame(node.now, CONTACT, frame);
+    node.hear_all_placed_at(NodeId(3));
     node.drain();
     assert_eq!(node.shares, [map(&[(3, 1)])]);
     node.shares.clear();
@@ -526,13 +531,7 @@ fn reports_of_an_earlier_time_as_contact_node_do_not_count() {
     // The server moves to node 3 while node 1 is the contact node.
     node.machine.handle_contact_node(node.now, CONTACT);
     node.run(ms(2000));
-    let services = vec![ServiceShares {
-        service: web(),
-        weights: vec![(NodeId(3), 1)],
-        is_served: true,
-    }];
-    let frame = HealthFrame::Placement { services };
-    node.machine.handle_frame(node.now, CONTACT, frame);
+    node.hear_all_placed_at(NodeId(3));
     node.machine.handle_contact_node(node.now, NodeId(2));
     node.run(ms(300));
     assert_eq!(node.shares.last(), Some(&map(&[(3, 1)])));
