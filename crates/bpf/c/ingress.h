@@ -80,6 +80,19 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 	return bpf_redirect(config->hold_ifindex, 0);
 }
 
+/* Keeps the first packet of a new client until this contact node serves: user space has the packet steered then. A client
+ * whose packet was dropped would wait a second until it repeats the packet. */
+static __always_inline int hold_new_client(struct config *config)
+{
+	__u32 slot = NEW_CLIENTS_SLOT;
+	__u32 *waiting = bpf_map_lookup_elem(&holds, &slot);
+	if (!waiting || *(volatile __u32 *)waiting >= NEW_CLIENTS_MAX)
+		return count_drop(DROP_NO_LEASE);
+	__sync_fetch_and_add(waiting, 1);
+	count(COUNT_HELD);
+	return bpf_redirect(config->hold_ifindex, 0);
+}
+
 /* Gives a packet the headers for a node, with encapsulation if the node needs it or `wrapped` is set. Returns 0, or the
  * reason to drop the packet.
  */
@@ -327,7 +340,7 @@ static __always_inline int known_flow(struct __sk_buff *skb, struct config *conf
 {
 	update_last_packet(flow);
 	struct effective_state now = effective_state_of(flow);
-	int begins = what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && p->tcp_syn && !p->tcp_ack;
+	int begins = begins_connection(p, what);
 	switch (now.state) {
 	case FLOW_PREPARED:
 		copy_out_of_order(skb, config, p);
@@ -387,6 +400,8 @@ static __always_inline int ingress_verdict(struct __sk_buff *skb, struct config 
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (flow)
 		return known_flow(skb, config, service, flow, p, what);
+	if (config->role == ROLE_HOLDER && config->reach == REACH_STEER && begins_connection(p, what) && !has_lease())
+		return hold_new_client(config);
 	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP || (p->tcp_syn && !p->tcp_ack))
 		return new_flow(skb, config, service, p, what);
 	return unknown_flow(skb, config, service, p);

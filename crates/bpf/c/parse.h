@@ -50,6 +50,12 @@ struct packet {
 	__u32 payload; /* number of TCP bytes that take sequence space */
 };
 
+/* Returns true for the first packet of a TCP connection. */
+static __always_inline int begins_connection(const struct packet *p, int what)
+{
+	return what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && p->tcp_syn && !p->tcp_ack;
+}
+
 #define IP_MF 0x2000
 #define IP_OFFSET 0x1fff
 

@@ -11,6 +11,9 @@
 #define MAX_SERVICES 64
 #define PLACEMENT_SLOTS 1024
 #define MAX_HOLD_SLOTS 65536
+/* The slot that counts the new clients in the hold: they wait for the contact node to serve. */
+#define NEW_CLIENTS_SLOT (MAX_HOLD_SLOTS - 1)
+#define NEW_CLIENTS_MAX 4096
 #define MAX_PENDING_HANDSHAKES 65536
 #define MAX_FLOW_GROUPS 256
 

@@ -232,6 +232,9 @@ int holdfast_steer(struct xdp_md *context)
 	if (!to) {
 		to = unrecorded_destination(config, service, &p);
 		if (!to && !has_lease()) {
+			/* The ingress filter keeps new clients until this node serves. */
+			if (config->role == ROLE_HOLDER && begins_connection(&p, what))
+				return XDP_PASS;
 			count(DROP_NO_LEASE);
 			return XDP_DROP;
 		}

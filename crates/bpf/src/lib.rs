@@ -39,7 +39,8 @@ use std::sync::atomic::{Ordering, fence};
 use batch_setter::BatchSetter;
 use congestion_restore::CongestionRestorer;
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
+    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramInput, RingBuffer,
+    RingBufferBuilder,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -141,6 +142,28 @@ pub enum Error {
         /// Cause of the failure.
         reason: String,
     },
+}
+
+/// Verdicts of an XDP program (`linux/bpf.h`).
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
+/// Longest header that the steering program puts before a packet: an IPv6 header.
+const ENCAPSULATION_MAX: usize = 40;
+
+/// Decision of the steering program about a frame.
+#[derive(Debug)]
+pub enum SteeringVerdict {
+    /// This host's stack gets the packet.
+    ToStack,
+    /// Another node gets the packet.
+    Forwarded {
+        /// The frame to send, with the link header for that node.
+        frame: Vec<u8>,
+        /// Index of the interface to that node.
+        interface: u32,
+    },
+    /// Nobody gets the packet.
+    Dropped,
 }
 
 /// The loaded programs and their maps.
@@ -357,6 +380,43 @@ impl Dataplane {
     /// The table is full, or the kernel refuses; some flows may have been set.
     pub fn set_flows(&self, keys: &[FlowKey], values: &[FlowValue]) -> Result<(), Error> {
         self.flow_setter.set(keys, values)
+    }
+
+    /// Runs the steering program on a frame with its link header, as if the frame had arrived.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn steer(&mut self, frame: &[u8]) -> Result<SteeringVerdict, Error> {
+        let run_error =
+            |e: libbpf_rs::Error| Error::Load(format!("cannot run the steering program: {e:#}"));
+        let mut forwarded = vec![0; frame.len() + ENCAPSULATION_MAX];
+        let mut programs = self.object.progs_mut();
+        let program = programs
+            .find(|program| program.name() == "holdfast_steer")
+            .ok_or_else(|| Error::Load("program holdfast_steer is missing".into()))?;
+        let input = ProgramInput {
+            data_in: Some(frame),
+            data_out: Some(&mut forwarded),
+            ..ProgramInput::default()
+        };
+        let output = program.test_run(input).map_err(run_error)?;
+        let length = output.data.map_or(0, |data| data.len());
+        match output.return_value {
+            XDP_PASS => return Ok(SteeringVerdict::ToStack),
+            XDP_REDIRECT => forwarded.truncate(length),
+            _ => return Ok(SteeringVerdict::Dropped),
+        }
+        let nodes = self.nodes.entries();
+        let next_hop = nodes
+            .iter()
+            .find(|(_, node)| forwarded.starts_with(&node.link));
+        Ok(match next_hop {
+            Some((_, node)) => SteeringVerdict::Forwarded {
+                frame: forwarded,
+                interface: node.ifindex,
+            },
+            None => SteeringVerdict::Dropped,
+        })
     }
 
     /// Returns every counter's name and its sum over all processors.

@@ -19,6 +19,12 @@ pub const MAX_FLOW_GROUPS: usize = 256;
 /// Most flows that can be held at a time.
 pub const MAX_HOLD_SLOTS: u32 = 65536;
 
+/// The slot that counts the new clients in the hold: they wait for the contact node to serve.
+pub const NEW_CLIENTS_SLOT: u32 = MAX_HOLD_SLOTS - 1;
+
+/// Most new clients in the hold.
+pub const NEW_CLIENTS_MAX: u16 = 4096;
+
 macro_rules! shared {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*

@@ -9,7 +9,7 @@ pub use group_scenario::{GroupScenario, ShrunkFailure};
 
 use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfig};
 use crate::time::Time;
-use conductor_text::ConductorScenarioText;
+use conductor_text::{BalanceScenarioText, ConductorScenarioText};
 use replication_scenario::ReplicationScenarioText;
 use std::time::Duration;
 use text::{
@@ -33,6 +33,17 @@ pub enum SimulationKind {
     Pools(Box<PoolScenario>),
     /// Nodes of a group, with handoffs, migrations, the group's own membership, conductors, or a replicated service.
     Group(GroupScenario),
+    /// A large group without faults, whose conductors spread its load.
+    Balance(BalanceScenario),
+}
+
+/// A group without faults whose whole load is at a tenth of its nodes at first.
+#[derive(Debug, Clone, Copy)]
+pub struct BalanceScenario {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Number of processes, as a mean of all nodes.
+    pub processes_per_node: usize,
 }
 
 /// Scenario of registrars, pool elements and pool users.
@@ -59,6 +70,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
         include_str!("../scenarios/membership-store.toml"),
     ),
     ("conductor", include_str!("../scenarios/conductor.toml")),
+    ("balance", include_str!("../scenarios/balance.toml")),
     ("replication", include_str!("../scenarios/replication.toml")),
 ];
 
@@ -107,6 +119,12 @@ impl Scenario {
             KindName::Conductor => {
                 let text = toml::from_str::<ConductorScenarioText>(text)?;
                 (text.conductor(), text.about)
+            }
+            KindName::Balance => {
+                let text = toml::from_str::<BalanceScenarioText>(text)?;
+                let kind = SimulationKind::Balance(text.balance()?);
+                let about = text.about;
+                return Ok(Scenario { about, kind });
             }
             KindName::Replication => {
                 let text = toml::from_str::<ReplicationScenarioText>(text)?;

@@ -2,11 +2,9 @@
 //! advertisements (RFC 4861 section 7.2.6). Hosts that know the address replace its link address at once.
 
 use crate::net::Interface;
-use crate::packet::transport_checksum;
-use crate::sockopt::{check, check_length};
+use crate::packet::{send_frame, transport_checksum};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const BROADCAST_LINK: [u8; 6] = [0xff; 6];
 /// Link address of the group of all IPv6 nodes (RFC 2464 section 7).
@@ -27,29 +25,7 @@ pub fn announce(interface: &Interface, address: IpAddr) -> io::Result<()> {
         IpAddr::V4(v4) => arp_announcement(interface.mac, v4),
         IpAddr::V6(v6) => neighbour_advertisement(interface.mac, v6),
     };
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers are passed. Protocol 0: the socket receives nothing.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    check(fd)?;
-    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all-zero bytes are a valid `sockaddr_ll`.
-    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    to.sll_family = libc::AF_PACKET as u16;
-    to.sll_ifindex = interface.index as i32;
-    let length = size_of::<libc::sockaddr_ll>() as u32;
-    // SAFETY: `frame` is readable for its length, `to` is an address of that length; both outlive the call.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            (&raw const to).cast(),
-            length,
-        )
-    };
-    check_length(sent).map(drop)
+    send_frame(interface.index, &frame)
 }
 
 /// Builds an ARP request for `address` by `address` itself, to everybody.

@@ -120,6 +120,36 @@ pub fn send(packet: &[u8]) -> io::Result<()> {
     check_length(sent).map(drop)
 }
 
+/// Sends a frame with its link header from the interface with this index.
+///
+/// # Errors
+/// Errors of `socket(2)` and `sendto(2)`.
+pub fn send_frame(interface: u32, frame: &[u8]) -> io::Result<()> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed. Protocol 0: the socket receives nothing.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all-zero bytes are a valid `sockaddr_ll`.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_ifindex = interface.cast_signed();
+    let length = size_of::<libc::sockaddr_ll>() as u32;
+    // SAFETY: `frame` is readable for its length, `to` is an address of that length; both outlive the call.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            (&raw const to).cast(),
+            length,
+        )
+    };
+    check_length(sent).map(drop)
+}
+
 /// Returns the destination address of an IP packet.
 pub fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
@@ -192,7 +222,7 @@ pub fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize)
 }
 
 /// Returns the sum of big-endian 16-bit words; an odd last byte counts as a high half (RFC 1071).
-fn sum_words(bytes: &[u8]) -> u64 {
+pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(2);
     let mut sum = 0u64;
     for word in words.by_ref() {

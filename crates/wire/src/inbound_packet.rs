@@ -24,6 +24,8 @@ pub struct SegmentPosition {
     pub acknowledgement: u32,
     /// Length in sequence space: payload bytes, SYN and FIN.
     pub length: u32,
+    /// True for the first segment of a connection: a SYN without ACK.
+    pub begins_connection: bool,
 }
 
 impl InboundPacket {
@@ -57,6 +59,7 @@ impl InboundPacket {
                     length: u32::try_from(tcp.payload().len()).ok()?
                         + u32::from(tcp.fin())
                         + u32::from(tcp.syn()),
+                    begins_connection: tcp.syn() && !tcp.ack(),
                 }),
             }),
             TransportSlice::Udp(udp) => Some(InboundPacket {
@@ -90,7 +93,8 @@ mod tests {
             Some(SegmentPosition {
                 sequence: 1000,
                 acknowledgement: 77,
-                length: 6
+                length: 6,
+                begins_connection: false,
             })
         );
     }

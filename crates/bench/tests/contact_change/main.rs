@@ -5,12 +5,14 @@
 mod common;
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{FlowOutcome, FlowSelection};
 use holdfast_lab::ServiceReach;
+use holdfast_sys::tcp_info::TcpInfo;
 use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily};
 use holdfast_testbed::connection_load::{VerifiedByteCounters, open_connections};
 use holdfast_testbed::latency_probe::{RoundTrip, ping_pong};
@@ -226,6 +228,67 @@ fn contact_node_without_lease_forwards_known_flows_alone() {
         common::CONNECTIONS,
         "{owned:?}"
     );
+    viewed.group.finish();
+}
+
+/// Gives views in which no node serves for a moment, and returns how often a client that connects meanwhile has repeated a
+/// packet. `without_service` ends the service of n1, and `next` lets n2 serve.
+fn retransmissions_of_waiting_client(
+    viewed: &ViewedGroup,
+    without_service: impl FnOnce(&Cluster),
+    next: impl FnOnce(&Cluster),
+) -> u32 {
+    let (cluster, service) = (&viewed.group.cluster, viewed.group.service);
+    without_service(cluster);
+    let connect = || {
+        let stream = TcpStream::connect_timeout(&service, common::PATIENCE).unwrap();
+        TcpInfo::read(stream.as_fd()).unwrap().total_retrans
+    };
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| cluster.lab().run_in_net_namespace("c1", connect).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!client.is_finished(), "no node serves");
+        next(cluster);
+        client.join().unwrap()
+    })
+}
+
+#[test]
+fn new_client_between_two_contact_nodes_repeats_nothing() {
+    /// A slow machine may let a client wait until it repeats its first packet.
+    const ATTEMPTS: usize = 5;
+    let Some(mut viewed) = ViewedGroup::up("between", ServiceReach::Steer) else {
+        return;
+    };
+    let view = |epoch, contact| View {
+        epoch,
+        contact,
+        without: &[],
+    };
+    // The client reaches the former contact node past its lease, or the next one before its lease.
+    for is_decided_before in [false, true] {
+        let repeated = (0..ATTEMPTS).map(|_| {
+            let (former, next) = (viewed.epoch, viewed.epoch + 1);
+            viewed.epoch += 2;
+            let count = retransmissions_of_waiting_client(
+                &viewed,
+                |cluster| match is_decided_before {
+                    true => view(next, "n2").give(cluster, Duration::ZERO),
+                    false => view(former, "n1").give_to(cluster, "n1", Duration::ZERO),
+                },
+                |cluster| match is_decided_before {
+                    true => view(next, "n2").give_to(cluster, "n2", LONG_LEASE),
+                    false => view(next, "n2").give(cluster, LONG_LEASE),
+                },
+            );
+            view(viewed.epoch, "n1").give(&viewed.group.cluster, LONG_LEASE);
+            wait_for_service(&viewed.group.cluster, viewed.group.service);
+            count
+        });
+        let repeated: Vec<u32> = repeated.take_while(|count| *count > 0).collect();
+        assert!(repeated.len() < ATTEMPTS, "{repeated:?}");
+    }
+    viewed.group.assert_unharmed();
     viewed.group.finish();
 }
 

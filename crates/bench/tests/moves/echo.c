@@ -1,8 +1,9 @@
 /* Echoes datagrams and bytes of connections: a server without any support for moves. The datagram "wait" makes it stop
- * accepting connections, and "accept" makes it accept them again. */
+ * accepting connections, "accept" makes it accept them again, and "write" makes it write to its memory from then on. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,14 @@ static void watch(int epoll, int fd) {
     struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
     /* A client repeats an unanswered "accept", so the descriptor may be in the set already. */
     if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) && errno != EEXIST) exit(4);
+}
+
+static char memory[32 << 20];
+
+static void *write_memory(void *unused) {
+    for (;;)
+        for (size_t at = 0; at < sizeof memory; at += 4096) ((volatile char *)memory)[at]++;
+    return unused;
 }
 
 int main(int words, char **word) {
@@ -57,6 +66,8 @@ int main(int words, char **word) {
             long got = recvfrom(fd, bytes, sizeof bytes, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
             if (got == 4 && !memcmp(bytes, "wait", 4)) epoll_ctl(epoll, EPOLL_CTL_DEL, listener, NULL);
             if (got == 6 && !memcmp(bytes, "accept", 6)) watch(epoll, listener);
+            pthread_t writer;
+            if (got == 5 && !memcmp(bytes, "write", 5) && !memory[0]) pthread_create(&writer, NULL, write_memory, NULL);
             if (got >= 0) sendto(fd, bytes, got, 0, (struct sockaddr *)&from, length);
         } else {
             long got = read(fd, bytes, sizeof bytes);

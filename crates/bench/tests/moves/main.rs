@@ -325,7 +325,8 @@ fn unaccepted_connections_survive_daemon_crash() {
 #[test]
 fn unaccepted_connections_survive_donor_daemon_crash() {
     run_exclusively(|| {
-        unaccepted_connections::unaccepted_connections_survive_donor_crash("survive-donor")
+        unaccepted_connections::unaccepted_connections_survive_donor_crash("survive-donor", false)?;
+        unaccepted_connections::unaccepted_connections_survive_donor_crash("survive-pages", true)
     });
 }
 

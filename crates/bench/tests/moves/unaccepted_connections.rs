@@ -81,8 +81,8 @@ pub fn unaccepted_connections_survive_crash(name: &str) -> Result<()> {
 }
 
 /// The donor's daemon dies while it gives up the process, which runs at the acceptor; connections that wait at the donor,
-/// or begin meanwhile, follow the process.
-pub fn unaccepted_connections_survive_donor_crash(name: &str) -> Result<()> {
+/// or begin meanwhile, follow the process. With post-copy the donor still has pages of the process.
+pub fn unaccepted_connections_survive_donor_crash(name: &str, is_post_copy: bool) -> Result<()> {
     let (world, folder) = start_group(name)?;
     let service = SocketAddr::new(world.cluster.service_address(IpFamily::V4), PORT);
     let pid = read_pid(&folder)?;
@@ -91,7 +91,12 @@ pub fn unaccepted_connections_survive_donor_crash(name: &str) -> Result<()> {
     let before = world.cluster.daemon_starts("n2");
     let file = world.cluster.run_path("n2", "fault")?;
     std::fs::write(&file, "move-release before die")?;
-    world.begin(pid, "n2", "n3")?;
+    if is_post_copy {
+        exchange_datagram(&world, service, b"write")?;
+        world.begin_post_copy(pid, "n2", "n3")?;
+    } else {
+        world.begin(pid, "n2", "n3")?;
+    }
     world.wait("the process does not run at n3", || {
         Ok(!world.residents("n3")?.is_empty())
     })?;

@@ -1,9 +1,14 @@
 //! The contact node's lease, and a contact node that another one has replaced.
 
 use holdfast_bpf::LEASE_WITHOUT_END;
-use holdfast_bpf::shared_with_c::{RECORD_OWNED, ROLE_FORMER_HOLDER, ROLE_HOLDER, Record, Service};
+use holdfast_bpf::SteeringVerdict;
+use holdfast_bpf::shared_with_c::{
+    NEW_CLIENTS_MAX, NEW_CLIENTS_SLOT, RECORD_OWNED, ROLE_FORMER_HOLDER, ROLE_HOLDER, Record,
+    Service,
+};
 
-use super::support::raw_peer::SYN;
+use super::support::raw_peer::{ACK, SYN};
+use super::support::tun::VNET_HEADER_BYTES;
 use super::support::*;
 
 /// Time without an answer after which there is none, milliseconds.
@@ -58,7 +63,7 @@ fn past_the_lease_only_recorded_flows_are_forwarded() {
         // A time long past.
         set_lease(&pool, 1);
         let drops_before = contact.counter("drop_no_lease");
-        peer.send_segment(5000, SYN, 0, &[]);
+        peer.send_segment(5000, ACK, 0, &[]);
         eventually("dropped", || {
             contact.counter("drop_no_lease") > drops_before
         });
@@ -68,6 +73,50 @@ fn past_the_lease_only_recorded_flows_are_forwarded() {
         peer.send_segment(5001, SYN, 0, &[]);
         assert!(peer.next_segment(5001, 60_000).is_some());
     }
+}
+
+#[test]
+fn new_client_before_the_lease_is_held_and_steered_later() {
+    let pool = one_segment();
+    let contact = pool.node("n1");
+    for v6 in [false, true] {
+        let peer = peer_of_contact(&pool, v6);
+        set_lease(&pool, 1);
+        peer.send_segment(5000, SYN, 0, &[]);
+        let held = contact.tun.read(60_000).expect("the client is held");
+        assert!(contact.held_count(NEW_CLIENTS_SLOT) > 0);
+        let packet = &held[VNET_HEADER_BYTES..];
+        // The program would hold the client again.
+        assert!(matches!(contact.steer(packet), SteeringVerdict::ToStack));
+        set_lease(&pool, LEASE_WITHOUT_END);
+        let SteeringVerdict::Forwarded { frame, .. } = contact.steer(packet) else {
+            panic!("n2 gets new flows");
+        };
+        assert_eq!(frame[..6], pool.lab.position("n2").link());
+        assert_eq!(frame[6..12], pool.lab.position("n1").link());
+        // The test's peer is on the same segment as n2.
+        peer.send_frame(&frame);
+        assert!(peer.next_segment(5000, 60_000).is_some());
+    }
+}
+
+#[test]
+fn held_new_clients_are_bounded() {
+    let pool = one_segment();
+    let contact = pool.node("n1");
+    let peer = peer_of_contact(&pool, false);
+    set_lease(&pool, 1);
+    let drops_before = contact.counter("drop_no_lease");
+    for number in 0..=NEW_CLIENTS_MAX {
+        peer.send_segment(10_000 + number, SYN, 0, &[]);
+    }
+    eventually("the last one is dropped", || {
+        contact.counter("drop_no_lease") > drops_before
+    });
+    assert_eq!(
+        contact.held_count(NEW_CLIENTS_SLOT),
+        u32::from(NEW_CLIENTS_MAX)
+    );
 }
 
 #[test]

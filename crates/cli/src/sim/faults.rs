@@ -39,6 +39,9 @@ impl FaultSimulation {
             (SimulationKind::Group(group), Some(bug)) => {
                 Ok(FaultSimulation::Group(group.with_bug(bug)?))
             }
+            (SimulationKind::Balance(_), _) => {
+                bail!("scenario `{name}` has no faults; use `holdfast sim run {name}`")
+            }
             (SimulationKind::Pools(_), _) => {
                 bail!(
                     "scenario `{name}` lists the events of its pools; random faults of pools need no scenario"

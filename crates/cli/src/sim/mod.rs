@@ -1,5 +1,6 @@
 //! `holdfast sim`: runs the daemons' state machines in virtual time.
 
+mod balance;
 mod faults;
 mod node_group;
 
@@ -25,6 +26,7 @@ use crate::table::TextTable;
   holdfast sim run regions --seeds 24
   holdfast sim run my.toml --seed 7 --json
   holdfast sim run handoff --seed 7 --trace
+  holdfast sim run balance --json
   holdfast sim seeds --count 200
   holdfast sim seeds --count 5000 migration
   holdfast sim seeds --bug asks-once handoff
@@ -48,18 +50,28 @@ enum SimCommand {
 struct RunArgs {
     /// A file, or the name of a built-in scenario; docs/simulation.md describes the format
     scenario: String,
-    /// Number of seeds, for the confidence intervals or the counts
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
-    seeds: u32,
+    /// Number of seeds, for the confidence intervals or the counts; by default 6, and 1 for a large group without faults
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    seeds: Option<u32>,
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print all events of the first seed (not for pools)
+    /// Print all events of the first seed (not for pools, nor for large groups without faults)
     #[arg(long, conflicts_with = "json")]
     trace: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Number of seeds of a run by default.
+const SEEDS_DEFAULT: u32 = 6;
+
+impl RunArgs {
+    /// Returns the number of seeds.
+    fn seed_count(&self) -> u32 {
+        self.seeds.unwrap_or(SEEDS_DEFAULT)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -184,12 +196,20 @@ fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
             run_pools(args, &about, &pools).map(|()| ExitResult::Success)
         }
         SimulationKind::Group(group) => node_group::run(args, &about, &group),
+        SimulationKind::Balance(scenario) => {
+            ensure!(
+                !args.trace,
+                "large groups have no trace: `{}` is one",
+                args.scenario
+            );
+            balance::run(args, &about, scenario)
+        }
     }
 }
 
 fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
     let PoolScenario { config, windows } = pools;
-    let seeds = seed_range(args.seed, args.seeds);
+    let seeds = seed_range(args.seed, args.seed_count());
     let outcomes = seeds::run_all(
         &seeds,
         |seed| simulate(config, *seed),
@@ -206,7 +226,7 @@ fn run_pools(args: &RunArgs, about: &str, pools: &PoolScenario) -> Result<()> {
     }
     output_line!("{about}");
     let events: u64 = outcomes.iter().map(|outcome| outcome.events).sum();
-    output_line!("{} seeds, {events} events", args.seeds);
+    output_line!("{} seeds, {events} events", args.seed_count());
     let mean_with_ci = |spread: &MeanWithCi, by: f64| {
         let ci95 = spread
             .ci95

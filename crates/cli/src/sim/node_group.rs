@@ -31,7 +31,7 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &GroupScenario) -> Result<
     if args.trace {
         return Ok(print_trace(args.seed, group));
     }
-    let seeds = seed_range(args.seed, args.seeds);
+    let seeds = seed_range(args.seed, args.seed_count());
     let verdicts = seeds::run_all(
         &seeds,
         |seed| group.try_seed(*seed, None),
@@ -49,7 +49,7 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &GroupScenario) -> Result<
     if args.json {
         let report = GroupRunReport {
             kind: group.name(),
-            seeds: args.seeds,
+            seeds: args.seed_count(),
             first_seed: args.seed,
             events,
             counts: &counts,
@@ -59,7 +59,10 @@ pub(super) fn run(args: &RunArgs, about: &str, group: &GroupScenario) -> Result<
     }
     output_line!("{about}");
     let passed = seeds.len() - failures.len();
-    output_line!("{passed} of {} seeds passed, {events} events", args.seeds);
+    output_line!(
+        "{passed} of {} seeds passed, {events} events",
+        args.seed_count()
+    );
     for wrong in &failures {
         output_line!("{wrong}");
     }

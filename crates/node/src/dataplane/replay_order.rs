@@ -1,6 +1,10 @@
 //! Order in which held packets are replayed.
 
+use holdfast_sys::tun::{VNET_HEADER_LEN, VnetHeader};
 use holdfast_wire::SegmentPosition;
+
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// A held packet as read from the TUN device.
 #[derive(Clone, Debug)]
@@ -9,6 +13,28 @@ pub struct HeldPacket {
     pub bytes: Vec<u8>,
     /// For TCP, the packet's position in the stream.
     pub segment: Option<SegmentPosition>,
+}
+
+impl HeldPacket {
+    /// Returns true if the packet is the first of a TCP connection.
+    pub fn begins_connection(&self) -> bool {
+        self.segment
+            .is_some_and(|segment| segment.begins_connection)
+    }
+
+    /// Returns the packet as a frame with complete checksums and a link header without addresses; `None` if the bytes are
+    /// no packet.
+    pub fn to_frame(&self) -> Option<Vec<u8>> {
+        let header = VnetHeader::parse(&self.bytes)?;
+        let mut packet = self.bytes[VNET_HEADER_LEN..].to_vec();
+        header.complete_checksum(&mut packet);
+        let protocol = match packet.first()? >> 4 {
+            4 => ETHERTYPE_IPV4,
+            6 => ETHERTYPE_IPV6,
+            _ => return None,
+        };
+        Some([&[0; 12], &protocol[..], &packet].concat())
+    }
 }
 
 /// Sorts a flow's packets into stream order and drops duplicate data, because stragglers come by way of the donor and
@@ -45,6 +71,7 @@ mod tests {
                 sequence,
                 acknowledgement,
                 length,
+                begins_connection: false,
             }),
         }
     }

@@ -12,7 +12,7 @@ use holdfast_wire::{
 };
 
 use super::Engine;
-use crate::dataplane::flow_from_key;
+use crate::dataplane::{flow_from_key, monotonic_s};
 
 /// `TCP_LAST_ACK`: the client closed first, so this side has no TIME_WAIT.
 const TCP_LAST_ACK: u8 = 9;
@@ -158,6 +158,9 @@ impl Engine {
             }
             _ => {}
         }
+        if change.kind == ChangeKind::Remove {
+            self.remove_closed_flow(flow, change.epoch);
+        }
     }
 
     /// Handles events of the kernel programs.
@@ -182,7 +185,7 @@ impl Engine {
                 }
                 EVENT_CLOSED if event.detail == TCP_LAST_ACK => {
                     self.on_flow_end(&flow);
-                    changes.extend(self.remove_closed_flow(&flow));
+                    changes.extend(self.removal_of_closed_flow(&flow));
                 }
                 EVENT_CLOSED => self.on_flow_end(&flow),
                 EVENT_SUPERSEDED => {
@@ -263,19 +266,30 @@ impl Engine {
         self.flow_history.on_end(flow);
     }
 
-    /// Removes a closed flow's entry here, and returns the change that removes its record at the holder.
-    pub(super) fn remove_closed_flow(&mut self, flow: &Flow) -> Option<OwnershipChange> {
+    /// Returns the change that removes a closed flow's record at the holder, unless that change is under way. The flow's entry
+    /// here stays until the holder has answered: if this daemon dies before, the next one finds the entry, and reports the end
+    /// of the flow again.
+    pub(super) fn removal_of_closed_flow(&mut self, flow: &Flow) -> Option<OwnershipChange> {
         let (state, value) = self.dataplane.flow(flow)?;
-        if state != FlowState::Closing {
-            return None;
-        }
-        if let Err(error) = self.dataplane.remove_flow(flow) {
-            tracing::warn!(%flow, %error, "cannot remove a closed flow from the flow table");
-        }
-        Some(OwnershipChange {
+        let (epoch, now_s) = (value.epoch, monotonic_s());
+        let is_due =
+            state == FlowState::Closing && self.flow_history.begin_removal(*flow, epoch, now_s);
+        is_due.then_some(OwnershipChange {
             flow: *flow,
             kind: ChangeKind::Remove,
-            epoch: value.epoch,
+            epoch,
         })
+    }
+
+    /// Removes the entry of a closed flow whose record the holder has removed, unless the entry is a later connection's with
+    /// the same ports.
+    fn remove_closed_flow(&mut self, flow: &Flow, epoch: Epoch) {
+        self.flow_history.end_removal(flow);
+        if let Some((FlowState::Closing, value)) = self.dataplane.flow(flow)
+            && value.epoch <= epoch
+            && let Err(error) = self.dataplane.remove_flow(flow)
+        {
+            tracing::warn!(%flow, %error, "cannot remove a closed flow from the flow table");
+        }
     }
 }

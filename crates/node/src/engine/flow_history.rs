@@ -1,4 +1,5 @@
-//! History of this node's flows: arrivals by handoff, departures, and reports that the holder has refused.
+//! History of this node's flows: arrivals by handoff, departures, ends that the holder has not confirmed, and reports that the
+//! holder has refused.
 
 use std::collections::HashMap;
 
@@ -7,6 +8,10 @@ use holdfast_wire::{Epoch, Flow, OwnershipChange};
 use super::tombstones::{Tombstone, Tombstones};
 use super::unrecorded_flows::UnrecordedFlows;
 use crate::dataplane::{Dataplane, monotonic_ns, monotonic_s};
+
+/// Time without an answer after which the end of a flow is reported again, in seconds. The machine repeats a report until
+/// the holder has answered, except if this node leaves the group.
+const REMOVAL_REPEAT_S: u32 = 600;
 
 /// Facts about flows that neither the handoff machine nor the filters keep.
 #[derive(Default)]
@@ -17,6 +22,8 @@ pub struct FlowHistory {
     tombstones: Tombstones,
     /// Flows of this node that the holder has refused to record.
     unrecorded: UnrecordedFlows,
+    /// Closed flows whose records the holder is asked to remove, each with its epoch and the time of the report in seconds.
+    removals: HashMap<Flow, (Epoch, u32)>,
 }
 
 impl FlowHistory {
@@ -46,6 +53,22 @@ impl FlowHistory {
         self.tombstones.take_expired(now_s)
     }
 
+    /// Records that the end of a flow is reported at `now_s` in seconds. Returns false if that report is under way already.
+    pub fn begin_removal(&mut self, flow: Flow, epoch: Epoch, now_s: u32) -> bool {
+        let is_new = self.removals.get(&flow).is_none_or(|(reported, at_s)| {
+            *reported != epoch || now_s.saturating_sub(*at_s) >= REMOVAL_REPEAT_S
+        });
+        if is_new {
+            self.removals.insert(flow, (epoch, now_s));
+        }
+        is_new
+    }
+
+    /// Records that the holder has answered the report of a flow's end.
+    pub fn end_removal(&mut self, flow: &Flow) {
+        self.removals.remove(flow);
+    }
+
     /// Remembers a flow that the holder has refused to record.
     pub fn add_unrecorded(&mut self, change: OwnershipChange) {
         self.unrecorded.add(change);
@@ -59,5 +82,23 @@ impl FlowHistory {
     /// Takes the refused reports of flows that this node still owns, to be sent again.
     pub fn take_unrecorded(&mut self, dataplane: &Dataplane) -> Vec<OwnershipChange> {
         self.unrecorded.take_owned(dataplane)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_flow_is_reported_once_until_it_is_answered() {
+        let flow: Flow = "tcp:10.0.0.1:80-10.0.0.2:5000".parse().expect("a flow");
+        let mut history = FlowHistory::default();
+        assert!(history.begin_removal(flow, 3, 100));
+        assert!(!history.begin_removal(flow, 3, 110));
+        assert!(history.begin_removal(flow, 4, 110), "a later connection");
+        assert!(!history.begin_removal(flow, 4, 120));
+        assert!(history.begin_removal(flow, 4, 110 + REMOVAL_REPEAT_S));
+        history.end_removal(&flow);
+        assert!(history.begin_removal(flow, 4, 800));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use holdfast_bpf::shared_with_c::MAX_HOLD_SLOTS;
+use holdfast_bpf::shared_with_c::NEW_CLIENTS_SLOT;
 
 /// Free slots. A slot is reused as late as possible, so that a packet which an ingress program is still holding does
 /// not count for the next flow.
@@ -11,10 +11,10 @@ pub struct HoldSlots {
 }
 
 impl HoldSlots {
-    /// Returns all slots but 0, which means none.
+    /// Returns all slots but 0, which means none, and the last, which counts new clients.
     pub fn new() -> Self {
         Self {
-            free: (1..MAX_HOLD_SLOTS).collect(),
+            free: (1..NEW_CLIENTS_SLOT).collect(),
         }
     }
 
@@ -25,7 +25,7 @@ impl HoldSlots {
 
     /// Returns the number of slots in use.
     pub fn in_use(&self) -> usize {
-        (MAX_HOLD_SLOTS as usize - 1).saturating_sub(self.free.len())
+        (NEW_CLIENTS_SLOT as usize - 1).saturating_sub(self.free.len())
     }
 
     /// Frees a slot whose flow has been flushed or given up.

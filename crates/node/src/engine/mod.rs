@@ -83,6 +83,7 @@ mod tombstones;
 mod unaccepted_connections;
 mod unrecorded_flows;
 mod upkeep;
+mod waiting_clients;
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -126,6 +127,7 @@ use recovered_flows::RecoveredFlows;
 use remote_drains::RemoteDrains;
 use server_health::HealthMonitor;
 use statistics::Statistics;
+use waiting_clients::WaitingClients;
 
 /// State of the daemon.
 pub struct Engine {
@@ -186,6 +188,8 @@ pub struct Engine {
     deferred: DeferredRequests,
     /// Service addresses at the contact node.
     contact_service: ContactService,
+    /// New clients that wait for a contact node that serves.
+    waiting_clients: WaitingClients,
     /// Time at which this node, a former holder, forgets its table.
     former_holder_until: Option<Duration>,
     /// Channels to the other nodes.
@@ -329,6 +333,8 @@ impl Engine {
             };
             if dataplane.is_owned_here(&flow) {
                 hold.device().replay(&packet.bytes);
+            } else if packet.begins_connection() {
+                self.on_waiting_client(packet);
             }
         }
     }

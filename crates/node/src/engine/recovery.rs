@@ -129,7 +129,7 @@ impl Engine {
             .iter()
             .filter(|flow| !sockets.contains(&(flow.local, flow.remote)));
         closed
-            .filter_map(|flow| self.remove_closed_flow(flow))
+            .filter_map(|flow| self.removal_of_closed_flow(flow))
             .collect()
     }
 

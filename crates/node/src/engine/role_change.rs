@@ -248,6 +248,7 @@ impl Engine {
             false => self.forget_table(),
         }
         self.contact_service.end();
+        self.steer_waiting_clients();
         self.deferred.take_frames();
         // The machines have asked the new holder, and ignore these answers.
         for request in self.deferred.take_own() {
@@ -270,7 +271,7 @@ impl Engine {
         }
     }
 
-    fn steering_role(&self) -> u8 {
+    pub(super) fn steering_role(&self) -> u8 {
         let config = self.dataplane.programs.config();
         config.map_or(ROLE_NONE, |config| config.role)
     }
@@ -302,6 +303,7 @@ impl Engine {
         }
         if self.table_rebuild.is_ready() {
             self.contact_service.begin();
+            self.steer_waiting_clients();
         }
         self.retry_deferred();
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_bpf::Lease;
-use holdfast_bpf::shared_with_c::Event as KernelEvent;
+use holdfast_bpf::shared_with_c::{Event as KernelEvent, NEW_CLIENTS_SLOT};
 use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_daemon::service_manager;
 use holdfast_daemon::start_check::StartProblems;
@@ -52,6 +52,7 @@ use super::server_health::HealthMonitor;
 use super::start_check::{check_before_start, find_interface};
 use super::start_undo::{PinsBefore, StartUndo};
 use super::statistics::Statistics;
+use super::waiting_clients::WaitingClients;
 use crate::app_server::AppServer;
 use crate::conductor::ConductorDriver;
 use crate::config::{Config, DnsConfig};
@@ -404,6 +405,7 @@ fn build_engine(
         group_services: GroupServices::default(),
         flow_history: FlowHistory::default(),
         contact_service: ContactService::new(&config, interface, host_changes, group.is_contact()),
+        waiting_clients: WaitingClients::default(),
         group,
         table_rebuild,
         holder,
@@ -464,6 +466,8 @@ fn attach_dataplane(
     reach_start_step("maps")?;
     dataplane.set_own_address(config.node.address);
     let hold = HoldDevice::new(HOLD_DEVICE).map_err(other_error)?;
+    let counters = &dataplane.programs.hold_counters;
+    counters.reset(NEW_CLIENTS_SLOT);
     reach_start_step("hold")?;
     let settings = dataplane.programs.back_up_settings().map_err(other_error)?;
     undo.push("settings in pinned maps", move || settings.restore());

@@ -121,7 +121,7 @@ impl Engine {
         let flows: Vec<Flow> = entries.iter().map(|entry| entry.flow).collect();
         flows
             .iter()
-            .filter_map(|flow| self.remove_closed_flow(flow))
+            .filter_map(|flow| self.removal_of_closed_flow(flow))
             .collect()
     }
 }

@@ -29,6 +29,7 @@ impl Engine {
             self.credentials.watch_age(now);
         }
         self.give_up_recovered();
+        self.drop_repeated_clients();
         let now = self.now();
         self.remote_drains.expire(now);
         let metrics = self.statistics.metrics();
@@ -90,7 +91,7 @@ impl Engine {
             let silent_s = now_s.saturating_sub(value.last_packet_s);
             match state {
                 FlowState::Closing if silent_s >= TIME_WAIT_S => {
-                    changes.extend(self.remove_closed_flow(&flow))
+                    changes.extend(self.removal_of_closed_flow(&flow))
                 }
                 FlowState::Owned if flow.protocol == Protocol::Udp && silent_s >= UDP_IDLE_S => {
                     idle.push(FilterEntry::from_value(flow, &value));

@@ -250,14 +250,9 @@ impl Migrations {
         }
         let record = self.records.record_of(id, MoveRole::Donor);
         let entries = record.read();
+        let context = (self.facts.addresses.clone(), self.events.clone());
         if let Some(pids) = crash_recovery::postcopy_pids(&entries) {
-            match DonorThread::start_postcopy_sender(
-                (id, to),
-                pids,
-                record,
-                token,
-                self.events.clone(),
-            ) {
+            match DonorThread::start_postcopy_sender((id, to), pids, record, token, context) {
                 Ok(donor) => self.donor_moves.add(id, donor),
                 Err(error) => {
                     return Some(Results::Released(Err(thread_failure(&error))));
@@ -269,7 +264,6 @@ impl Migrations {
             self.on_released(id);
             return Some(Results::Released(Ok(())));
         }
-        let context = (self.facts.addresses.clone(), self.events.clone());
         match DonorThread::start_recovered_release((id, to), record, token, context) {
             Ok(()) => None,
             Err(error) => Some(Results::Released(Err(thread_failure(&error)))),

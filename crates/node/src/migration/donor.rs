@@ -27,7 +27,7 @@ use super::donor_sockets::{self, MoveOptions, TrackedConnections};
 use super::donor_state::DonorState;
 use super::image_messages::{ImageSender, MessageKind, SendWindow};
 use super::lingering_listeners::{DRAIN_BEFORE_RELEASE_MAX, LingeringListeners, ListenerDrain};
-use super::move_records::MoveRecord;
+use super::move_records::{MoveRecord, RecordEntry};
 use super::process_check;
 use super::socket_endpoints::{MovableAddresses, TreeSockets};
 use super::step_timer::StepTimer;
@@ -112,17 +112,18 @@ impl DonorThread {
     }
 
     /// Starts a thread that sends the remaining pages of a process which an earlier daemon left stopped, and then
-    /// ends that process.
+    /// ends that process. Its unaccepted connections follow it meanwhile.
     pub(super) fn start_postcopy_sender(
         (id, to): (MoveId, NodeId),
         pids: Vec<Option<i32>>,
         record: MoveRecord,
         token: CommandToken,
-        events: EventSender,
+        (addresses, events): (MovableAddresses, EventSender),
     ) -> std::io::Result<DonorThread> {
         let (jobs, inbox) = mpsc::channel();
         let (mut outgoing, window) = ImageSender::new(id, to, events.clone());
         let run = move || {
+            begin_recovered_drain((id, to), &record.read(), (addresses, events.clone())).finish();
             // Only the acceptor knows the missing pages.
             if let Ok(page_source) = PageSource::new(&pids, &MissingPages::default()) {
                 let sender = PostcopySender::new((id, to), page_source);
@@ -155,18 +156,7 @@ impl DonorThread {
     ) -> std::io::Result<()> {
         let run = move || {
             let entries = record.read();
-            let processes: Vec<ProcessRef> =
-                crash_recovery::held_processes(&entries).copied().collect();
-            let listeners = LingeringListeners::of_processes(&processes);
-            let (reply, done) = oneshot::channel();
-            events.send(WorkerEvent::RedirectToAcceptor {
-                to,
-                endpoints: listeners.endpoints().to_vec(),
-                reply,
-            });
-            // Without an answer the daemon is ending.
-            let _ = done.blocking_recv();
-            let mut drain = ListenerDrain::new(listeners, (id, to), (addresses, events.clone()));
+            let mut drain = begin_recovered_drain((id, to), &entries, (addresses, events.clone()));
             if crash_recovery::given_locks(&entries).is_empty() {
                 drain.run(DRAIN_BEFORE_RELEASE_MAX);
             }
@@ -211,6 +201,26 @@ impl DonorThread {
     pub(super) fn on_channel_lost(&self) {
         self.window.close(PeerFault::AcceptorChannelLost.into());
     }
+}
+
+/// Begins to hand off the unaccepted connections of processes that an earlier daemon left stopped. New clients follow the
+/// processes from now on.
+fn begin_recovered_drain(
+    (id, to): (MoveId, NodeId),
+    entries: &[RecordEntry],
+    (addresses, events): (MovableAddresses, EventSender),
+) -> ListenerDrain {
+    let processes: Vec<ProcessRef> = crash_recovery::held_processes(entries).copied().collect();
+    let listeners = LingeringListeners::of_processes(&processes);
+    let (reply, done) = oneshot::channel();
+    events.send(WorkerEvent::RedirectToAcceptor {
+        to,
+        endpoints: listeners.endpoints().to_vec(),
+        reply,
+    });
+    // Without an answer the daemon is ending.
+    let _ = done.blocking_recv();
+    ListenerDrain::new(listeners, (id, to), (addresses, events))
 }
 
 /// State of the thread.

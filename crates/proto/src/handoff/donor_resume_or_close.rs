@@ -95,6 +95,11 @@ impl Handoff {
     ) {
         let node = self.core.config.node;
         match record {
+            // The record is an earlier connection's with the same ports, and says nothing about this one.
+            Some(record) if record.epoch < ending_flow.epoch && !ending_flow.is_frozen => {
+                let epoch = ending_flow.epoch;
+                flows_to_resume.push((ending_flow, epoch));
+            }
             // Nobody has decided yet, and a flow that is not frozen never moved.
             Some(record) if is_disputed(record) && !ending_flow.is_frozen => {
                 let epoch = ending_flow.epoch;

@@ -346,3 +346,42 @@ fn failed_resume_is_repeated_until_it_succeeds() {
     assert_eq!(reports, 1);
     assert!(donor.is_idle() || donor.poll_output().is_some());
 }
+
+#[test]
+fn flow_stays_at_donor_if_holder_has_record_of_earlier_connection() {
+    for (epoch, is_earlier) in [(4, true), (5, false)] {
+        let mut donor = new_machine(A, HOLDER);
+        donor
+            .handle_request(ms(0), new_request(DrainPolicy::No))
+            .expect("possible");
+        complete_read(&mut donor, ms(1), SendQueueInfo::default());
+        complete_prepare(&mut donor, ms(3));
+        let (HOLDER, Frame::ChangeRequest { request, .. }) = take_sent_frame(&mut donor) else {
+            panic!("not a request");
+        };
+        let current = Some(OwnershipRecord::owned(B, epoch));
+        let results = vec![Err(ChangeRefusal { current })];
+        let answer = Frame::ChangeResponse { request, results };
+        donor.handle_frame(ms(6), HOLDER, answer);
+        let outputs: Vec<Output> = std::iter::from_fn(|| donor.poll_output()).collect();
+        let epochs_of = |is_wanted: fn(&Command) -> Option<&[FlowEpoch]>| -> Vec<Epoch> {
+            let commands = outputs.iter().filter_map(|output| match output {
+                Output::Execute(command) => is_wanted(command),
+                _ => None,
+            });
+            commands.flatten().map(|flow| flow.epoch).collect()
+        };
+        let resumed = epochs_of(|command| match command {
+            Command::Resume { flows, .. } => Some(flows),
+            _ => None,
+        });
+        let closed = epochs_of(|command| match command {
+            Command::Close { flows, .. } => Some(flows),
+            _ => None,
+        });
+        match is_earlier {
+            true => assert_eq!((resumed, closed), (vec![5], vec![])),
+            false => assert_eq!((resumed, closed), (vec![], vec![5])),
+        }
+    }
+}

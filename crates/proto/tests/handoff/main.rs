@@ -6,14 +6,16 @@ mod view;
 
 use bytes::Bytes;
 use holdfast_proto::handoff::{
-    Command, CommandToken, Completion, DrainPolicy, Event, FlowHandoffOutcome, FlowHandoffRequest,
-    FlowHandoffRequestError, FlowKeptReason, FrozenFlow, Handoff, HandoffMachineConfig, Output,
-    Results, SendQueueInfo, StaticFlow,
+    Command, CommandToken, Completion, DrainPolicy, Event, FlowEpoch, FlowHandoffOutcome,
+    FlowHandoffRequest, FlowHandoffRequestError, FlowKeptReason, FrozenFlow, Handoff,
+    HandoffMachineConfig, Output, Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::failure::NodeFault;
 use holdfast_wire::frame::FlowToPrepare;
-use holdfast_wire::{BatchId, ChangeKind, Flow, Frame, NodeId, OwnershipRecord};
+use holdfast_wire::{
+    BatchId, ChangeKind, ChangeRefusal, Epoch, Flow, Frame, NodeId, OwnershipRecord,
+};
 use std::time::Duration;
 
 const A: NodeId = NodeId(1);

@@ -10,7 +10,7 @@ const STEP: Time = Time::from_micros(500_000);
 /// Duration of a move.
 const MOVE_TIME: Time = Time::from_micros(2_000_000);
 /// Time after which the planner gives up.
-const HORIZON: Time = Time::from_micros(3_600_000_000);
+const HORIZON: Time = Time::from_micros(14_400_000_000);
 const MINUTE: Time = Time::from_micros(60_000_000);
 
 /// A node of the planner.
@@ -18,7 +18,9 @@ const MINUTE: Time = Time::from_micros(60_000_000);
 pub(super) struct GreedyNode {
     /// Thousandths of a processor.
     pub(super) capacity: f64,
-    pub(super) processes: Vec<GreedyProcess>,
+    processes: Vec<GreedyProcess>,
+    /// Sum of the processes' demands, in thousandths of a processor.
+    used: f64,
     begun: VecDeque<Time>,
     free_at: Time,
 }
@@ -36,6 +38,7 @@ impl GreedyNode {
     pub(super) fn new(capacity: f64, processes: Vec<GreedyProcess>) -> GreedyNode {
         GreedyNode {
             capacity,
+            used: processes.iter().map(|process| process.used).sum(),
             processes,
             begun: VecDeque::new(),
             free_at: Time::ZERO,
@@ -43,8 +46,18 @@ impl GreedyNode {
     }
 
     fn points(&self) -> f64 {
-        let used: f64 = self.processes.iter().map(|process| process.used).sum();
-        used / self.capacity * 100.0
+        self.used / self.capacity * 100.0
+    }
+
+    fn take(&mut self, process: usize) -> GreedyProcess {
+        let taken = self.processes.remove(process);
+        self.used -= taken.used;
+        taken
+    }
+
+    fn add(&mut self, process: GreedyProcess) {
+        self.used += process.used;
+        self.processes.push(process);
     }
 
     fn is_free(&self, now: Time) -> bool {
@@ -74,9 +87,9 @@ pub(super) fn time_to_balance(mut nodes: Vec<GreedyNode>, tolerance: f64) -> Opt
             return Some(last_end.max(now));
         }
         while let Some((donor, process, acceptor)) = best_move(&nodes, now, average) {
-            let mut moved = nodes[donor].processes.remove(process);
+            let mut moved = nodes[donor].take(process);
             moved.movable_at = None;
-            nodes[acceptor].processes.push(moved);
+            nodes[acceptor].add(moved);
             nodes[donor].begin(now);
             nodes[acceptor].begin(now);
             last_end = now + MOVE_TIME;

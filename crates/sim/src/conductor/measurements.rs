@@ -11,7 +11,7 @@ use crate::time::Time;
 /// Time between two looks at the loads.
 const STEP: Time = Time::from_micros(1_000_000);
 /// Time after which loads that are not even count as never even.
-const HORIZON: Time = Time::from_micros(7_200_000_000);
+const HORIZON: Time = Time::from_micros(28_800_000_000);
 /// Time for which frames are counted, in seconds, after a start-up of the same time.
 const COUNTED_S: u64 = 20;
 
@@ -26,6 +26,10 @@ pub struct BalanceTimes {
     pub moves: u64,
     /// Number of moves of the process that moved most.
     pub moves_of_one_max: usize,
+    /// Number of moves that brought a process back to its former node within 10 minutes.
+    pub undone: u64,
+    /// Number of events of the simulation.
+    pub events: u64,
 }
 
 /// Effect of policies on a group whose loads change all the time.
@@ -118,6 +122,8 @@ pub fn measure_balance_times(
         planner,
         moves: world.moves_begun(),
         moves_of_one_max: moves.max().unwrap_or(0),
+        undone: world.oracle.undone,
+        events: world.events(),
     })
 }
 

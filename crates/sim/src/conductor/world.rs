@@ -20,8 +20,8 @@ use holdfast_wire::failure::NodeFault;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Most events of a run; a run with more never comes to rest.
-const EVENTS_MAX: u64 = 20_000_000;
+/// Most events of a run for each node; a run with more never comes to rest.
+const EVENTS_PER_NODE_MAX: u64 = 2_500_000;
 /// Time between two samples of a node.
 const SAMPLE_INTERVAL: Time = Time::from_micros(1_000_000);
 /// Time after a surge in which loads settle.
@@ -190,11 +190,16 @@ impl<'a> ConductorWorld<'a> {
             self.events += 1;
             self.mix_random(&event);
             self.add_to_trace(|| format!("{event:?}"));
-            if self.events > EVENTS_MAX {
+            if self.events > EVENTS_PER_NODE_MAX * self.nodes.len() as u64 {
                 self.set_violation("the group never comes to rest".to_owned());
             }
             self.handle(event);
         }
+    }
+
+    /// Returns the number of events so far.
+    pub(super) fn events(&self) -> u64 {
+        self.events
     }
 
     /// Takes the first violation.

@@ -1,8 +1,8 @@
-//! A scenario of conductors as written in a file.
+//! Scenarios of conductors as written in a file.
 
-use super::ScenarioError;
 use super::group_scenario::{GroupScenario, invalid, set_if_given, shares};
 use super::text::KindName;
+use super::{BalanceScenario, ScenarioError};
 use crate::conductor;
 use crate::node_group::{CountRange, FaultFrequencies};
 use crate::time::Time;
@@ -77,5 +77,31 @@ impl ConductorScenarioText {
         shares(&setting.faults.shares())?;
         let setting = Box::new(setting);
         Ok(GroupScenario::Conductor { setting, bug: None })
+    }
+}
+
+/// A large group without faults.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BalanceScenarioText {
+    #[serde(rename = "kind")]
+    _kind: KindName,
+    #[serde(default)]
+    pub(super) about: String,
+    nodes: usize,
+    processes_per_node: usize,
+}
+
+impl BalanceScenarioText {
+    pub(super) fn balance(&self) -> Result<BalanceScenario, ScenarioError> {
+        let is_valid =
+            (2..=10_000).contains(&self.nodes) && (1..=1_000).contains(&self.processes_per_node);
+        match is_valid {
+            true => Ok(BalanceScenario {
+                nodes: self.nodes,
+                processes_per_node: self.processes_per_node,
+            }),
+            false => invalid("nodes must be 2 to 10000, processes_per_node 1 to 1000"),
+        }
     }
 }

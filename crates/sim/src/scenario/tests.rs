@@ -6,7 +6,7 @@ use crate::{conductor, handoff, membership, migration, replication};
 fn pools(scenario: Scenario) -> PoolScenario {
     match scenario.kind {
         SimulationKind::Pools(pools) => *pools,
-        SimulationKind::Group(_) => panic!("no pools"),
+        SimulationKind::Group(_) | SimulationKind::Balance(_) => panic!("no pools"),
     }
 }
 
@@ -68,7 +68,7 @@ fn invalid_scenario_gives_a_specific_error() {
 fn plain_group_scenarios_state_the_defaults() {
     let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {
         SimulationKind::Group(group) => group,
-        SimulationKind::Pools(_) => panic!("no group"),
+        SimulationKind::Pools(_) | SimulationKind::Balance(_) => panic!("no group"),
     };
     let text = |wanted| {
         BUILT_IN

@@ -21,6 +21,7 @@ pub(super) enum KindName {
     Migration,
     Membership,
     Conductor,
+    Balance,
     Replication,
 }
 

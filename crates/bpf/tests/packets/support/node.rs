@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared_with_c::{Event, FlowKey, FlowState, FlowValue};
+use holdfast_bpf::{Dataplane, SteeringVerdict};
 
 use super::lab::Lab;
 use super::server::Server;
@@ -46,6 +46,19 @@ impl Node {
     /// Calls `work` with the node's data plane.
     pub fn with_dataplane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
         work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
+    }
+
+    /// Runs the steering program on a packet, as if the packet had arrived.
+    pub fn steer(&self, packet: &[u8]) -> SteeringVerdict {
+        let ethertype: [u8; 2] = if packet[0] >> 4 == 6 {
+            [0x86, 0xdd]
+        } else {
+            [8, 0]
+        };
+        let frame = [&[0; 12][..], &ethertype, packet].concat();
+        let mut plane = self.plane.lock().expect("lock");
+        let plane = plane.as_mut().expect("loaded");
+        plane.steer(&frame).expect("the program runs")
     }
 
     /// Simulates the daemon's death: its descriptors are closed, and pins stay.

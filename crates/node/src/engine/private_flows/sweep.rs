@@ -201,7 +201,7 @@ impl Engine {
                 .set_flows(&[closing], FlowState::Closing)
                 .is_ok()
             {
-                changes.extend(self.remove_closed_flow(flow));
+                changes.extend(self.removal_of_closed_flow(flow));
             }
         }
         for flow in translated.iter().filter(|flow| !is_open(flow)) {
