@@ -94,8 +94,10 @@ fn new_client_before_the_lease_is_held_and_steered_later() {
         };
         assert_eq!(frame[..6], pool.lab.position("n2").link());
         assert_eq!(frame[6..12], pool.lab.position("n1").link());
-        // The test's peer is on the same segment as n2.
-        peer.send_frame(&frame);
+        // The peer sends in place of n1. With n1's link address, the segment's bridge would look for n1 at the peer.
+        let own_link = pool.lab.position("c1").link();
+        let sent = [&frame[..6], &own_link, &frame[12..]].concat();
+        peer.send_frame(&sent);
         assert!(peer.next_segment(5000, 60_000).is_some());
     }
 }
