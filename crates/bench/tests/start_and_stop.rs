@@ -8,6 +8,7 @@ use std::process::Output;
 
 use holdfast_daemon::exit_code::DaemonExitCode;
 use holdfast_testbed::cluster::find_program;
+use holdfast_testbed::connection_load::open_connections;
 use nix::sys::signal::Signal;
 use toml::{Table, Value};
 
@@ -358,5 +359,37 @@ fn removed_service_loses_its_address() {
     let left = node.addresses();
     assert!(left.contains(operators) && !left.contains(added), "{left}");
     assert_contains(left, &[&group.service.ip().to_string()]);
+    group.finish();
+}
+
+/// A connection ends while the contact node's daemon is down, and then the owner's daemon dies before its report has arrived.
+#[test]
+fn record_of_ended_connection_is_removed_after_owner_daemon_crash() {
+    let Some(group) = LoadedGroup::up("ended") else {
+        return;
+    };
+    let cluster = &group.cluster;
+    let stream = open_connections(cluster.lab(), "c1", group.service, 1)
+        .unwrap()
+        .remove(0);
+    let flow = group.flow_of(group.service, stream.local_addr().unwrap());
+    eventually("the connection is recorded", || {
+        group.owner(flow).as_deref() == Some("n2")
+    });
+    cluster.set_daemon_restart("n1", false);
+    cluster.kill_daemon("n1").unwrap();
+    drop(stream);
+    // A node's list lacks closed connections.
+    eventually("the owner has closed the connection", || {
+        group.owner_at("n2", flow).is_none()
+    });
+    let starts = cluster.daemon_starts("n2");
+    cluster.kill_daemon("n2").unwrap();
+    eventually("the owner's daemon is back", || {
+        cluster.daemon_starts("n2") > starts
+    });
+    cluster.set_daemon_restart("n1", true);
+    cluster.wait_ready().unwrap();
+    eventually("the record is removed", || group.owner(flow).is_none());
     group.finish();
 }

@@ -47,9 +47,9 @@ pub(crate) enum AnswerShape {
     Records(usize),
 }
 
-/// A request without an answer yet.
+/// A request to the steering table's holder that is not answered yet.
 #[derive(Debug)]
-pub(crate) struct HolderRequest<P> {
+pub(crate) struct UnansweredRequest<P> {
     pub body: HolderRequestBody,
     /// Operation that waits for the answer.
     pub purpose: P,
@@ -78,7 +78,7 @@ pub(crate) struct HolderClient<P> {
     holder: NodeId,
     wait_min: Duration,
     wait_max: Duration,
-    requests: BTreeMap<u64, HolderRequest<P>>,
+    requests: BTreeMap<u64, UnansweredRequest<P>>,
 }
 
 impl<P> HolderClient<P> {
@@ -107,7 +107,7 @@ impl<P> HolderClient<P> {
         purpose: P,
     ) -> Duration {
         let due = now + self.wait_min;
-        let opened = HolderRequest {
+        let opened = UnansweredRequest {
             body,
             purpose,
             due,
@@ -119,7 +119,7 @@ impl<P> HolderClient<P> {
     }
 
     /// Removes a request, whose later answer is ignored.
-    pub fn cancel(&mut self, request: u64) -> Option<HolderRequest<P>> {
+    pub fn cancel(&mut self, request: u64) -> Option<UnansweredRequest<P>> {
         self.requests.remove(&request)
     }
 
@@ -177,7 +177,7 @@ impl<P> HolderClient<P> {
         from: NodeId,
         request: u64,
         answer: AnswerShape,
-    ) -> Result<HolderRequest<P>, &'static str> {
+    ) -> Result<UnansweredRequest<P>, &'static str> {
         if from != self.holder {
             return Err("the sender is not the holder");
         }

@@ -7,7 +7,7 @@ use holdfast_proto::migration::{
 };
 use holdfast_proto::view::View;
 use holdfast_wire::frame::AcceptorPhaseTimes;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Flow, Frame, MoveId, NodeId, OwnershipChange, OwnershipRecord,
 };
@@ -76,9 +76,9 @@ fn recovered_acceptor(resumed: bool) -> Migration {
     recovered(ACCEPTOR, role)
 }
 
-fn flows() -> Vec<DonorFlow> {
+fn flows() -> Vec<DonorFlowEpoch> {
     let epoch = EPOCH;
-    vec![DonorFlow {
+    vec![DonorFlowEpoch {
         flow: flow(),
         epoch,
     }]

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssocId(pub u64);
 
-/// Port number that marks a connection of [`StreamTransport`](super::StreamTransport), larger than any local port's
+/// Port number that marks a connection of [`TcpTransport`](super::TcpTransport), larger than any local port's
 /// number.
 const STREAM_PORT: u32 = 1 << 30;
 

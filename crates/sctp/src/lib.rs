@@ -1,7 +1,7 @@
 //! SCTP for an event loop, and messages over TCP and TLS in the same form.
 //!
 //! SCTP comes from the kernel if the kernel has it, otherwise from libusrsctp; both implement [`TransportEndpoint`].
-//! [`StreamTransport`] offers TCP connections through the same trait, and [`CombinedEndpoint`] combines both.
+//! [`TcpTransport`] offers TCP connections through the same trait, and [`SctpAndTcpEndpoint`] combines both.
 //! [`MulticastSocket`] sends and receives announcements. An endpoint is a one-to-many socket (RFC 6458, section 3):
 //!
 //! 1. wait until [`TransportEndpoint::fd`] is readable,
@@ -13,23 +13,23 @@
 //!
 //! System calls are made for batches of packets or messages, not for each one.
 
-mod combined;
 mod config;
 mod event;
 mod event_assembler;
 mod kernel;
 mod multicast;
+mod sctp_and_tcp;
 mod socket_api_layout;
-mod stream;
+mod tcp;
 mod usrsctp;
 
-pub use combined::CombinedEndpoint;
 pub use config::{ENCAPSULATION_PORT, FailureDetection, TransportConfig};
 pub use event::{AssocId, DownReason, MessageToSend, PathState, TransportEvent};
 pub use multicast::{MulticastSocket, ReceivedAnnouncement};
-pub use stream::{
-    ConnectionRules, MessageLength, MessageSplitter, StreamConfig, StreamLimits, StreamProtocol,
-    StreamTransport, TlsSecurity,
+pub use sctp_and_tcp::SctpAndTcpEndpoint;
+pub use tcp::{
+    ConnectionRules, MessageLength, MessageSplitter, StreamProtocol, TcpLimits, TcpTransport,
+    TcpTransportConfig, TlsSecurity,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

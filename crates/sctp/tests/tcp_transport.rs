@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use holdfast_sctp::{
-    AssocId, ConnectionRules, DownReason, FailureDetection, MessageToSend, StreamConfig,
-    StreamLimits, StreamProtocol, StreamTransport, TransportEndpoint, TransportEvent,
+    AssocId, ConnectionRules, DownReason, FailureDetection, MessageToSend, StreamProtocol,
+    TcpLimits, TcpTransport, TcpTransportConfig, TransportEndpoint, TransportEvent,
 };
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -30,14 +30,14 @@ fn message(content: &[u8]) -> MessageToSend {
 }
 
 struct TestEndpoint {
-    endpoint: StreamTransport,
+    endpoint: TcpTransport,
     events: Vec<TransportEvent>,
 }
 
 impl TestEndpoint {
     fn open(listens: bool, handshake: Duration, message_timeout: Duration) -> TestEndpoint {
         let at = "127.0.0.1:0".parse().expect("an address");
-        let config = StreamConfig {
+        let config = TcpTransportConfig {
             tcp: Vec::from_iter(listens.then_some(at)),
             tls: Vec::new(),
             source: None,
@@ -50,7 +50,7 @@ impl TestEndpoint {
                 message_timeout,
                 security: None,
             },
-            limits: StreamLimits {
+            limits: TcpLimits {
                 connections: 8,
                 connections_per_host: 4,
                 handshakes_per_host: 2,
@@ -58,7 +58,7 @@ impl TestEndpoint {
             failure: FailureDetection::default(),
         };
         TestEndpoint {
-            endpoint: StreamTransport::open(config).expect("an endpoint"),
+            endpoint: TcpTransport::open(config).expect("an endpoint"),
             events: Vec::new(),
         }
     }

@@ -110,8 +110,8 @@ impl Scenario {
         let group = || toml::from_str::<GroupScenarioText>(text);
         let (group, about) = match toml::from_str::<KindText>(text)?.kind {
             KindName::Pools => return toml::from_str::<PoolScenarioText>(text)?.scenario(),
-            KindName::Handoff => group().map(|text| (text.handoff(), text.about))?,
-            KindName::Migration => group().map(|text| (text.migration(), text.about))?,
+            KindName::Handoff => group().map(|text| (text.handoff_scenario(), text.about))?,
+            KindName::Migration => group().map(|text| (text.migration_scenario(), text.about))?,
             KindName::Membership => {
                 let text = toml::from_str::<MembershipScenarioText>(text)?;
                 (text.membership(), text.about)

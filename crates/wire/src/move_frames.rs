@@ -117,7 +117,7 @@ pub enum SocketStrategy {
 
 /// A flow of a moving process, and the epoch at which the donor owns it; the transit has the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct DonorFlow {
+pub struct DonorFlowEpoch {
     /// The flow.
     pub flow: Flow,
     /// The donor's epoch.
@@ -210,7 +210,7 @@ pub enum GenericMoveFrame<B> {
         part: u32,
         /// The flows.
         #[serde(deserialize_with = "bounded_list")]
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
     },
     /// Acceptor to donor: the hold is armed, or the reason for its failure.
     ArmResponse {
@@ -223,7 +223,7 @@ pub enum GenericMoveFrame<B> {
     Final {
         /// All flows of the process, each in transit.
         #[serde(deserialize_with = "bounded_list")]
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
         /// Nodes that translate connections to the process.
         #[serde(deserialize_with = "bounded_list")]
         peers: Vec<PeerConnections>,

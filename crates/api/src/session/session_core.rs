@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::SharedDescriptor;
-use super::to_daemon_queue::{OutgoingMessage, ToDaemonQueue};
+use super::to_daemon_queue::{MessageToDaemon, ToDaemonQueue};
 use crate::app::{APPLICATION_STATE_BYTES_MAX, DatagramPiece, HandOffItem, ToDaemon, split_pieces};
 use crate::{Destination, FlowText, Protocol};
 
@@ -137,12 +137,12 @@ impl<T: FlowTag> SessionCore<T> {
     }
 
     /// Returns the next message to send.
-    pub(crate) fn poll_transmit(&mut self) -> Option<OutgoingMessage> {
+    pub(crate) fn poll_transmit(&mut self) -> Option<MessageToDaemon> {
         self.outbox.pop()
     }
 
     /// Puts back a message that did not fit into the socket.
-    pub(crate) fn put_back(&mut self, transmit: OutgoingMessage) {
+    pub(crate) fn put_back(&mut self, transmit: MessageToDaemon) {
         self.outbox.put_back(transmit);
     }
 

@@ -7,8 +7,8 @@ use super::SharedDescriptor;
 use crate::app::{DESCRIPTORS_MAX, HandOffItem, ReclaimItem, ToDaemon, split};
 use crate::{Destination, FlowText};
 
-/// One message with its descriptors.
-pub(crate) struct OutgoingMessage {
+/// A message to the daemon, with its descriptors.
+pub(crate) struct MessageToDaemon {
     pub(crate) message: ToDaemon,
     pub(crate) descriptors: Vec<SharedDescriptor>,
 }
@@ -44,13 +44,13 @@ enum QueueEntry {
 pub(crate) struct ToDaemonQueue {
     entries: VecDeque<QueueEntry>,
     /// The messages of the first entry, after it is split.
-    ready: VecDeque<OutgoingMessage>,
+    ready: VecDeque<MessageToDaemon>,
     last_batch: u64,
 }
 
 impl ToDaemonQueue {
     /// Returns the next message.
-    pub(crate) fn pop(&mut self) -> Option<OutgoingMessage> {
+    pub(crate) fn pop(&mut self) -> Option<MessageToDaemon> {
         while self.ready.is_empty() {
             let entry = self.entries.pop_front()?;
             self.split_entry(entry);
@@ -59,7 +59,7 @@ impl ToDaemonQueue {
     }
 
     /// Puts back a message that could not be sent.
-    pub(crate) fn put_back(&mut self, transmit: OutgoingMessage) {
+    pub(crate) fn put_back(&mut self, transmit: MessageToDaemon) {
         self.ready.push_front(transmit);
     }
 
@@ -175,7 +175,7 @@ impl ToDaemonQueue {
                 let (items, mut descriptors): (Vec<_>, Vec<_>) = items.into_iter().unzip();
                 for items in split(items, DESCRIPTORS_MAX) {
                     let descriptors = descriptors.drain(..items.len()).flatten().collect();
-                    self.ready.push_back(OutgoingMessage {
+                    self.ready.push_back(MessageToDaemon {
                         message: ToDaemon::Reclaim { items },
                         descriptors,
                     });
@@ -201,7 +201,7 @@ impl ToDaemonQueue {
                 items,
                 last: runs.peek().is_none(),
             };
-            self.ready.push_back(OutgoingMessage {
+            self.ready.push_back(MessageToDaemon {
                 message,
                 descriptors,
             });
@@ -209,7 +209,7 @@ impl ToDaemonQueue {
     }
 
     fn push_ready(&mut self, message: ToDaemon) {
-        self.ready.push_back(OutgoingMessage {
+        self.ready.push_back(MessageToDaemon {
             message,
             descriptors: Vec::new(),
         });

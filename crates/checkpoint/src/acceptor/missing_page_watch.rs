@@ -1,4 +1,5 @@
-//! Preparation of post-copy: missing ranges are emptied and watched before the processes run.
+//! Starts post-copy at the acceptor: empties missing ranges and registers them with userfaultfd. `postcopy` serves the
+//! faults.
 
 use super::stub_process::StubProcess;
 use super::tree_restoration::TreeRestoration;

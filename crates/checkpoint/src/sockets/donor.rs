@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Reader of the fixed properties of sockets that are in use.
 #[derive(Debug)]
-pub struct SocketReader {
+pub struct SocketStaticReader {
     tcp: TcpStaticReader,
     /// Cookie of the network namespace; `None` if the kernel does not report it.
     cookie: Option<[u8; 8]>,
@@ -27,7 +27,7 @@ pub struct SocketReader {
     shutdowns: Option<HashMap<[u8; 8], u8>>,
 }
 
-impl SocketReader {
+impl SocketStaticReader {
     /// Creates a reader for sockets of the calling thread's network namespace.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | while the tree runs | [`SocketReader::read`] | [`RestoredSockets::prepare`] |
+//! | while the tree runs | [`SocketStaticReader::read`] | [`RestoredSockets::prepare`] |
 //! | in the freeze | [`FrozenSockets::extract`] | [`RestoredSockets::restore`] |
 //! | commit | [`FrozenSockets::abandon`] | [`RestoredSockets::activate`], [`RestoredSockets::finish_active_options`], [`RestoredSockets::close`] |
 //! | rollback | [`FrozenSockets::resume`] | dropping [`RestoredSockets`] is silent |
@@ -24,7 +24,7 @@ mod sent_connection_states;
 mod timestamp_clock;
 
 pub use acceptor::RestoredSockets;
-pub use donor::{FrozenSockets, SocketReader};
+pub use donor::{FrozenSockets, SocketStaticReader};
 pub use error::SocketError;
 pub use loopback_connections::{LoopbackSplitReason, SocketAddresses, split_connections};
 pub use sent_connection_states::{ConnectionTransferMode, SentConnectionStates};

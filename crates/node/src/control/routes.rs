@@ -144,10 +144,7 @@ async fn status(State(engine): EngineState) -> Response {
     ask_engine(&engine, ControlRequest::Status, StatusCode::CONFLICT).await
 }
 
-async fn flows(
-    State(engine): EngineState,
-    CheckedQuery(query): CheckedQuery<FlowListQuery>,
-) -> Response {
+async fn flows(State(engine): EngineState, UrlQuery(query): UrlQuery<FlowListQuery>) -> Response {
     let request = |reply| ControlRequest::Flows(query, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
@@ -193,7 +190,7 @@ async fn unit(State(engine): EngineState, Path(name): Path<String>) -> Response 
 async fn check(
     State(engine): EngineState,
     Path(text): Path<String>,
-    CheckedQuery(query): CheckedQuery<ProcessCheckQuery>,
+    UrlQuery(query): UrlQuery<ProcessCheckQuery>,
 ) -> Response {
     let Ok(pid) = text.parse() else {
         return bad_request(format!("`{text}` is not a PID")).into_response();
@@ -446,16 +443,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
 }
 
 /// The query of a URL.
-struct CheckedQuery<T>(T);
+struct UrlQuery<T>(T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for CheckedQuery<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for UrlQuery<T> {
     type Rejection = ErrorResponse;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
         let query = Query::from_request_parts(parts, state).await;
         let refuse = |rejection: QueryRejection| bad_request(rejection.body_text());
-        query
-            .map(|Query(query)| CheckedQuery(query))
-            .map_err(refuse)
+        query.map(|Query(query)| UrlQuery(query)).map_err(refuse)
     }
 }

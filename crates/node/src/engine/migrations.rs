@@ -9,7 +9,7 @@ use holdfast_proto::migration::{
     Command, CommandToken, Completion, FlowEpoch, Migration, Results, RoundReport,
 };
 use holdfast_wire::failure::{Context, Failure};
-use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::move_frames::DonorFlowEpoch;
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 
 use super::Engine;
@@ -240,7 +240,7 @@ impl Engine {
     }
 
     /// Starts holding packets of these flows here.
-    fn hold_flows(&mut self, id: MoveId, flows: &[DonorFlow]) -> Result<(), Failure> {
+    fn hold_flows(&mut self, id: MoveId, flows: &[DonorFlowEpoch]) -> Result<(), Failure> {
         if let Some(why) = flows.iter().find_map(|flow_at| {
             self.private_flows
                 .refuse_arrival(&self.dataplane, &flow_at.flow)

@@ -56,7 +56,7 @@ mod holder;
 mod host_changes;
 mod host_cleanup;
 mod inbound_messages;
-mod joining;
+mod join_wait;
 mod migrations;
 mod network_setup;
 mod node_load;

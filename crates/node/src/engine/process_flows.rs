@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use holdfast_bpf::shared_with_c::FlowState;
 use holdfast_proto::migration::FlowEpoch;
 use holdfast_wire::failure::{Failure, NodeFault, PeerFault};
-use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::move_frames::DonorFlowEpoch;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 use super::packet_hold::{HeldPackets, PacketHold};
@@ -53,7 +53,10 @@ pub struct InboundProcess {
 }
 
 /// Returns this node's flows that belong to these sockets.
-pub fn flows_of_sockets(dataplane: &Dataplane, endpoints: &[SocketEndpoint]) -> Vec<DonorFlow> {
+pub fn flows_of_sockets(
+    dataplane: &Dataplane,
+    endpoints: &[SocketEndpoint],
+) -> Vec<DonorFlowEpoch> {
     let mut found = owned_flows(dataplane, endpoints.iter().filter_map(SocketEndpoint::flow));
     let datagram_endpoints: Vec<&SocketEndpoint> = endpoints
         .iter()
@@ -69,16 +72,19 @@ pub fn flows_of_sockets(dataplane: &Dataplane, endpoints: &[SocketEndpoint]) -> 
                 .any(|endpoint| endpoint.receives_flow(&flow))
         {
             let epoch = value.epoch;
-            found.push(DonorFlow { flow, epoch });
+            found.push(DonorFlowEpoch { flow, epoch });
         }
     }
     found
 }
 
 /// Returns the flows among `flows` that this node owns.
-pub fn owned_flows(dataplane: &Dataplane, flows: impl IntoIterator<Item = Flow>) -> Vec<DonorFlow> {
+pub fn owned_flows(
+    dataplane: &Dataplane,
+    flows: impl IntoIterator<Item = Flow>,
+) -> Vec<DonorFlowEpoch> {
     let owned_flow = |flow: Flow| match dataplane.flow(&flow)? {
-        (FlowState::Owned, value) => Some(DonorFlow {
+        (FlowState::Owned, value) => Some(DonorFlowEpoch {
             flow,
             epoch: value.epoch,
         }),
@@ -246,7 +252,7 @@ impl ProcessFlows {
         dataplane: &Dataplane,
         hold: &mut PacketHold,
         id: MoveId,
-        flows: &[DonorFlow],
+        flows: &[DonorFlowEpoch],
     ) -> Result<(), Failure> {
         let flow_group = match self.inbound.entry(id) {
             Entry::Occupied(entry) => entry.get().flow_group,
@@ -283,9 +289,9 @@ impl ProcessFlows {
 
     /// Announces the flows of the coming commit. Each flow's next epoch is normally that of its held entry; the others
     /// are noted.
-    pub fn announce(&mut self, id: MoveId, flows: &[DonorFlow]) {
+    pub fn announce(&mut self, id: MoveId, flows: &[DonorFlowEpoch]) {
         let held = &self.held;
-        let has_other_epoch = |flow_at: &&DonorFlow| {
+        let has_other_epoch = |flow_at: &&DonorFlowEpoch| {
             let held_flow = held.get(&flow_at.flow);
             held_flow.is_none_or(|held_flow| held_flow.epoch != flow_at.epoch.saturating_add(1))
         };

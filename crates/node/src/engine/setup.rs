@@ -34,7 +34,7 @@ use super::group_services::GroupServices;
 use super::handoff_operations::HandoffOperations;
 use super::holder::Holder;
 use super::host_changes::HostChanges;
-use super::joining::{wait_for_datagram_keys, wait_until_joined};
+use super::join_wait::{wait_for_datagram_keys, wait_until_joined};
 use super::network_setup::{
     HOLD_DEVICE, add_addresses, adopt_lease, configure_dataplane, deliver_private_flows,
     remove_unconfigured_addresses,

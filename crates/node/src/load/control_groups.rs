@@ -41,7 +41,7 @@ pub(super) struct GroupCounters {
 }
 
 impl HostControlGroup {
-    /// Finds the group by the mounts of this process.
+    /// Finds the control group of the host in the mounts that this process sees.
     pub fn find() -> HostControlGroup {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         // A mount whose path shows another file system is hidden under a later mount.

@@ -49,9 +49,9 @@ pub enum StateFileError {
     OtherNode {
         /// The file.
         path: PathBuf,
-        /// Node in the file.
+        /// Name of the node whose membership was saved in the file.
         node: NodeName,
-        /// Group in the file.
+        /// Name of that node's group.
         group: String,
     },
 }

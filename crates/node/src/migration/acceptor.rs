@@ -29,12 +29,12 @@ use rustix::event::EventfdFlags;
 
 use self::locks::LockHandoverProgress;
 use super::admission_policy::{AdmissionPolicy, not_allowed};
+use super::arrived_processes::ProcessInfo;
 use super::compression::decompress_message;
 use super::donor_sockets;
 use super::image_messages::{ImageMessage, MessageAssembler, MessageKind};
 use super::move_records::{MoveRecord, RecordEntry};
 use super::postcopy_receiver::PostcopyReceiver;
-use super::residents::ProcessInfo;
 use super::restore_setup::{bind_adoption_socket, clock_offsets};
 use super::socket_endpoints::listening_endpoints;
 use super::step_timer::StepTimer;

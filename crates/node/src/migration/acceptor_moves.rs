@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use holdfast_wire::MoveId;
 use holdfast_wire::failure::ProtocolViolation;
-use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::move_frames::DonorFlowEpoch;
 
 use super::acceptor::{AcceptorJob, AcceptorThread};
 use super::image_messages::WINDOW_BYTES;
@@ -16,7 +16,7 @@ use super::socket_endpoints::SocketEndpoint;
 pub(super) struct AcceptorMoves {
     threads: BTreeMap<MoveId, AcceptorThread>,
     /// Flows whose packets are held for processes being moved here, sorted.
-    armed_flows: BTreeMap<MoveId, Vec<DonorFlow>>,
+    armed_flows: BTreeMap<MoveId, Vec<DonorFlowEpoch>>,
     /// Processes that run here while their remaining pages are still being sent (post-copy).
     in_postcopy: BTreeSet<MoveId>,
     /// Bytes of pieces that the threads have not consumed yet.
@@ -77,7 +77,7 @@ impl AcceptorMoves {
     }
 
     /// Records flows whose packets are held, and notifies the thread.
-    pub(super) fn add_armed_flows(&mut self, id: MoveId, flows: &[DonorFlow]) {
+    pub(super) fn add_armed_flows(&mut self, id: MoveId, flows: &[DonorFlowEpoch]) {
         let armed = self.armed_flows.entry(id).or_default();
         armed.extend(flows);
         armed.sort_unstable();
@@ -85,7 +85,7 @@ impl AcceptorMoves {
     }
 
     /// Returns true if packets are held for exactly these flows, which are sorted.
-    pub(super) fn are_armed(&self, id: MoveId, flows: &[DonorFlow]) -> bool {
+    pub(super) fn are_armed(&self, id: MoveId, flows: &[DonorFlowEpoch]) -> bool {
         let armed = self.armed_flows.get(&id);
         armed.is_some_and(|armed| armed == flows)
     }

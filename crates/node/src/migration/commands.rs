@@ -7,16 +7,16 @@ use holdfast_proto::migration::{
     Command, CommandToken, Completion, FlowEpoch, ProcessId, Results, ResumeReport,
 };
 use holdfast_wire::failure::{Context, Failure, NodeFault, OperatorFault};
-use holdfast_wire::move_frames::{DonorFlow, MoveOffer};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveOffer};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::acceptor::{self, AcceptorThread};
 use super::admission_policy::ProcessDescription;
+use super::arrived_processes::ProcessInfo;
 use super::command_names::token_of;
 use super::donor::{self, DonorThread};
 use super::donor_sockets::MoveOptions;
 use super::move_records::{MoveRole, RecordEntry};
-use super::residents::ProcessInfo;
 use super::{
     Migrations, admission_policy, crash_recovery, lock_handover, process_check, systemd_units,
 };
@@ -45,11 +45,11 @@ impl Migrations {
             } => {
                 let options = MoveOptions {
                     sockets,
-                    after_hold: self.facts.every_node_receives,
+                    after_hold: self.settings.every_node_receives,
                     is_clone: clone,
                     verify,
                     rehearsal,
-                    realtime: self.facts.realtime,
+                    realtime: self.settings.realtime,
                 };
                 self.copy_round(token, id, (process, to, options), round)
             }
@@ -106,8 +106,8 @@ impl Migrations {
         is_clone: bool,
     ) -> ImmediateResults {
         let pid = i32::try_from(process.0).unwrap_or(0);
-        let hops = self.residents.move_count(pid);
-        let context = (self.facts.addresses.clone(), self.units());
+        let hops = self.arrived_processes.move_count(pid);
+        let context = (self.settings.addresses.clone(), self.units());
         process_check::start_machine_check(
             token,
             (process, is_clone),
@@ -149,9 +149,9 @@ impl Migrations {
             name: admission_policy::process_name(root),
             to,
             clone: options.is_clone,
-            hops: self.residents.move_count(root),
+            hops: self.arrived_processes.move_count(root),
         })?;
-        let context = (record, self.facts.addresses.clone());
+        let context = (record, self.settings.addresses.clone());
         let donor = DonorThread::start(id, root, to, context, options, self.events.clone());
         let donor = donor.map_err(|error| thread_failure(&error))?;
         self.donor_moves.add(id, donor);
@@ -250,7 +250,7 @@ impl Migrations {
         }
         let record = self.records.record_of(id, MoveRole::Donor);
         let entries = record.read();
-        let context = (self.facts.addresses.clone(), self.events.clone());
+        let context = (self.settings.addresses.clone(), self.events.clone());
         if let Some(pids) = crash_recovery::postcopy_pids(&entries) {
             match DonorThread::start_postcopy_sender((id, to), pids, record, token, context) {
                 Ok(donor) => self.donor_moves.add(id, donor),
@@ -273,7 +273,7 @@ impl Migrations {
     fn on_released(&mut self, id: MoveId) {
         self.donor_moves.remove(id);
         self.records.record_of(id, MoveRole::Donor).remove();
-        self.residents.remove_ended();
+        self.arrived_processes.remove_ended();
     }
 
     fn examine_offer(&self, offer: &MoveOffer) -> Result<(), Vec<Failure>> {
@@ -282,7 +282,7 @@ impl Migrations {
         let mut refusals = self.policy.refusals(&description, offer.memory_bytes);
         let group = description.group.iter();
         refusals.extend(
-            group.flat_map(|group| systemd_units::group_refusals(&self.facts.cgroups, group)),
+            group.flat_map(|group| systemd_units::group_refusals(&self.settings.cgroups, group)),
         );
         let probe = || {
             postcopy::probe()?;
@@ -330,10 +330,10 @@ impl Migrations {
         if let Err(why) = record.write(&entry) {
             return build_failed(why);
         }
-        let group = group.map(|group| (self.facts.cgroups.clone(), group));
+        let group = group.map(|group| (self.settings.cgroups.clone(), group));
         let adoption_socket = self.records.adoption_socket(id);
         let events = self.events.clone();
-        let options = (info, offer.clone, group, self.facts.realtime);
+        let options = (info, offer.clone, group, self.settings.realtime);
         match AcceptorThread::start(id, policy, (record, adoption_socket), options, events) {
             Ok(acceptor) => self.acceptor_moves.add(id, acceptor),
             Err(error) => return build_failed(thread_failure(&error)),
@@ -342,7 +342,11 @@ impl Migrations {
         self.send_to_acceptor(id, acceptor::AcceptorJob::Build(token), thread_ended)
     }
 
-    fn record_armed_flows(&mut self, id: MoveId, flows: Vec<DonorFlow>) -> Result<(), Failure> {
+    fn record_armed_flows(
+        &mut self,
+        id: MoveId,
+        flows: Vec<DonorFlowEpoch>,
+    ) -> Result<(), Failure> {
         self.acceptor_moves.add_armed_flows(id, &flows);
         let record = self.records.record_of(id, MoveRole::Acceptor);
         record.write(&RecordEntry::ArmedFlows(flows))
@@ -408,20 +412,26 @@ impl Migrations {
     fn register_running(&mut self, id: MoveId, child: Option<Restorer>) {
         let entries = self.records.record_of(id, MoveRole::Acceptor).read();
         if let Some(restorer) = crash_recovery::restorer_of(&entries) {
-            self.register_resident(id, restorer, child, crash_recovery::process_info(&entries));
+            self.register_arrived_process(
+                id,
+                restorer,
+                child,
+                crash_recovery::process_info(&entries),
+            );
         }
     }
 
     /// Registers a process that runs here.
-    pub(super) fn register_resident(
+    pub(super) fn register_arrived_process(
         &mut self,
         id: MoveId,
         restorer: ProcessRef,
         child: Option<Restorer>,
         info: ProcessInfo,
     ) {
-        let donor_name = self.facts.name_of(id.donor);
-        self.residents.add(restorer, child, (info, donor_name));
+        let donor_name = self.settings.name_of(id.donor);
+        self.arrived_processes
+            .add(restorer, child, (info, donor_name));
     }
 
     fn discard_process(&mut self, token: CommandToken, id: MoveId) -> ImmediateResults {
@@ -435,7 +445,7 @@ impl Migrations {
         let entries = record.read();
         crash_recovery::discard(&entries, &self.records.adoption_socket(id), &record);
         if let Some(group) = crash_recovery::process_info(&entries).group {
-            self.residents.remove_group_later(group);
+            self.arrived_processes.remove_group_later(group);
         }
         self.acceptor_moves.remove(id);
         Some(Results::Discarded)

@@ -27,17 +27,17 @@ impl Migrations {
     /// Returns the units of this node.
     pub(super) fn units(&self) -> SystemdUnits {
         SystemdUnits {
-            cgroups: self.facts.cgroups.clone(),
-            restorer_pids: self.residents.restorers(),
+            cgroups: self.settings.cgroups.clone(),
+            restorer_pids: self.arrived_processes.restorers(),
         }
     }
 
     /// Starts the check of a process.
     pub(crate) fn check(&self, pid: i32, inquiry: MoveInquiry) {
-        if self.facts.enabled {
+        if self.settings.enabled {
             return process_check::start_operator_check(
                 pid,
-                self.facts.addresses.clone(),
+                self.settings.addresses.clone(),
                 inquiry,
                 self.events.clone(),
             );
@@ -80,7 +80,7 @@ impl Migrations {
         request: &MigrationRequest,
         to: NodeId,
     ) -> Result<MigrationAccepted, ErrorBody> {
-        if !self.facts.enabled {
+        if !self.settings.enabled {
             return Err(migration_disabled());
         }
         let process = u64::try_from(request.pid).map_err(|_| ErrorBody {

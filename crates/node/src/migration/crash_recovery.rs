@@ -9,8 +9,8 @@ use holdfast_checkpoint::postcopy::LazyPages;
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::failure::{Failure, KernelFault, NodeFault};
 
+use super::arrived_processes::ProcessInfo;
 use super::move_records::{MoveRecord, RecordEntry};
-use super::residents::ProcessInfo;
 use crate::failure_conversion::IntoFailure;
 
 /// Resumes processes that an earlier daemon stopped.

@@ -97,13 +97,13 @@ impl Migrations {
                 listeners: servers,
             } => {
                 self.acceptor_moves.set_listeners(id, servers);
-                self.register_resident(id, held, Some(restorer), came);
+                self.register_arrived_process(id, held, Some(restorer), came);
             }
             WorkerEvent::PostcopyStarted { id } => self.acceptor_moves.begin_postcopy(id),
             WorkerEvent::PostcopyEnded { id } => {
                 self.acceptor_moves.end_postcopy(id);
                 self.acceptor_moves.remove(id);
-                self.residents.remove_ended();
+                self.arrived_processes.remove_ended();
             }
             WorkerEvent::PostcopyProgress { id, memory } => {
                 self.operations.update_postcopy(id, memory)

@@ -9,6 +9,7 @@
 mod acceptor;
 mod acceptor_moves;
 mod admission_policy;
+mod arrived_processes;
 mod command_names;
 mod commands;
 mod compression;
@@ -25,12 +26,11 @@ mod landlock_refusal;
 mod lingering_listeners;
 mod lock_handover;
 mod migration_operations;
+mod migration_settings;
 mod move_records;
-mod node_facts;
 mod postcopy_receiver;
 mod process_check;
 mod rehearsals;
-mod residents;
 mod restore_setup;
 mod socket_endpoints;
 mod step_timer;
@@ -61,29 +61,29 @@ use crate::config::{Config, ServiceConfig};
 use crate::metrics::Metrics;
 use acceptor_moves::AcceptorMoves;
 use admission_policy::AdmissionPolicy;
+use arrived_processes::ArrivedProcesses;
 use donor::DonorJob;
 use donor_moves::DonorMoves;
 use migration_operations::MigrationOperations;
+use migration_settings::MigrationSettings;
 use move_records::{MoveRecords, MoveRole, RecordEntry};
-use node_facts::NodeFacts;
 pub(crate) use process_check::{check_process, obstacle as blocker_failure};
 pub(crate) use rehearsals::MoveInquiry;
 use rehearsals::Rehearsals;
-use residents::Residents;
 pub(crate) use socket_endpoints::{MovableAddresses, SocketEndpoint};
 use worker_events::EventSender;
 
 /// State of all moves. The owner carries out the results of [`Migrations::next_output`] and passes in frames and events.
 pub(crate) struct Migrations {
     machine: Migration,
-    /// Facts about this node and its group.
-    facts: NodeFacts,
+    /// This node's settings for moves, and the names of the nodes.
+    settings: MigrationSettings,
     /// Decides which processes may come here.
     policy: AdmissionPolicy,
     /// Records that outlive the daemon.
     records: MoveRecords,
     /// Processes that were moved here.
-    residents: Residents,
+    arrived_processes: ArrivedProcesses,
     /// Migrations of the control API.
     operations: MigrationOperations,
     /// Questions of the operator whether another node takes a process.
@@ -121,18 +121,21 @@ impl Migrations {
         config: &Config,
         metrics: Metrics,
     ) -> std::io::Result<(Migrations, EventReceiver)> {
-        let facts = NodeFacts::new(config)?;
+        let settings = MigrationSettings::new(config)?;
         let records = MoveRecords::open(&config.node.run_dir)?;
         let (events, listener) = worker_events::event_channel();
         let moves = Migrations {
             machine: Migration::new(machine, view),
             policy: AdmissionPolicy::new(
                 &config.migration,
-                facts.addresses.clone(),
+                settings.addresses.clone(),
                 (config.services.iter()).map(|service| service.address.port()),
             ),
-            residents: Residents::open(records.residents_file(), facts.cgroups.clone()),
-            facts,
+            arrived_processes: ArrivedProcesses::open(
+                records.residents_file(),
+                settings.cgroups.clone(),
+            ),
+            settings,
             records,
             operations: MigrationOperations::default(),
             rehearsals: Rehearsals::default(),
@@ -148,7 +151,7 @@ impl Migrations {
     /// Admits sockets at these services, and no longer at former ones, to processes that arrive.
     pub(crate) fn set_services(&mut self, services: &[ServiceConfig]) {
         let addresses = services.iter().map(|service| service.address.ip());
-        self.facts.addresses.set_services(addresses);
+        self.settings.addresses.set_services(addresses);
         let ports = services.iter().map(|service| service.address.port());
         self.policy = self.policy.with_service_ports(ports);
     }
@@ -169,7 +172,7 @@ impl Migrations {
 
     /// Sets the names of the nodes of a new view.
     pub(crate) fn set_node_names(&mut self, names: std::collections::BTreeMap<NodeId, String>) {
-        self.facts.set_node_names(names);
+        self.settings.set_node_names(names);
     }
 
     /// Returns the time of the machine's next timeout.
@@ -347,7 +350,7 @@ impl Migrations {
 
     /// Returns the service and node addresses.
     pub(crate) fn addresses(&self) -> &MovableAddresses {
-        &self.facts.addresses
+        &self.settings.addresses
     }
 
     /// Returns the sockets of a departing process, as of the last round.
@@ -413,21 +416,21 @@ impl Migrations {
 
     /// Returns true if processes may move from and to this node.
     pub(crate) fn is_enabled(&self) -> bool {
-        self.facts.enabled
+        self.settings.enabled
     }
 
     /// Does the periodic work, once a second.
     pub(crate) fn upkeep(&mut self) {
-        self.residents.remove_ended();
+        self.arrived_processes.remove_ended();
     }
 
     /// Returns the PIDs of the restorers, the parents of the processes that were moved here.
     pub(crate) fn restorers(&self) -> BTreeSet<i32> {
-        self.residents.restorers()
+        self.arrived_processes.restorers()
     }
 
     /// Returns the processes that were moved here.
     pub(crate) fn residents(&self) -> Vec<ResidentProcess> {
-        self.residents.list()
+        self.arrived_processes.list()
     }
 }

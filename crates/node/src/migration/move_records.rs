@@ -12,7 +12,7 @@ use holdfast_daemon::private_files::{self, private_directory};
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::failure::{Failure, OperatorFault, SystemError, Text};
-use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
+use holdfast_wire::move_frames::{DonorFlowEpoch, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub(super) enum RecordEntry {
     },
     /// From this entry on the process's flows may be diverted.
     MayDivert {
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
         peers: Vec<PeerConnections>,
     },
     /// From this entry on the process may be stopped.
@@ -53,11 +53,11 @@ pub(super) enum RecordEntry {
     /// State that the process's connections need before they resume.
     UnfinishedConnections(Vec<(TcpStaticState, TcpDynamicState)>),
     /// Packets of these flows are held for the process.
-    ArmedFlows(Vec<DonorFlow>),
+    ArmedFlows(Vec<DonorFlowEpoch>),
     /// The process is complete; the commit may have been requested.
     Restored {
         /// `None` if equal to the armed flows: writing them takes time, during which the process is stopped.
-        flows: Option<Vec<DonorFlow>>,
+        flows: Option<Vec<DonorFlowEpoch>>,
         peers: Vec<PeerConnections>,
     },
     /// The holder has committed the process.
@@ -187,7 +187,7 @@ fn to_recovered_move(id: MoveId, entries: &[RecordEntry]) -> Option<RecoveredMov
 }
 
 /// Returns all flows whose packets are held.
-fn armed_flows(entries: &[RecordEntry]) -> Vec<DonorFlow> {
+fn armed_flows(entries: &[RecordEntry]) -> Vec<DonorFlowEpoch> {
     let parts = entries.iter().filter_map(|entry| match entry {
         RecordEntry::ArmedFlows(flows) => Some(flows),
         _ => None,
@@ -245,7 +245,7 @@ impl MoveRecord {
 mod tests {
     use super::*;
 
-    fn expected_roles(flows: Vec<DonorFlow>) -> [RecoveredRole; 3] {
+    fn expected_roles(flows: Vec<DonorFlowEpoch>) -> [RecoveredRole; 3] {
         [
             RecoveredRole::Donor {
                 process: ProcessId(4242),
@@ -286,7 +286,7 @@ mod tests {
         };
         let donor_record = records.record_of(id(1), MoveRole::Donor);
         let flow = "udp:10.0.0.1:7-10.0.1.2:4242".parse().expect("a flow");
-        let flows = vec![DonorFlow { flow, epoch: 5 }];
+        let flows = vec![DonorFlowEpoch { flow, epoch: 5 }];
         let donor_entry = RecordEntry::Donor {
             process: 4242,
             name: "game".into(),

@@ -334,7 +334,8 @@ mod tests {
         use std::net::{TcpListener, TcpStream};
         use std::os::fd::AsFd;
         let descriptors_of = |sockets: &[(FileId, &TcpStream)]| {
-            let mut reader = holdfast_checkpoint::sockets::SocketReader::new().expect("a reader");
+            let mut reader =
+                holdfast_checkpoint::sockets::SocketStaticReader::new().expect("a reader");
             let mut read = |stream: &TcpStream| reader.read(stream.as_fd()).expect("read");
             DescriptorUpdate {
                 files: holdfast_checkpoint::image::OpenFilesUpdate::Changes(Default::default()),

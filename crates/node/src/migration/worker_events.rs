@@ -9,12 +9,12 @@ use holdfast_checkpoint::acceptor::Restorer;
 use holdfast_checkpoint::donor::ProcessRef;
 use holdfast_proto::migration::{CommandToken, Completion};
 use holdfast_wire::failure::Failure;
-use holdfast_wire::move_frames::{DonorFlow, PageRequest};
+use holdfast_wire::move_frames::{DonorFlowEpoch, PageRequest};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
+use super::arrived_processes::ProcessInfo;
 use super::rehearsals::MoveInquiry;
-use super::residents::ProcessInfo;
 use super::socket_endpoints::SocketEndpoint;
 
 /// Forwarding rule for packets of a process that is moving away.
@@ -91,7 +91,7 @@ pub(crate) enum WorkerEvent {
     /// Asks for the epochs of these flows. Flows that this node does not own are left out of the reply.
     OwnedFlows {
         flows: Vec<Flow>,
-        reply: oneshot::Sender<Vec<DonorFlow>>,
+        reply: oneshot::Sender<Vec<DonorFlowEpoch>>,
     },
     /// An unaccepted connection of a process that has moved, and the process's node.
     HandOffUnaccepted {

@@ -279,21 +279,22 @@ impl Credentials {
         }
     }
 
-    fn ask_signer(&mut self, now: Duration, next: NodeId) {
+    /// Asks a node to sign this node's renewed certificate.
+    fn ask_signer(&mut self, now: Duration, signer: NodeId) {
         let Some(attempt) = &mut self.renewal.attempt else {
             return;
         };
         attempt.state = AttemptState::Asked {
-            signer: next,
+            signer,
             timeout: now + self.config.renewal_timeout,
         };
         let request = attempt.request.clone();
-        match next == self.config.node {
+        match signer == self.config.node {
             true => self.execute(Command::Sign {
-                requester: next,
+                requester: signer,
                 request,
             }),
-            false => self.send(next, CredentialFrame::RenewalRequest { request }),
+            false => self.send(signer, CredentialFrame::RenewalRequest { request }),
         }
     }
 

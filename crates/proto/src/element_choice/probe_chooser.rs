@@ -178,14 +178,13 @@ impl ProbeChooser {
         candidates.iter().position(|other| *other == id)
     }
 
-    /// Returns true if answers decide among the candidates, and not chance.
-    pub fn is_informed(&mut self, now: Duration, candidates: &[ElementId]) -> bool {
-        self.remove_stale_answers(now, candidates);
+    /// Returns true if answers decide among the candidates, and not chance. The caller removes stale answers first.
+    pub fn has_enough_answers(&self) -> bool {
         self.answers.len() >= ANSWERS_MIN
     }
 
     /// Removes old answers, and answers of other elements.
-    fn remove_stale_answers(&mut self, now: Duration, candidates: &[ElementId]) {
+    pub fn remove_stale_answers(&mut self, now: Duration, candidates: &[ElementId]) {
         let age_max = self.settings.age_max;
         self.answers.retain(|answer| {
             now.saturating_sub(answer.answered_at) <= age_max && candidates.contains(&answer.id)
@@ -321,8 +320,10 @@ mod tests {
         assert!(chooser.answers.is_empty());
         assert_eq!(chooser.choose(ms(1_001), &[], &mut draw_first), None);
         let mut chooser = chooser_with_answers(100, &[(0, 5, 50), (1, 1, 30)]);
-        assert!(chooser.is_informed(ms(1_000), &IDS));
-        assert!(!chooser.is_informed(ms(1_000), &IDS[1..]));
+        chooser.remove_stale_answers(ms(1_000), &IDS);
+        assert!(chooser.has_enough_answers());
+        chooser.remove_stale_answers(ms(1_000), &IDS[1..]);
+        assert!(!chooser.has_enough_answers());
     }
 
     #[test]

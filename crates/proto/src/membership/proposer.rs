@@ -134,7 +134,7 @@ impl Membership {
     pub(super) fn count_own_acceptance(&mut self, now: Duration, epoch: u64, ballot: Ballot) {
         if let Some(own) = self.own_id_as_voter() {
             // The others are asked first, in case that the local node alone is the majority and ends the attempt.
-            if let Some(proposal) = self.proposal_in_phase(epoch, ballot, true) {
+            if let Some(proposal) = self.proposal_in_propose(epoch, ballot) {
                 proposal.agreed.insert(own);
                 self.begin_to_ask(now);
             }
@@ -170,7 +170,7 @@ impl Membership {
             return self.ignore(from, NAME, "the accepted view is impossible");
         }
         match self.fellow_voter(from) {
-            Some(voter) if self.proposal_in_phase(epoch, ballot, false).is_some() => {
+            Some(voter) if self.proposal_in_prepare(epoch, ballot).is_some() => {
                 self.count_promise(now, voter, epoch, ballot, accepted);
             }
             _ => self.ignore(from, NAME, "no such ballot is open"),
@@ -179,7 +179,7 @@ impl Membership {
 
     pub(super) fn on_accept(&mut self, from: &NodeName, epoch: u64, ballot: Ballot) {
         match self.fellow_voter(from) {
-            Some(voter) if self.proposal_in_phase(epoch, ballot, true).is_some() => {
+            Some(voter) if self.proposal_in_propose(epoch, ballot).is_some() => {
                 self.count_acceptance(voter, epoch, ballot);
             }
             _ => self.ignore(from, "Accept", "no such ballot is open"),
@@ -250,7 +250,7 @@ impl Membership {
         accepted: Option<AcceptedView>,
     ) {
         let majority = self.majority();
-        let Some(proposal) = self.proposal_in_phase(epoch, ballot, false) else {
+        let Some(proposal) = self.proposal_in_prepare(epoch, ballot) else {
             return;
         };
         proposal.agreed.insert(voter);
@@ -276,7 +276,7 @@ impl Membership {
 
     fn count_acceptance(&mut self, voter: NodeId, epoch: u64, ballot: Ballot) {
         let majority = self.majority();
-        let Some(proposal) = self.proposal_in_phase(epoch, ballot, true) else {
+        let Some(proposal) = self.proposal_in_propose(epoch, ballot) else {
             return;
         };
         proposal.agreed.insert(voter);
@@ -316,15 +316,18 @@ impl Membership {
         }
     }
 
-    fn proposal_in_phase(
-        &mut self,
-        epoch: u64,
-        ballot: Ballot,
-        is_second: bool,
-    ) -> Option<&mut Proposal> {
+    /// Returns the proposal of this ballot, if it is in its first phase.
+    fn proposal_in_prepare(&mut self, epoch: u64, ballot: Ballot) -> Option<&mut Proposal> {
         let proposal = self.voting.proposal.as_mut()?;
-        let is_same = matches!(proposal.phase, Phase::Propose { .. }) == is_second;
-        (is_same && proposal.is_for(epoch, ballot)).then_some(proposal)
+        let is_open = matches!(proposal.phase, Phase::Prepare { .. });
+        (is_open && proposal.is_for(epoch, ballot)).then_some(proposal)
+    }
+
+    /// Returns the proposal of this ballot, if it is in its second phase.
+    fn proposal_in_propose(&mut self, epoch: u64, ballot: Ballot) -> Option<&mut Proposal> {
+        let proposal = self.voting.proposal.as_mut()?;
+        let is_open = matches!(proposal.phase, Phase::Propose { .. });
+        (is_open && proposal.is_for(epoch, ballot)).then_some(proposal)
     }
 
     /// Returns the number of a voter of the open vote, other than the local node.

@@ -7,7 +7,7 @@ use super::migration_core::{CommandPurpose, MoveTimer};
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, NodeFault, PeerFault};
 use holdfast_wire::frame::AcceptorPhaseTimes;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, MoveOffer, PeerConnections, StepTime};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, MoveOffer, PeerConnections, StepTime};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::BTreeSet;
 
@@ -42,9 +42,9 @@ pub(super) struct InboundMove {
     pub held_flows: BTreeSet<Flow>,
     /// Number of the donor's `Arm` frames.
     pub arm_count: u32,
-    pub flows: Vec<DonorFlow>,
+    pub flows: Vec<DonorFlowEpoch>,
     /// Flows that the holder has committed with the process, without their names.
-    pub committed_unnamed: Vec<DonorFlow>,
+    pub committed_unnamed: Vec<DonorFlowEpoch>,
     pub peers: Vec<PeerConnections>,
     /// Epoch at which this node owns the process's record.
     pub epoch: Epoch,
@@ -205,7 +205,13 @@ impl Migration {
     }
 
     /// Handles `Arm`: flows are about to be diverted to this node.
-    pub(super) fn on_arm(&mut self, from: NodeId, id: MoveId, part: u32, flows: Vec<DonorFlow>) {
+    pub(super) fn on_arm(
+        &mut self,
+        from: NodeId,
+        id: MoveId,
+        part: u32,
+        flows: Vec<DonorFlowEpoch>,
+    ) {
         let Some(inbound) = self.inbound_moves.get_mut(&id) else {
             return self.refuse_unknown_move(from, id, "Arm");
         };

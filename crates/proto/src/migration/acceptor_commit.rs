@@ -11,7 +11,7 @@ use super::requests_to_holder::{
 };
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, PeerFault, ProtocolViolation};
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections, TranslationStep};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, PeerConnections, TranslationStep};
 use holdfast_wire::{ChangeKind, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Migration {
         now: Duration,
         from: NodeId,
         id: MoveId,
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
         (peers, forwarded, bytes): (Vec<PeerConnections>, Vec<Flow>, u64),
     ) {
         let Some(inbound) = self.inbound_moves.get_mut(&id) else {
@@ -93,7 +93,7 @@ impl Migration {
         match answers.first() {
             Some(Ok(Some(process))) if process.is_owned_by(node) => {
                 let flows = inbound.flows.iter();
-                let committed_record = |flow: &DonorFlow| {
+                let committed_record = |flow: &DonorFlowEpoch| {
                     OwnershipRecord::owned(node, flow.epoch.saturating_add(TRANSIT_EPOCH))
                 };
                 let records: Vec<_> = flows.map(|flow| Some(committed_record(flow))).collect();
@@ -139,7 +139,7 @@ impl Migration {
         };
         inbound.stage = InboundMoveStage::Resuming;
         inbound.epoch = record.epoch;
-        for (DonorFlow { flow, .. }, record) in inbound.flows.iter().zip(records) {
+        for (DonorFlowEpoch { flow, .. }, record) in inbound.flows.iter().zip(records) {
             match record.filter(|record| record.is_owned_by(node)) {
                 Some(record) => inbound.owned_flows.push((*flow, record.epoch)),
                 None => inbound.lost_flows.push(*flow),
@@ -296,7 +296,7 @@ impl Migration {
         // The donor may have reported the transit of a flow that was closed here to a new holder, which committed nothing.
         let closed_flows = std::mem::take(&mut inbound.closed_flows);
         flows.retain(|flow| !closed_flows.contains(&flow.flow));
-        let is_closed = |flow: &&DonorFlow| closed_flows.contains(&flow.flow);
+        let is_closed = |flow: &&DonorFlowEpoch| closed_flows.contains(&flow.flow);
         let closed = inbound.flows.iter().filter(is_closed);
         let ends = closed.flat_map(|flow| [commit_change(flow), removal(flow)]);
         let mut changes: Vec<OwnershipChange> = flows.iter().map(commit_change).collect();
@@ -339,7 +339,7 @@ impl Migration {
 pub(super) fn process_and_flow_changes(
     id: MoveId,
     kind: ChangeKind,
-    flows: &[DonorFlow],
+    flows: &[DonorFlowEpoch],
 ) -> Vec<OwnershipChange> {
     let flows = flows.iter().map(|flow| OwnershipChange {
         kind,
@@ -351,7 +351,7 @@ pub(super) fn process_and_flow_changes(
 }
 
 /// Returns the removal of a flow after its commit.
-fn removal(flow: &DonorFlow) -> OwnershipChange {
+fn removal(flow: &DonorFlowEpoch) -> OwnershipChange {
     OwnershipChange {
         flow: flow.flow,
         kind: ChangeKind::Remove,
@@ -360,7 +360,7 @@ fn removal(flow: &DonorFlow) -> OwnershipChange {
 }
 
 /// Returns the commit of a single flow.
-fn commit_change(flow: &DonorFlow) -> OwnershipChange {
+fn commit_change(flow: &DonorFlowEpoch) -> OwnershipChange {
     OwnershipChange {
         flow: flow.flow,
         kind: ChangeKind::Commit,

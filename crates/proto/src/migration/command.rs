@@ -31,7 +31,7 @@ use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{
-    DonorFlow, MoveOffer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
+    DonorFlowEpoch, MoveOffer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
 };
 use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 
@@ -80,7 +80,7 @@ pub enum Command {
         token: CommandToken,
         id: MoveId,
         /// All flows of the process, each time.
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
         peers: Vec<PeerConnections>,
     },
     Freeze {
@@ -124,12 +124,12 @@ pub enum Command {
         token: CommandToken,
         id: MoveId,
         /// The flows, with the epochs at which the *donor* owns them; the entries on this node get the next ones.
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
     },
     Restore {
         token: CommandToken,
         id: MoveId,
-        flows: Vec<DonorFlow>,
+        flows: Vec<DonorFlowEpoch>,
         peers: Vec<PeerConnections>,
         forwarded: Vec<Flow>,
         /// Number of bytes that the donor sent while the process was frozen.
@@ -182,7 +182,7 @@ pub struct CheckReport {
     /// All its sockets.
     pub sockets: u32,
     /// Its flows; none for a clone.
-    pub flows: Vec<DonorFlow>,
+    pub flows: Vec<DonorFlowEpoch>,
     /// Its connections to other nodes with a daemon, grouped by the current node of the other end.
     pub peers: Vec<PeerConnections>,
     /// Its connections to hosts without a daemon, which this node will continue to forward.
@@ -211,7 +211,7 @@ pub struct RoundReport {
     /// Current value, as in [`CheckReport`].
     pub sockets: u32,
     /// Current value, as in [`CheckReport`].
-    pub flows: Vec<DonorFlow>,
+    pub flows: Vec<DonorFlowEpoch>,
     /// Current value, as in [`CheckReport`].
     pub peers: Vec<PeerConnections>,
     /// Current value, as in [`CheckReport`].
@@ -232,7 +232,7 @@ pub struct FreezeReport {
     /// Flows of the command that were closed before.
     pub closed_flows: Vec<Flow>,
     /// Flows of the process that no command named: they appeared after the last round.
-    pub late_flows: Vec<DonorFlow>,
+    pub late_flows: Vec<DonorFlowEpoch>,
     /// Durations of the steps since the process was stopped.
     pub steps: Vec<StepTime>,
 }

@@ -14,7 +14,7 @@ use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose};
 use super::{Migration, MoveRequestOptions};
 use core::time::Duration;
 use holdfast_wire::failure::NodeFault;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, PeerConnections};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 
 /// Saved state of a move. A node may be donor or acceptor, and peer as well; it then has two of them.
@@ -40,14 +40,14 @@ pub enum RecoveredRole {
         /// True for a clone: the original stays.
         clone: bool,
         /// Arguments of the last `SaveFlows`; none if there was none.
-        saved_flows: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
+        saved_flows: Option<(Vec<DonorFlowEpoch>, Vec<PeerConnections>)>,
         /// True if `Freeze` was commanded: the process may be stopped.
         maybe_stopped: bool,
     },
     /// The node takes the process: `Build` was commanded.
     Acceptor {
         /// Arguments of `Restore`; none if it was not commanded.
-        restored: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
+        restored: Option<(Vec<DonorFlowEpoch>, Vec<PeerConnections>)>,
         /// True if `Resume` was commanded: the holder has committed the process.
         committed: bool,
         /// True if the process runs: `Resume` was carried out. The epoch of the process's record is then 3.
@@ -107,7 +107,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         mut outbound: OutboundMove,
-        saved_flows: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
+        saved_flows: Option<(Vec<DonorFlowEpoch>, Vec<PeerConnections>)>,
     ) {
         let (to, divert_requested) = (outbound.to, saved_flows.is_some());
         let (flows, peers) = saved_flows.unwrap_or_default();
@@ -140,7 +140,7 @@ impl Migration {
         now: Duration,
         id: MoveId,
         mut inbound: InboundMove,
-        restored: Option<(Vec<DonorFlow>, Vec<PeerConnections>)>,
+        restored: Option<(Vec<DonorFlowEpoch>, Vec<PeerConnections>)>,
         resumed: bool,
     ) {
         let was_restoring = restored.is_some();

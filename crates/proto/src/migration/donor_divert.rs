@@ -11,7 +11,7 @@ use super::migration_core::{CommandPurpose, MoveTimer, MovingFlow};
 use super::requests_to_holder::{HolderAnswers, HolderRequestPurpose, OWNED_EPOCH, process_change};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, MigrationStep};
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, TranslationStep};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, TranslationStep};
 use holdfast_wire::{
     ChangeKind, ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, RecordState,
 };
@@ -40,7 +40,7 @@ pub(super) enum OutboundFlowState {
     Unrecorded,
 }
 
-pub(super) fn outbound_flow(flow: &DonorFlow) -> (Flow, OutboundFlow) {
+pub(super) fn outbound_flow(flow: &DonorFlowEpoch) -> (Flow, OutboundFlow) {
     let (epoch, state) = (flow.epoch, OutboundFlowState::Owned);
     (flow.flow, OutboundFlow { epoch, state })
 }
@@ -49,12 +49,12 @@ impl OutboundMove {
     pub(super) fn flows_in(
         &self,
         state: OutboundFlowState,
-    ) -> impl Iterator<Item = DonorFlow> + '_ {
+    ) -> impl Iterator<Item = DonorFlowEpoch> + '_ {
         let flows = self
             .flows
             .iter()
             .filter(move |(_, entry)| entry.state == state);
-        flows.map(|(flow, entry)| DonorFlow {
+        flows.map(|(flow, entry)| DonorFlowEpoch {
             flow: *flow,
             epoch: entry.epoch,
         })
@@ -196,7 +196,7 @@ impl Migration {
             return;
         };
         outbound.stage = OutboundMoveStage::SavingFlows;
-        let flows = outbound.flows.iter().map(|(flow, entry)| DonorFlow {
+        let flows = outbound.flows.iter().map(|(flow, entry)| DonorFlowEpoch {
             flow: *flow,
             epoch: entry.epoch,
         });
@@ -248,7 +248,7 @@ impl Migration {
             changes.push(process_change(id, kind, OWNED_EPOCH));
         }
         let flows = outbound.flows_in(OutboundFlowState::Owned);
-        changes.extend(flows.map(|DonorFlow { flow, epoch }| OwnershipChange {
+        changes.extend(flows.map(|DonorFlowEpoch { flow, epoch }| OwnershipChange {
             flow,
             kind,
             epoch,

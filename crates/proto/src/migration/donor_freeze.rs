@@ -11,7 +11,7 @@ use super::{Migration, requests_to_holder};
 use core::time::Duration;
 use holdfast_wire::failure::{Failure, MigrationStep};
 use holdfast_wire::frame::AcceptorPhaseTimes;
-use holdfast_wire::move_frames::{DonorFlow, MoveFrame, StepTime};
+use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, StepTime};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -250,13 +250,13 @@ impl Migration {
         let (to, forwarded) = (outbound.to, outbound.forwarded.clone());
         let flows = outbound.flows_in(OutboundFlowState::Frozen);
         let flows = flows.chain(outbound.flows_in(OutboundFlowState::Unrecorded));
-        let flows = flows.map(|DonorFlow { flow, epoch }| FlowEpoch {
+        let flows = flows.map(|DonorFlowEpoch { flow, epoch }| FlowEpoch {
             flow,
             epoch: epoch.saturating_add(requests_to_holder::TRANSIT_EPOCH),
         });
         let flows = flows.collect();
         let kept = outbound.flows_in(OutboundFlowState::Closed);
-        let kept = kept.map(|DonorFlow { flow, epoch }| FlowEpoch { flow, epoch });
+        let kept = kept.map(|DonorFlowEpoch { flow, epoch }| FlowEpoch { flow, epoch });
         let kept = kept.collect();
         let purpose = CommandPurpose::Release(id, attempt);
         self.core.push_command(purpose, |token| Command::Release {

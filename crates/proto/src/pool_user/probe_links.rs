@@ -103,7 +103,10 @@ impl PoolUser {
         let picks_silent =
             !silent.is_empty() && below(silent.len() + responsive.len()) < silent.len();
         let candidates = if picks_silent { &silent } else { &responsive };
-        let index = if !picks_silent && observations.probes.is_informed(now, &responsive) {
+        if !picks_silent {
+            observations.probes.remove_stale_answers(now, &responsive);
+        }
+        let index = if !picks_silent && observations.probes.has_enough_answers() {
             observations.probes.choose(now, &responsive, &mut below)
         } else if !picks_silent && !has_waited && observations.is_awaiting(&responsive) {
             observations.waiting_sessions.push(id);
@@ -256,9 +259,8 @@ impl PoolUser {
         }
         let (_, responsive) = pool.split_silent_and_responsive(now);
         let observations = &mut pool.observations;
-        if !observations.probes.is_informed(now, &responsive)
-            && observations.is_awaiting(&responsive)
-        {
+        observations.probes.remove_stale_answers(now, &responsive);
+        if !observations.probes.has_enough_answers() && observations.is_awaiting(&responsive) {
             return;
         }
         for id in std::mem::take(&mut observations.waiting_sessions) {

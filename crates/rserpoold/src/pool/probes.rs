@@ -78,7 +78,7 @@ impl Probes {
         })
     }
 
-    /// Admits a guest. Returns false if a limit is reached or its address may not probe.
+    /// Admits another host's pool daemon that only probes. Returns false if a limit is reached or its address may not probe.
     pub(super) fn admit_guest(
         &mut self,
         now: Duration,

@@ -10,8 +10,8 @@ use holdfast_daemon::socket_path::is_in_use;
 use holdfast_daemon::start_check::{AddressUse, StartCheck};
 use holdfast_proto::pool_user::PoolUserConfig as UserConfig;
 use holdfast_sctp::{
-    self, CombinedEndpoint, ENCAPSULATION_PORT, SctpProvider, StreamConfig, StreamLimits,
-    StreamTransport, TransportConfig as EndpointConfig, TransportEndpoint, provider,
+    self, ENCAPSULATION_PORT, SctpAndTcpEndpoint, SctpProvider, TcpLimits, TcpTransport,
+    TcpTransportConfig, TransportConfig as EndpointConfig, TransportEndpoint, provider,
 };
 use holdfast_sys::caps::keep_only_capabilities;
 use holdfast_sys::syscall_confinement::confine;
@@ -147,21 +147,21 @@ fn add_streams(
         return Ok(sctp);
     }
     let security = tls_security(config.tls.as_ref()).map_err(start_error("[tls]"))?;
-    let endpoint = StreamConfig {
+    let endpoint = TcpTransportConfig {
         tcp: Vec::new(),
         tls: Vec::new(),
         source: config.listen.first().copied(),
         rules: framing_rules(LENGTH_MAX, security),
-        limits: StreamLimits {
+        limits: TcpLimits {
             connections: 0,
             connections_per_host: 0,
             handshakes_per_host: 0,
         },
         failure: config.failure,
     };
-    let streams = StreamTransport::open(endpoint).map_err(start_error("TCP"))?;
+    let streams = TcpTransport::open(endpoint).map_err(start_error("TCP"))?;
     let joined =
-        CombinedEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
+        SctpAndTcpEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
     Ok(Box::new(joined))
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use holdfast_sctp::{
-    CombinedEndpoint, ConnectionRules, StreamConfig, StreamTransport, TlsSecurity,
+    ConnectionRules, SctpAndTcpEndpoint, TcpTransport, TcpTransportConfig, TlsSecurity,
     TransportEndpoint,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -48,7 +48,7 @@ pub(super) fn add_streams(
     limits.connections = limits
         .connections
         .min(connections_allowed(limits.connections));
-    let endpoint = StreamConfig {
+    let endpoint = TcpTransportConfig {
         tcp: streams
             .tcp_port
             .into_iter()
@@ -69,13 +69,13 @@ pub(super) fn add_streams(
         failure: config.failure,
     };
     let streams =
-        StreamTransport::open(endpoint).map_err(start_error("TCP ([tcp], registrar.listen)"))?;
+        TcpTransport::open(endpoint).map_err(start_error("TCP ([tcp], registrar.listen)"))?;
     let status = StreamsStatus {
         addresses: streams.listen_addresses(),
         ..StreamsStatus::default()
     };
     let joined =
-        CombinedEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
+        SctpAndTcpEndpoint::new(sctp, streams).map_err(start_error("an event descriptor"))?;
     Ok((Box::new(joined), status))
 }
 

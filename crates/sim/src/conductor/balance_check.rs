@@ -1,6 +1,6 @@
 //! The time by which loads must be even: twice that of the central planner.
 
-use super::greedy::{GreedyNode, GreedyProcess, time_to_balance};
+use super::central_planner::{CentralPlannerNode, CentralPlannerProcess, time_to_balance};
 use super::node::CAPACITY;
 use super::oracle::{PROCESS_MOVES_MAX, PROCESS_REST};
 use super::world::{ConductorWorld, Event};
@@ -31,7 +31,7 @@ impl ConductorWorld<'_> {
                 .oracle
                 .last_move(*index)
                 .map_or(Time::ZERO, |last| (last + PROCESS_REST).since(self.now));
-            GreedyProcess {
+            CentralPlannerProcess {
                 used: self.process_mean(*index),
                 movable_at: is_free.then_some(rested),
             }
@@ -39,7 +39,7 @@ impl ConductorWorld<'_> {
         let open = self.nodes.iter().filter(|node| !node.is_drained);
         let nodes = open.map(|node| {
             let processes = node.processes.iter().map(process).collect();
-            GreedyNode::new(f64::from(CAPACITY), processes)
+            CentralPlannerNode::new(f64::from(CAPACITY), processes)
         });
         time_to_balance(nodes.collect(), TOLERANCE)
     }

@@ -11,9 +11,9 @@
 
 mod balance_check;
 mod bug;
+mod central_planner;
 mod demand;
 mod frame_delivery;
-mod greedy;
 mod measurements;
 mod node;
 mod oracle;

@@ -8,7 +8,7 @@ pub enum MembershipBug {
     VotesBeforeDisk,
     /// The contact node counts its lease from its last heartbeat, not from the one that was answered.
     GrantCountsFromArrival,
-    /// The contact node's lease is longer than the voters' promise.
+    /// The contact node takes a lease twice as long as the voters' promise.
     LeaseOutlivesPromise,
     /// The kernel serves for half a second after the end of the lease.
     ServesPastLease,

@@ -2,7 +2,7 @@
 
 use crate::time::Time;
 use holdfast_proto::migration::{Command, CommandToken, ProcessId, RecoveredMove, RecoveredRole};
-use holdfast_wire::move_frames::{DonorFlow, PeerConnections};
+use holdfast_wire::move_frames::{DonorFlowEpoch, PeerConnections};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use std::collections::BTreeMap;
 
@@ -127,12 +127,12 @@ impl SimulatedHost {
     }
 
     /// Returns the flows for which a process may send.
-    pub(super) fn flows_of(&self, process: &SimulatedProcess) -> Vec<DonorFlow> {
+    pub(super) fn flows_of(&self, process: &SimulatedProcess) -> Vec<DonorFlowEpoch> {
         let flows = process.image.flows.iter();
         let flows = flows.filter_map(|flow| {
             let entry = self.entries.get(flow)?;
             let (flow, epoch) = (*flow, entry.epoch);
-            (entry.state == KernelFlowState::Owned).then_some(DonorFlow { flow, epoch })
+            (entry.state == KernelFlowState::Owned).then_some(DonorFlowEpoch { flow, epoch })
         });
         flows.collect()
     }

@@ -8,9 +8,9 @@
 mod channels;
 mod config;
 mod group_core;
-mod machine;
 mod plan;
 mod plan_distribution;
+mod protocol_machine;
 mod run;
 mod table_rebuilds;
 mod world;

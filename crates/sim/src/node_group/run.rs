@@ -1,7 +1,7 @@
 //! A run from beginning to end, and the shrinking of a failing one.
 
 use super::group_core::{Daemon, Event};
-use super::machine::Machine;
+use super::protocol_machine::ProtocolMachine;
 use super::{FaultFrequencies, GroupAction, GroupRunConfig, GroupWorld, node_id};
 use crate::Violation;
 use crate::shrink::shrink_plan;
@@ -76,7 +76,7 @@ fn check_all_idle<W: GroupWorld>(world: &mut W) -> Result<(), String> {
     let core = world.core();
     let is_waiting = |daemon: &Daemon<W::Machine>| {
         let machine = daemon.machine.as_ref();
-        !machine.is_some_and(Machine::is_idle)
+        !machine.is_some_and(ProtocolMachine::is_idle)
     };
     let Some(node) = core.daemons.iter().position(is_waiting) else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! The events of a group, independent of the kind of its state machines.
 
 use super::group_core::{Event, GroupCore};
-use super::machine::{Machine, MachineOutput};
+use super::protocol_machine::{MachineOutput, ProtocolMachine};
 use super::{GroupAction, GroupRunConfig, node_id, node_index};
 use crate::random::Random;
 use crate::time::Time;
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) trait GroupWorld: Sized {
     /// The specific part of its configs.
     type Specific;
-    type Machine: Machine;
+    type Machine: ProtocolMachine;
     /// An action of a daemon for its state machine.
     type Event: Debug;
 
@@ -31,10 +31,10 @@ pub(crate) trait GroupWorld: Sized {
     fn deliver(&mut self, from: usize, to: usize, frame: Frame);
 
     /// Starts a command of a state machine.
-    fn start_command(&mut self, node: usize, command: <Self::Machine as Machine>::Command);
+    fn start_command(&mut self, node: usize, command: <Self::Machine as ProtocolMachine>::Command);
 
     /// Handles an event reported by a state machine.
-    fn handle_event(&mut self, node: usize, event: <Self::Machine as Machine>::Event);
+    fn handle_event(&mut self, node: usize, event: <Self::Machine as ProtocolMachine>::Event);
 
     /// Executes an action of a daemon.
     fn execute_action(&mut self, node: usize, event: Self::Event);
@@ -76,7 +76,7 @@ pub(crate) trait GroupWorld: Sized {
         give(machine, now);
         let next_output = |core: &mut GroupCore<Self::Machine, Self::Event>| {
             let machine = core.daemons[node].machine.as_mut();
-            machine.and_then(Machine::next_output)
+            machine.and_then(ProtocolMachine::next_output)
         };
         while let Some(output) = next_output(self.core()) {
             self.core()
@@ -89,7 +89,10 @@ pub(crate) trait GroupWorld: Sized {
         }
         let core = self.core();
         let daemon = &mut core.daemons[node];
-        let due = daemon.machine.as_ref().and_then(Machine::next_timeout);
+        let due = daemon
+            .machine
+            .as_ref()
+            .and_then(ProtocolMachine::next_timeout);
         if let Some(at) = due
             && due != daemon.next_timeout
         {
@@ -182,7 +185,7 @@ pub(crate) trait GroupWorld: Sized {
             } if self.core().incarnation(node) == life => {
                 self.core().daemons[node].next_timeout = None;
                 if self.timers_fire() {
-                    self.drive_machine(node, Machine::timeout);
+                    self.drive_machine(node, ProtocolMachine::timeout);
                 }
             }
             Event::DaemonAction {

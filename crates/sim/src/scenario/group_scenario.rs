@@ -206,7 +206,7 @@ pub(super) fn set_if_given<T>(value: &mut T, given: Option<T>) {
 }
 
 impl GroupScenarioText {
-    pub(super) fn handoff(&self) -> Result<GroupScenario, ScenarioError> {
+    pub(super) fn handoff_scenario(&self) -> Result<GroupScenario, ScenarioError> {
         let WithRequestText {
             cancel, kill, copy, ..
         } = self.with_request;
@@ -221,7 +221,7 @@ impl GroupScenarioText {
         Ok(GroupScenario::Handoff { setting, bug: None })
     }
 
-    pub(super) fn migration(&self) -> Result<GroupScenario, ScenarioError> {
+    pub(super) fn migration_scenario(&self) -> Result<GroupScenario, ScenarioError> {
         let mut setting = migration::DEFAULT;
         self.shared(&mut setting.group)?;
         set_if_given(&mut setting.processes, self.processes);

@@ -4,7 +4,7 @@ use crate::failures::{failure, result};
 use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{
-    DonorFlow, MoveFrame, MoveId, MoveOffer, PageRange, PageRequest, PeerConnections,
+    DonorFlowEpoch, MoveFrame, MoveId, MoveOffer, PageRange, PageRequest, PeerConnections,
     SocketStrategy, StepTime, TranslationStep,
 };
 use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode, encode_in_parts};
@@ -22,8 +22,8 @@ pub fn migration_frame() -> impl Strategy<Value = Frame> {
     (move_id(), frame).prop_map(|(id, frame)| Frame::Move { id, frame })
 }
 
-fn flows() -> impl Strategy<Value = Vec<DonorFlow>> {
-    let one = (flow(), any::<u32>()).prop_map(|(flow, epoch)| DonorFlow { flow, epoch });
+fn flows() -> impl Strategy<Value = Vec<DonorFlowEpoch>> {
+    let one = (flow(), any::<u32>()).prop_map(|(flow, epoch)| DonorFlowEpoch { flow, epoch });
     vec(one, 0..9)
 }
 
@@ -189,7 +189,7 @@ fn migration_frame_format_is_stable() {
     };
     let frame = MoveFrame::Arm {
         part: 1,
-        flows: vec![DonorFlow {
+        flows: vec![DonorFlowEpoch {
             flow: "tcp:10.0.0.1:80-10.0.1.2:4242".parse().expect("a flow"),
             epoch: 7,
         }],

@@ -5,7 +5,7 @@ use super::open_file_saver::SaveResult;
 use crate::files::error::BlockReason;
 use crate::files::fdinfo::FdInfo;
 use crate::files::image::{FileId, OpenFile, OpenFileKind};
-use crate::sockets::{SocketError, SocketReader, SocketStaticState};
+use crate::sockets::{SocketError, SocketStaticReader, SocketStaticState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct InetSockets {
     pub socket_fds: BTreeMap<FileId, ProcessFd>,
     /// Sockets that the caller reads without a descriptor: no copies are made.
     pub skip_copy: Arc<BTreeSet<FileId>>,
-    reader: Option<SocketReader>,
+    reader: Option<SocketStaticReader>,
 }
 
 impl InetSockets {
@@ -62,7 +62,7 @@ impl InetSockets {
     fn read_with_reader(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStaticState, SocketError> {
         match &mut self.reader {
             Some(reader) => reader.read(fd),
-            none => none.insert(SocketReader::new()?).read(fd),
+            none => none.insert(SocketStaticReader::new()?).read(fd),
         }
     }
 }

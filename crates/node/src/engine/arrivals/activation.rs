@@ -115,7 +115,8 @@ impl ArrivingConnections {
         if let (ArrivalSocket::Active(socket), Some(static_state)) =
             (arrival.socket, arrival.static_state)
         {
-            self.deferred_options.apply(now, socket, &static_state);
+            self.deferred_socket_options
+                .apply(now, socket, &static_state);
         }
         if arrival.has_congestion_entry {
             self.congestion.forget(dataplane, flow);
@@ -126,11 +127,11 @@ impl ArrivingConnections {
 
     /// Returns the machine's time at which deferred options are due.
     pub fn deferred_options_at(&self) -> Option<Duration> {
-        self.deferred_options.next_wake()
+        self.deferred_socket_options.next_wake()
     }
 
     /// Sets the deferred options that are due.
     pub fn poll_deferred_options(&mut self, now: Duration) {
-        self.deferred_options.poll(now);
+        self.deferred_socket_options.poll(now);
     }
 }

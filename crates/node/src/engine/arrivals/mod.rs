@@ -4,7 +4,7 @@
 mod accept_queue_insertion;
 mod activation;
 mod congestion;
-mod deferred_options;
+mod deferred_socket_options;
 mod journal;
 mod offers;
 mod restore;
@@ -22,7 +22,7 @@ use holdfast_wire::failure::{Failure, NodeFault, PeerFault, ProgramFault, Protoc
 
 use self::accept_queue_insertion::UnacceptedConnections;
 use self::congestion::CongestionRestorer;
-use self::deferred_options::DeferredOptions;
+use self::deferred_socket_options::DeferredSocketOptions;
 use self::journal::ArrivalJournal;
 pub use self::restore::ReclaimedArrival;
 use super::packet_hold::{HeldPackets, PacketHold};
@@ -47,7 +47,7 @@ pub struct ArrivingConnections {
     pending_prepares: Vec<PendingPrepare>,
     congestion: CongestionRestorer,
     /// Options that arrived sockets get later.
-    deferred_options: DeferredOptions,
+    deferred_socket_options: DeferredSocketOptions,
     unaccepted: UnacceptedConnections,
     journal: ArrivalJournal,
 }
@@ -143,7 +143,7 @@ impl ArrivingConnections {
             preparer: SocketPreparer::new().map_err(other_error)?,
             pending_prepares: Vec::new(),
             congestion: CongestionRestorer::new(dataplane),
-            deferred_options: DeferredOptions::default(),
+            deferred_socket_options: DeferredSocketOptions::default(),
             unaccepted: UnacceptedConnections::new(dataplane, hold),
         })
     }

@@ -207,7 +207,7 @@ impl PrivateFlows {
         (step, to): (TranslationStep, NodeId),
         connections: &[Flow],
     ) -> Result<(), Failure> {
-        // This node accepts packets from any node, so only the switch needs action.
+        // Packets from the new node are accepted in any case, so `Prepare` and `Undo` need no action.
         if step != TranslationStep::Switch {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use holdfast_proto::migration::FreezeReport;
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_wire::Flow;
 use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
-use holdfast_wire::move_frames::DonorFlow;
+use holdfast_wire::move_frames::DonorFlowEpoch;
 use tokio::sync::oneshot;
 
 use super::super::donor_sockets::{self, DescriptorReaderThread, SocketStates, TrackedConnections};
@@ -105,7 +105,7 @@ impl DonorWorker {
         final_state: &FinalState,
         newcomers: Vec<Flow>,
         closed_flows: &[Flow],
-    ) -> Result<Vec<DonorFlow>, Failure> {
+    ) -> Result<Vec<DonorFlowEpoch>, Failure> {
         self.addresses.check_descriptors(&final_state.descriptors)?;
         if self.sockets.update(&final_state.descriptors) {
             self.report_sockets();
@@ -304,7 +304,7 @@ impl DonorWorker {
     }
 
     /// Returns a report of the bytes sent and saved since the counts in `counts_before`.
-    fn freeze_report(&self, counts_before: (u64, u64), late: Vec<DonorFlow>) -> FreezeReport {
+    fn freeze_report(&self, counts_before: (u64, u64), late: Vec<DonorFlowEpoch>) -> FreezeReport {
         let (sent, saved) = self.sender.byte_counts();
         FreezeReport {
             sent_bytes: sent - counts_before.0,

@@ -1,6 +1,6 @@
 //! A position in an output, as far as a mask needs to know it.
 
-use super::{Mask, MaskStep, MaskedMessage, PATTERNS_MAX};
+use super::{Mask, MaskStep, PATTERNS_MAX, VaryingMessageType};
 
 /// State of a mask's matching after some bytes of one leg's output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl MaskCursor {
         }
     }
 
-    fn read_message(&mut self, masked: &[MaskedMessage], last: u8, byte: u8) -> Effect {
+    fn read_message(&mut self, masked: &[VaryingMessageType], last: u8, byte: u8) -> Effect {
         match self.message {
             MessagePhase::Kind => {
                 self.message = MessagePhase::Length {

@@ -1,6 +1,6 @@
 //! Masks for common servers.
 
-use super::{Mask, MaskPattern, MaskStep, MaskedMessage};
+use super::{Mask, MaskPattern, MaskStep, VaryingMessageType};
 
 impl Mask {
     /// Returns the mask of the initial handshake packet of MariaDB and MySQL (MariaDB's client/server protocol, "Initial
@@ -34,11 +34,11 @@ impl Mask {
     pub fn postgresql_greeting() -> Mask {
         let masked = vec![
             // The kind of the request is compared.
-            MaskedMessage {
+            VaryingMessageType {
                 kind: b'R',
                 compared: 4,
             },
-            MaskedMessage {
+            VaryingMessageType {
                 kind: b'K',
                 compared: 0,
             },

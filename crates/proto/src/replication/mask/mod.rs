@@ -52,15 +52,15 @@ pub enum MaskStep {
     /// after a message of type `last`, and at a length below 4.
     Messages {
         /// The types of messages with a masked payload.
-        masked: Vec<MaskedMessage>,
+        masked: Vec<VaryingMessageType>,
         /// Type of the last message.
         last: u8,
     },
 }
 
-/// A type of message whose payload may differ.
+/// A type of message in a server's output whose payload may differ between legs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MaskedMessage {
+pub struct VaryingMessageType {
     /// The type byte.
     pub kind: u8,
     /// Number of bytes at the beginning of the payload that are compared.

@@ -206,7 +206,7 @@ fn built_in_masks_have_names() {
 fn step() -> impl Strategy<Value = MaskStep> {
     let small = any::<u8>().prop_map(|byte| byte % 4);
     let message =
-        (small.clone(), 0u32..4).prop_map(|(kind, compared)| MaskedMessage { kind, compared });
+        (small.clone(), 0u32..4).prop_map(|(kind, compared)| VaryingMessageType { kind, compared });
     prop_oneof![
         (0u32..5).prop_map(|bytes| MaskStep::Compared { bytes }),
         (0u32..5).prop_map(|bytes| MaskStep::Masked { bytes }),

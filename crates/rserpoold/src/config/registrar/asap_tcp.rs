@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_daemon::config::{ConfigError, TlsConfig, TlsConfigSection};
 use holdfast_proto::registrar::OperationPermissions;
-use holdfast_sctp::StreamLimits;
+use holdfast_sctp::TcpLimits;
 use serde::Deserialize;
 
 use crate::asap_over_tcp::{HANDSHAKE_TIMEOUT, MESSAGE_TIMEOUT, TLS_PORT};
@@ -21,7 +21,7 @@ pub struct AsapTcpConfig {
     /// Certificates.
     pub tls: Option<TlsConfig>,
     /// Limits for remote hosts.
-    pub limits: StreamLimits,
+    pub limits: TcpLimits,
     /// Time limit for establishing a connection.
     pub handshake_timeout: Duration,
     /// Time limit for a message from its first byte to its last, and for a peer to receive data that is sent to it.
@@ -34,7 +34,7 @@ impl Default for AsapTcpConfig {
             tcp_port: None,
             tls_port: TLS_PORT,
             tls: None,
-            limits: StreamLimits {
+            limits: TcpLimits {
                 connections: 10_000,
                 connections_per_host: 1_000,
                 handshakes_per_host: 50,

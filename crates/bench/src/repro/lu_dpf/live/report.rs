@@ -207,7 +207,8 @@ pub(super) fn build_outcome(
 
 type ValueOfPools = fn(&[f64; POOLS.len()]) -> f64;
 
-/// Values reported for each phase, and their units.
+/// Values reported for each phase of the experiment: request times with LU-DPF and with LU, and the improvement; with their
+/// units.
 const VALUES: [(&str, ValueOfPools, &str); 3] = [
     ("LU-DPF", |[near, _]| *near, "s"),
     ("LU", |[_, plain]| *plain, "s"),

@@ -1,4 +1,4 @@
-//! Residents: processes that were moved to this node.
+//! Processes that were moved to this node and still run.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ pub(crate) struct ProcessInfo {
     pub(super) group: Option<String>,
 }
 
-/// A resident that still runs.
+/// A process that was moved to this node and still runs.
 #[derive(Debug, Serialize, Deserialize)]
-struct Resident {
+struct ArrivedProcess {
     /// Init process of its PID namespace, which lives as long as the last process of the tree.
     restorer: ProcessRef,
     name: String,
@@ -36,7 +36,7 @@ struct Resident {
     child: Option<Restorer>,
 }
 
-impl Resident {
+impl ArrivedProcess {
     fn has_ended(&self) -> bool {
         match &self.child {
             Some(child) => child.has_ended(),
@@ -50,31 +50,31 @@ impl Resident {
     }
 }
 
-/// All residents, also written to a file for the next daemon.
-pub(super) struct Residents {
+/// Processes that were moved to this node and still run; also written to a file for the next daemon.
+pub(super) struct ArrivedProcesses {
     file: PathBuf,
     cgroups: ControlGroups,
     /// Control groups made for processes that are ending.
     ending_groups: Vec<String>,
-    residents: Vec<Resident>,
+    processes: Vec<ArrivedProcess>,
 }
 
-impl Residents {
-    /// Loads an earlier daemon's residents that still run.
-    pub(super) fn open(file: PathBuf, groups: ControlGroups) -> Residents {
+impl ArrivedProcesses {
+    /// Loads the processes in an earlier daemon's file that still run.
+    pub(super) fn open(file: PathBuf, groups: ControlGroups) -> ArrivedProcesses {
         let text = std::fs::read(&file).unwrap_or_default();
         let list = serde_json::from_slice(&text).unwrap_or_default();
-        let mut residents = Residents {
+        let mut arrived_processes = ArrivedProcesses {
             file,
             cgroups: groups,
             ending_groups: Vec::new(),
-            residents: list,
+            processes: list,
         };
-        residents.remove_ended();
-        residents
+        arrived_processes.remove_ended();
+        arrived_processes
     }
 
-    /// Adds a resident.
+    /// Adds a process that has arrived.
     pub(super) fn add(
         &mut self,
         restorer: ProcessRef,
@@ -83,15 +83,15 @@ impl Residents {
     ) {
         if child.is_none()
             && self
-                .residents
+                .processes
                 .iter()
-                .any(|resident| resident.restorer == restorer)
+                .any(|process| process.restorer == restorer)
         {
             return;
         }
-        self.residents
-            .retain(|resident| resident.restorer != restorer);
-        self.residents.push(Resident {
+        self.processes
+            .retain(|process| process.restorer != restorer);
+        self.processes.push(ArrivedProcess {
             restorer,
             name: info.name,
             donor,
@@ -102,14 +102,14 @@ impl Residents {
         self.write_file();
     }
 
-    /// Removes the residents that have ended.
+    /// Removes the processes that have ended.
     pub(super) fn remove_ended(&mut self) {
-        let ended: Vec<Resident> = self
-            .residents
-            .extract_if(.., |resident| resident.has_ended())
+        let ended: Vec<ArrivedProcess> = self
+            .processes
+            .extract_if(.., |process| process.has_ended())
             .collect();
         self.ending_groups
-            .extend(ended.iter().filter_map(|resident| resident.group.clone()));
+            .extend(ended.iter().filter_map(|process| process.group.clone()));
         self.ending_groups
             .retain(|group| !self.cgroups.remove(group));
         if !ended.is_empty() {
@@ -123,33 +123,33 @@ impl Residents {
         self.remove_ended();
     }
 
-    /// Returns the PIDs of the restorers, the residents' parents.
+    /// Returns the PIDs of the restorers, the parents of the processes.
     pub(super) fn restorers(&self) -> BTreeSet<i32> {
-        self.residents
+        self.processes
             .iter()
-            .map(|resident| resident.restorer.pid)
+            .map(|process| process.restorer.pid)
             .collect()
     }
 
     /// Returns the number of moves of a process.
     pub(super) fn move_count(&self, pid: i32) -> u32 {
         let found = self
-            .residents
+            .processes
             .iter()
-            .find(|resident| resident.pid() == Some(pid));
-        found.map_or(0, |resident| resident.move_count)
+            .find(|process| process.pid() == Some(pid));
+        found.map_or(0, |process| process.move_count)
     }
 
-    /// Returns the residents for the operator.
+    /// Returns the processes for the operator.
     pub(super) fn list(&self) -> Vec<ResidentProcess> {
-        let residents = self.residents.iter();
-        residents
-            .filter_map(|resident| {
+        let processes = self.processes.iter();
+        processes
+            .filter_map(|process| {
                 Some(ResidentProcess {
-                    pid: resident.pid()?,
-                    name: resident.name.clone(),
-                    from: resident.donor.clone(),
-                    moves: resident.move_count,
+                    pid: process.pid()?,
+                    name: process.name.clone(),
+                    from: process.donor.clone(),
+                    moves: process.move_count,
                 })
             })
             .collect()
@@ -157,7 +157,7 @@ impl Residents {
 
     fn write_file(&self) {
         let new_file = self.file.with_extension("next");
-        let written = serde_json::to_vec(&self.residents)
+        let written = serde_json::to_vec(&self.processes)
             .map_err(std::io::Error::other)
             .and_then(|text| std::fs::write(&new_file, text))
             .and_then(|()| std::fs::rename(&new_file, &self.file));

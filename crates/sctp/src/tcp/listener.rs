@@ -1,6 +1,6 @@
 //! Listening sockets, and the limits on connections per host.
 
-use super::{StreamLimits, socket};
+use super::{TcpLimits, socket};
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
@@ -64,7 +64,7 @@ impl ConnectionCounts {
         &mut self,
         address: IpAddr,
         total: usize,
-        limits: &StreamLimits,
+        limits: &TcpLimits,
     ) -> Result<(), &'static str> {
         if total >= limits.connections {
             return Err("there are too many connections");
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn connections_per_host_are_limited() {
-        let limits = StreamLimits {
+        let limits = TcpLimits {
             connections: 5,
             connections_per_host: 3,
             handshakes_per_host: 2,

@@ -1,4 +1,4 @@
-//! Facts about this node and its group that moves need.
+//! Settings of this node for moves, from its configuration, and the names of the nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::socket_endpoints::MovableAddresses;
 use crate::config::Config;
 use crate::reach::reach_of;
 
-/// Configured facts, in the form in which moves use them.
-pub(super) struct NodeFacts {
+/// This node's settings for moves, from its configuration, and the names of the nodes.
+pub(super) struct MigrationSettings {
     /// True if processes may move.
     pub(super) enabled: bool,
     /// Service and node addresses.
@@ -25,18 +25,18 @@ pub(super) struct NodeFacts {
     node_names: BTreeMap<NodeId, String>,
 }
 
-impl NodeFacts {
-    /// Returns the facts of a configuration.
+impl MigrationSettings {
+    /// Returns the settings of a configuration.
     ///
     /// # Errors
     /// The control group of this daemon cannot be found.
-    pub(super) fn new(config: &Config) -> std::io::Result<NodeFacts> {
+    pub(super) fn new(config: &Config) -> std::io::Result<MigrationSettings> {
         let cgroup_path = config.node.cgroup().map_err(std::io::Error::other)?;
         let node_names = config
             .nodes()
             .map(|(id, name)| (id, name.to_owned()))
             .collect();
-        Ok(NodeFacts {
+        Ok(MigrationSettings {
             enabled: config.migration.enabled,
             addresses: MovableAddresses::new(
                 config.services.iter().map(|service| service.address.ip()),

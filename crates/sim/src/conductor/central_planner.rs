@@ -1,5 +1,5 @@
 //! A central planner that knows all loads: it always moves the best process of the most loaded node to the least loaded
-//! one, under the limits that conductors have. The measure for their speed.
+//! one, under the limits that conductors have. The time that the planner needs is the yardstick for the conductors' speed.
 
 use super::oracle::{CALM_DOWN, MOVES_PER_MINUTE_MAX};
 use crate::time::Time;
@@ -13,30 +13,30 @@ const MOVE_TIME: Time = Time::from_micros(2_000_000);
 const HORIZON: Time = Time::from_micros(14_400_000_000);
 const MINUTE: Time = Time::from_micros(60_000_000);
 
-/// A node of the planner.
+/// A node as the central planner sees it.
 #[derive(Debug, Clone)]
-pub(super) struct GreedyNode {
+pub(super) struct CentralPlannerNode {
     /// Thousandths of a processor.
     pub(super) capacity: f64,
-    processes: Vec<GreedyProcess>,
+    processes: Vec<CentralPlannerProcess>,
     /// Sum of the processes' demands, in thousandths of a processor.
     used: f64,
     begun: VecDeque<Time>,
     free_at: Time,
 }
 
-/// A process of the planner.
+/// A process as the central planner sees it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GreedyProcess {
+pub(super) struct CentralPlannerProcess {
     /// Thousandths of a processor.
     pub(super) used: f64,
     /// Time from which the process may move; none for a process that stays.
     pub(super) movable_at: Option<Time>,
 }
 
-impl GreedyNode {
-    pub(super) fn new(capacity: f64, processes: Vec<GreedyProcess>) -> GreedyNode {
-        GreedyNode {
+impl CentralPlannerNode {
+    pub(super) fn new(capacity: f64, processes: Vec<CentralPlannerProcess>) -> CentralPlannerNode {
+        CentralPlannerNode {
             capacity,
             used: processes.iter().map(|process| process.used).sum(),
             processes,
@@ -49,13 +49,13 @@ impl GreedyNode {
         self.used / self.capacity * 100.0
     }
 
-    fn take(&mut self, process: usize) -> GreedyProcess {
+    fn take(&mut self, process: usize) -> CentralPlannerProcess {
         let taken = self.processes.remove(process);
         self.used -= taken.used;
         taken
     }
 
-    fn add(&mut self, process: GreedyProcess) {
+    fn add(&mut self, process: CentralPlannerProcess) {
         self.used += process.used;
         self.processes.push(process);
     }
@@ -76,13 +76,14 @@ impl GreedyNode {
 
 /// Returns the time until all nodes are within `tolerance` percent points of the average; none if that is impossible
 /// for this planner. A process moves at most once.
-pub(super) fn time_to_balance(mut nodes: Vec<GreedyNode>, tolerance: f64) -> Option<Time> {
+pub(super) fn time_to_balance(mut nodes: Vec<CentralPlannerNode>, tolerance: f64) -> Option<Time> {
     let mut now = Time::ZERO;
     // A move under way counts at its end.
     let mut last_end = Time::ZERO;
     while now < HORIZON {
-        let average = nodes.iter().map(GreedyNode::points).sum::<f64>() / nodes.len() as f64;
-        let is_even = |node: &GreedyNode| (node.points() - average).abs() <= tolerance;
+        let average =
+            nodes.iter().map(CentralPlannerNode::points).sum::<f64>() / nodes.len() as f64;
+        let is_even = |node: &CentralPlannerNode| (node.points() - average).abs() <= tolerance;
         if nodes.iter().all(is_even) {
             return Some(last_end.max(now));
         }
@@ -100,7 +101,11 @@ pub(super) fn time_to_balance(mut nodes: Vec<GreedyNode>, tolerance: f64) -> Opt
 }
 
 /// Returns the donor, the index of its process, and the acceptor of the next move.
-fn best_move(nodes: &[GreedyNode], now: Time, average: f64) -> Option<(usize, usize, usize)> {
+fn best_move(
+    nodes: &[CentralPlannerNode],
+    now: Time,
+    average: f64,
+) -> Option<(usize, usize, usize)> {
     let free = (0..nodes.len()).filter(|node| nodes[*node].is_free(now));
     let mut loads: Vec<(usize, f64)> = free.map(|node| (node, nodes[node].points())).collect();
     loads.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -114,7 +119,7 @@ fn best_move(nodes: &[GreedyNode], now: Time, average: f64) -> Option<(usize, us
         let movable = processes.filter(|(_, process)| {
             process.movable_at.is_some_and(|at| at <= now) && process.used < gap
         });
-        let mismatch = |process: &GreedyProcess| (process.used - amount).abs();
+        let mismatch = |process: &CentralPlannerProcess| (process.used - amount).abs();
         let best = movable.min_by(|(_, a), (_, b)| mismatch(a).total_cmp(&mismatch(b)));
         if let Some((process, _)) = best {
             return Some((*donor, process, acceptor));
@@ -127,12 +132,12 @@ fn best_move(nodes: &[GreedyNode], now: Time, average: f64) -> Option<(usize, us
 mod tests {
     use super::*;
 
-    fn node(loads: &[f64]) -> GreedyNode {
-        let process = |used: &f64| GreedyProcess {
+    fn node(loads: &[f64]) -> CentralPlannerNode {
+        let process = |used: &f64| CentralPlannerProcess {
             used: *used,
             movable_at: Some(Time::ZERO),
         };
-        GreedyNode::new(1_000.0, loads.iter().map(process).collect())
+        CentralPlannerNode::new(1_000.0, loads.iter().map(process).collect())
     }
 
     #[test]

@@ -36,9 +36,9 @@ pub enum StreamProtocol {
     Tls(Option<String>),
 }
 
-/// Settings of an endpoint for TCP connections.
+/// Settings of a [`TcpTransport`].
 #[derive(Clone, Debug)]
-pub struct StreamConfig {
+pub struct TcpTransportConfig {
     /// Listening addresses without TLS.
     pub tcp: Vec<SocketAddr>,
     /// Listening addresses with TLS.
@@ -48,7 +48,7 @@ pub struct StreamConfig {
     /// Parameters of each connection.
     pub rules: ConnectionRules,
     /// Limits on accepted connections.
-    pub limits: StreamLimits,
+    pub limits: TcpLimits,
     /// Limits after which a silent peer has failed: like SCTP's heartbeats, in whole seconds.
     pub failure: FailureDetection,
 }
@@ -74,7 +74,7 @@ pub struct ConnectionRules {
 
 /// Limits on the connections of other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamLimits {
+pub struct TcpLimits {
     /// Most connections in total.
     pub connections: usize,
     /// Most connections of one host.
@@ -83,9 +83,9 @@ pub struct StreamLimits {
     pub handshakes_per_host: usize,
 }
 
-/// Many connections as one endpoint. See the module documentation.
-pub struct StreamTransport {
-    config: StreamConfig,
+/// Endpoint of many TCP connections, with or without TLS. See the module documentation.
+pub struct TcpTransport {
+    config: TcpTransportConfig,
     poller: Poller,
     listeners: Vec<Listener>,
     connections: BTreeMap<u32, StreamConnection>,
@@ -107,13 +107,13 @@ fn assoc_of(number: u32) -> AssocId {
     AssocId::from_stream_number(number)
 }
 
-impl StreamTransport {
+impl TcpTransport {
     /// Opens an endpoint.
     ///
     /// # Errors
     /// An address is not available for listening, TLS is configured without security, or the system has no free
     /// descriptor.
-    pub fn open(config: StreamConfig) -> io::Result<Self> {
+    pub fn open(config: TcpTransportConfig) -> io::Result<Self> {
         let poller = Poller::new()?;
         if !config.tls.is_empty() && config.rules.security.is_none() {
             let text = "TLS without certificates";

@@ -1,4 +1,4 @@
-//! A common interface to the state machines of `proto`, for the simulated world.
+//! A common interface to the handoff machine and the migration machine of `proto`, for the simulated world.
 
 use holdfast_proto::{handoff, migration};
 use holdfast_wire::{Frame, NodeId};
@@ -13,7 +13,8 @@ pub(crate) enum MachineOutput<C, E> {
     Event(E),
 }
 
-pub(crate) trait Machine: Debug {
+/// A state machine of `proto`, as the simulated world drives it.
+pub(crate) trait ProtocolMachine: Debug {
     type Command: Debug;
     type Event: Debug;
 
@@ -27,7 +28,7 @@ pub(crate) trait Machine: Debug {
 
 macro_rules! machine {
     ($module:ident, $machine:ident) => {
-        impl Machine for $module::$machine {
+        impl ProtocolMachine for $module::$machine {
             type Command = $module::Command;
             type Event = $module::Event;
 

@@ -1,7 +1,7 @@
-//! Combination of an SCTP endpoint and an endpoint of TCP connections.
+//! One endpoint for SCTP and TCP.
 
 use super::{
-    AssocId, MessageToSend, StreamProtocol, StreamTransport, TlsSecurity, TransportEndpoint,
+    AssocId, MessageToSend, StreamProtocol, TcpTransport, TlsSecurity, TransportEndpoint,
     TransportEvent,
 };
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// An SCTP endpoint and TCP connections as one endpoint. The addresses of the endpoint are SCTP's.
-pub struct CombinedEndpoint {
+pub struct SctpAndTcpEndpoint {
     sctp: Box<dyn TransportEndpoint>,
-    streams: StreamTransport,
+    streams: TcpTransport,
     epoll: OwnedFd,
 }
 
-impl CombinedEndpoint {
+impl SctpAndTcpEndpoint {
     /// Combines the two endpoints.
     ///
     /// # Errors
     /// The system has no free descriptor.
-    pub fn new(sctp: Box<dyn TransportEndpoint>, streams: StreamTransport) -> io::Result<Self> {
+    pub fn new(sctp: Box<dyn TransportEndpoint>, streams: TcpTransport) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (number, fd) in [sctp.fd(), streams.fd()].into_iter().enumerate() {
             let data = EventData::new_u64(number as u64);
@@ -51,7 +51,7 @@ impl CombinedEndpoint {
     }
 }
 
-impl TransportEndpoint for CombinedEndpoint {
+impl TransportEndpoint for SctpAndTcpEndpoint {
     fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

@@ -2,7 +2,7 @@
 
 use super::connection::{ConnectionEndReason, StreamConnection};
 use super::security::{SecurityLayer, TlsSecurity};
-use super::{LISTENER_NUMBER_MIN, StreamProtocol, StreamTransport, assoc_of as name_of, socket};
+use super::{LISTENER_NUMBER_MIN, StreamProtocol, TcpTransport, assoc_of as name_of, socket};
 use crate::{AssocId, MessageToSend, TransportEndpoint, TransportEvent};
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-impl TransportEndpoint for StreamTransport {
+impl TransportEndpoint for TcpTransport {
     fn fd(&self) -> BorrowedFd<'_> {
         self.poller.fd()
     }

@@ -1,4 +1,4 @@
-//! Deferred options of sockets that have just arrived. The longest retransmission timeout is restored some time later
+//! Socket options of arrived connections that are set after the freeze. The longest retransmission timeout is restored some time later
 //! (see [`retransmission_timeouts`]).
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,13 +8,13 @@ use holdfast_tcp_repair::{TcpStaticState, TimeoutUncapCondition};
 
 use crate::dataplane::retransmission_timeouts;
 
-/// Time of the next restoration of timeouts.
+/// Sets the deferred options of sockets, and keeps the time of the next restoration of timeouts.
 #[derive(Default)]
-pub struct DeferredOptions {
+pub struct DeferredSocketOptions {
     restore_at: Option<Duration>,
 }
 
-impl DeferredOptions {
+impl DeferredSocketOptions {
     /// Sets the deferred options of an arrived socket. Closes the descriptor's copy at once, because the copy would
     /// delay a close by the program.
     pub fn apply(&mut self, now: Duration, socket: OwnedFd, static_state: &TcpStaticState) {
