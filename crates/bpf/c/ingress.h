@@ -335,6 +335,31 @@ static __always_inline int reuse_entry(struct __sk_buff *skb, struct config *con
 	return follow_new_client(skb, config, p, to);
 }
 
+/* Returns true if this node takes a packet that may begin a flow. With broadcast, the flow's record precedes the
+ * table. */
+static __always_inline int is_placed_here(struct config *config, struct service *service, const struct packet *p)
+{
+	if (config->reach == REACH_STEER)
+		return 1;
+	struct record *record = bpf_map_lookup_elem(&steering, &p->flow);
+	__u16 owner = record ? record->owner : placed_node(service, &p->flow, 0);
+	return owner == config->own_id;
+}
+
+/* Handles a packet that may begin a flow: the packet goes to the server, here or elsewhere. */
+static __always_inline int new_flow(struct __sk_buff *skb, struct config *config, struct service *service,
+				    const struct packet *p, int what)
+{
+	if (!is_placed_here(config, service, p))
+		return count_drop(DROP_OTHER_OWNER);
+	if (what != PARSE_FLOW)
+		return NEXT;
+	__u16 to = moved_server_node(skb, config, p);
+	if (!to)
+		to = node_of_stray_client(skb, config, service, p);
+	return to ? follow_new_client(skb, config, p, to) : NEXT;
+}
+
 static __always_inline int known_flow(struct __sk_buff *skb, struct config *config, struct service *service,
 				      struct flow_value *flow, const struct packet *p, int what)
 {
@@ -363,35 +388,13 @@ static __always_inline int known_flow(struct __sk_buff *skb, struct config *conf
 	case FLOW_FLUSHING:
 		return flush_or_hold(config, flow);
 	case FLOW_CLOSING:
+		/* A datagram begins a flow: the entry of the last one stays only until the holder has removed its record. */
+		if (p->flow.protocol == IPPROTO_UDP)
+			return new_flow(skb, config, service, p, what);
 		return begins ? reuse_entry(skb, config, service, flow, p, now) : NEXT;
 	default:
 		return NEXT;
 	}
-}
-
-/* Returns true if this node takes a packet that may begin a flow. With broadcast, the flow's record precedes the
- * table. */
-static __always_inline int is_placed_here(struct config *config, struct service *service, const struct packet *p)
-{
-	if (config->reach == REACH_STEER)
-		return 1;
-	struct record *record = bpf_map_lookup_elem(&steering, &p->flow);
-	__u16 owner = record ? record->owner : placed_node(service, &p->flow, 0);
-	return owner == config->own_id;
-}
-
-/* Handles a packet that may begin a flow: the packet goes to the server, here or elsewhere. */
-static __always_inline int new_flow(struct __sk_buff *skb, struct config *config, struct service *service,
-				    const struct packet *p, int what)
-{
-	if (!is_placed_here(config, service, p))
-		return count_drop(DROP_OTHER_OWNER);
-	if (what != PARSE_FLOW)
-		return NEXT;
-	__u16 to = moved_server_node(skb, config, p);
-	if (!to)
-		to = node_of_stray_client(skb, config, service, p);
-	return to ? follow_new_client(skb, config, p, to) : NEXT;
 }
 
 static __always_inline int ingress_verdict(struct __sk_buff *skb, struct config *config, struct service *service,
