@@ -32,6 +32,7 @@ pub mod socket_snapshots;
 mod steering_table;
 pub mod traffic;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
@@ -198,6 +199,8 @@ pub struct Dataplane {
     pub flow_quota: FlowQuota,
     /// Lease of the contact node.
     pub lease: Lease,
+    /// Interface to each node by the node's link address, as last read.
+    interfaces: BTreeMap<[u8; 6], u32>,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
@@ -281,6 +284,7 @@ impl Dataplane {
             pins: pins.to_owned(),
             carry_over,
             links: Vec::new(),
+            interfaces: BTreeMap::new(),
         })
     }
 
@@ -390,33 +394,42 @@ impl Dataplane {
         let run_error =
             |e: libbpf_rs::Error| Error::Load(format!("cannot run the steering program: {e:#}"));
         let mut forwarded = vec![0; frame.len() + ENCAPSULATION_MAX];
-        let mut programs = self.object.progs_mut();
-        let program = programs
-            .find(|program| program.name() == "holdfast_steer")
-            .ok_or_else(|| Error::Load("program holdfast_steer is missing".into()))?;
         let input = ProgramInput {
             data_in: Some(frame),
             data_out: Some(&mut forwarded),
             ..ProgramInput::default()
         };
-        let output = program.test_run(input).map_err(run_error)?;
+        let output = self
+            .object
+            .progs_mut()
+            .find(|program| program.name() == "holdfast_steer")
+            .ok_or_else(|| Error::Load("program holdfast_steer is missing".into()))?
+            .test_run(input)
+            .map_err(run_error)?;
         let length = output.data.map_or(0, |data| data.len());
         match output.return_value {
             XDP_PASS => return Ok(SteeringVerdict::ToStack),
             XDP_REDIRECT => forwarded.truncate(length),
             _ => return Ok(SteeringVerdict::Dropped),
         }
-        let nodes = self.nodes.entries();
-        let next_hop = nodes
-            .iter()
-            .find(|(_, node)| forwarded.starts_with(&node.link));
-        Ok(match next_hop {
-            Some((_, node)) => SteeringVerdict::Forwarded {
+        Ok(match self.interface_to(&forwarded) {
+            Some(interface) => SteeringVerdict::Forwarded {
                 frame: forwarded,
-                interface: node.ifindex,
+                interface,
             },
             None => SteeringVerdict::Dropped,
         })
+    }
+
+    /// Returns the index of the interface to the node with a frame's destination address. The table of nodes is long, and so is
+    /// read only for an address that is not known yet.
+    fn interface_to(&mut self, frame: &[u8]) -> Option<u32> {
+        let link: [u8; 6] = frame.first_chunk().copied()?;
+        if !self.interfaces.contains_key(&link) {
+            let nodes = self.nodes.entries().into_iter();
+            self.interfaces = nodes.map(|(_, node)| (node.link, node.ifindex)).collect();
+        }
+        self.interfaces.get(&link).copied()
     }
 
     /// Returns every counter's name and its sum over all processors.

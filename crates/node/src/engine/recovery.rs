@@ -98,7 +98,7 @@ impl Engine {
         slot
     }
 
-    /// Removes flows that closed while no daemon ran and whose sockets no longer exist. The other closing flows are
+    /// Begins to remove flows that closed while no daemon ran and whose sockets no longer exist. The other closing flows are
     /// removed when the last packets of their connections can no longer arrive.
     fn remove_closed_flows(&mut self) -> Vec<OwnershipChange> {
         let closing: Vec<Flow> = self
