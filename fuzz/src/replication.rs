@@ -2,7 +2,7 @@
 
 use crate::frame::decode;
 use holdfast_proto::replication::{
-    BackupCopy, DataPlaneEvent, Output, Replication, ReplicationConfig,
+    BackupCopy, DataPlaneEvent, Output, Replication, ReplicatedServiceConfig,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::health_frames::ServiceEndpoint;
@@ -104,10 +104,10 @@ pub fn service() -> ServiceEndpoint {
     }
 }
 
-fn config(node: NodeId) -> ReplicationConfig {
-    ReplicationConfig {
+fn config(node: NodeId) -> ReplicatedServiceConfig {
+    ReplicatedServiceConfig {
         connections_max: CONNECTIONS_MAX,
-        ..ReplicationConfig::new(node, service())
+        ..ReplicatedServiceConfig::new(node, service())
     }
 }
 

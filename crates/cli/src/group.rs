@@ -1,6 +1,6 @@
 //! `holdfast group`: makes a group, makes the tokens with which hosts join it, and decides for a group that cannot.
 
-mod takeover;
+mod contact_takeover;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub struct GroupArgs {
 enum GroupCommand {
     Create(Box<CreateArgs>),
     Token(TokenArgs),
-    Takeover(takeover::TakeoverArgs),
+    Takeover(contact_takeover::TakeoverArgs),
 }
 
 /// Make a new group whose first node is this host: authority, key, certificate and configuration
@@ -146,7 +146,7 @@ pub fn run(args: &GroupArgs) -> Result<()> {
     match &args.command {
         GroupCommand::Create(args) => create(args),
         GroupCommand::Token(args) => token(args),
-        GroupCommand::Takeover(args) => takeover::run(args),
+        GroupCommand::Takeover(args) => contact_takeover::run(args),
     }
 }
 

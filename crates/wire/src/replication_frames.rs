@@ -186,8 +186,8 @@ pub enum RecordError {
 
 /// The legs of a service and their roles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "UncheckedRoles")]
-pub struct GroupRoles {
+#[serde(try_from = "UncheckedReplicationRoles")]
+pub struct ReplicationRoles {
     /// The leg that clients see.
     pub primary: LegIndex,
     /// The legs that serve. Without any the service is dead.
@@ -197,16 +197,16 @@ pub struct GroupRoles {
 }
 
 #[derive(Deserialize)]
-struct UncheckedRoles {
+struct UncheckedReplicationRoles {
     primary: LegIndex,
     live: LegSet,
     nodes: [Option<NodeId>; LEGS_MAX],
 }
 
-impl TryFrom<UncheckedRoles> for GroupRoles {
+impl TryFrom<UncheckedReplicationRoles> for ReplicationRoles {
     type Error = RecordError;
 
-    fn try_from(roles: UncheckedRoles) -> Result<GroupRoles, RecordError> {
+    fn try_from(roles: UncheckedReplicationRoles) -> Result<ReplicationRoles, RecordError> {
         if !roles.live.is_empty() && !roles.live.contains(roles.primary) {
             return Err(RecordError::DeadPrimary(roles.primary));
         }
@@ -214,7 +214,7 @@ impl TryFrom<UncheckedRoles> for GroupRoles {
         if let Some(leg) = roles.live.iter().find(is_homeless) {
             return Err(RecordError::NoNode(leg));
         }
-        Ok(GroupRoles {
+        Ok(ReplicationRoles {
             primary: roles.primary,
             live: roles.live,
             nodes: roles.nodes,
@@ -364,7 +364,7 @@ pub enum ReplicationFrame {
         /// See [`ReplicationFrame`].
         sequence: u64,
         /// The legs and their roles.
-        roles: GroupRoles,
+        roles: ReplicationRoles,
         /// The connections of this part.
         #[serde(deserialize_with = "bounded_list_of::<_, _, RECORDS_MAX>")]
         records: Vec<ConnectionRecord>,
@@ -382,7 +382,7 @@ pub enum ReplicationFrame {
         /// See [`ReplicationFrame`].
         sequence: u64,
         /// The legs and their roles, if they changed.
-        roles: Option<GroupRoles>,
+        roles: Option<ReplicationRoles>,
         /// The changes in their order.
         #[serde(deserialize_with = "bounded_list_of::<_, _, CHANGES_MAX>")]
         changes: Vec<ConnectionChange>,

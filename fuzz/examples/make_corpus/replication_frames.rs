@@ -3,7 +3,7 @@
 use crate::{stream, write_input};
 use holdfast_fuzz::replication::service;
 use holdfast_wire::replication_frames::{
-    ConnectionChange, ConnectionRecord, GroupRoles, LEGS_MAX, LegIndex, LegSet, LegTranslation,
+    ConnectionChange, ConnectionRecord, ReplicationRoles, LEGS_MAX, LegIndex, LegSet, LegTranslation,
     ReplicationFrame,
 };
 use holdfast_wire::{Frame, NodeId};
@@ -29,10 +29,10 @@ fn record(port: u16) -> ConnectionRecord {
     }
 }
 
-fn roles() -> GroupRoles {
+fn roles() -> ReplicationRoles {
     let nodes: [Option<NodeId>; LEGS_MAX] =
         [3, 4, 5, 0].map(|node| (node > 0).then_some(NodeId(node)));
-    GroupRoles {
+    ReplicationRoles {
         primary: LegIndex::FIRST,
         live: LegIndex::all().take(3).collect::<LegSet>(),
         nodes,

@@ -23,7 +23,7 @@ use network::NetworkCounters;
 pub use process_trees::TreeLoad;
 use process_trees::TreeMeter;
 pub use reports::{
-    LoadName, LoadReports, NewReport, Report, ReportRefusal, ReportSubject, ReportedProcess,
+    LoadName, LoadReports, NewReport, ProcessInstance, Report, ReportRefusal, ReportSubject,
     Reporter, process_subject,
 };
 pub use sampler::{LoadSampler, MeasurementRequest, NewestMeasurement};

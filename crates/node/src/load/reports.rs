@@ -45,7 +45,7 @@ impl FromStr for LoadName {
 
 /// A process by its PID and its start in ticks since boot, which tells processes with the same PID apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ReportedProcess {
+pub struct ProcessInstance {
     /// The PID in the daemon's namespace.
     pub pid: i32,
     /// Field 22 of `/proc/PID/stat`.
@@ -58,7 +58,7 @@ pub enum ReportSubject {
     /// The node as a whole.
     Node,
     /// One process.
-    Process(ReportedProcess),
+    Process(ProcessInstance),
 }
 
 impl ReportSubject {
@@ -298,7 +298,7 @@ pub fn process_subject(pid: i32) -> Result<ReportSubject, ReportRefusal> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     let started_ticks = started_ticks(&String::from_utf8_lossy(&stat));
     started_ticks
-        .map(|started_ticks| ReportSubject::Process(ReportedProcess { pid, started_ticks }))
+        .map(|started_ticks| ReportSubject::Process(ProcessInstance { pid, started_ticks }))
         .ok_or(ReportRefusal::NoProcess(pid))
 }
 
@@ -330,7 +330,7 @@ mod tests {
     const NOW: Duration = Duration::from_secs(100);
 
     fn process(pid: i32) -> ReportSubject {
-        ReportSubject::Process(ReportedProcess {
+        ReportSubject::Process(ProcessInstance {
             pid,
             started_ticks: 5,
         })

@@ -54,7 +54,7 @@ struct LoadReport {
 }
 
 #[derive(Debug)]
-struct PooledService {
+struct PlacedService {
     policy: ServicePolicy,
     weights: BTreeMap<NodeId, u32>,
     placed: BTreeMap<NodeId, u32>,
@@ -66,7 +66,7 @@ struct PooledService {
 #[derive(Debug)]
 pub struct NodePool<S> {
     config: NodePoolConfig,
-    services: BTreeMap<S, PooledService>,
+    services: BTreeMap<S, PlacedService>,
     reports: BTreeMap<NodeId, LoadReport>,
     /// Distances in milliseconds.
     distances: BTreeMap<NodeId, u32>,
@@ -96,7 +96,7 @@ impl<S: Ord + Copy> NodePool<S> {
     ) {
         let shares = shares_by_policy(&policy, &self.figures(now, &weights));
         let needs_loads = depends_on_loads(policy.kind);
-        let pooled = PooledService {
+        let pooled = PlacedService {
             policy,
             weights,
             placed: shares.clone(),
@@ -157,7 +157,7 @@ impl<S: Ord + Copy> NodePool<S> {
 
     /// Returns the time at which to call `handle_timeout`, none for never.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let refresh = |service: &PooledService| service.refresh_at;
+        let refresh = |service: &PlacedService| service.refresh_at;
         self.services.values().filter_map(refresh).min()
     }
 

@@ -2,7 +2,7 @@
 
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::replication_frames::{
-    ConnectionChange, ConnectionRecord, GroupRoles, ReplicationFrame, canonical,
+    ConnectionChange, ConnectionRecord, ReplicationFrame, ReplicationRoles, canonical,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ pub struct BackupCopy {
     connections_max: usize,
     term: u64,
     sequence: u64,
-    roles: Option<GroupRoles>,
+    roles: Option<ReplicationRoles>,
     records: BTreeMap<SocketAddr, ConnectionRecord>,
     /// Connections of which the present snapshot has said nothing yet; none if no snapshot is on its way.
     unconfirmed: Option<BTreeSet<SocketAddr>>,
@@ -135,7 +135,7 @@ impl BackupCopy {
     }
 
     /// Returns the roles of the legs; none before the first snapshot.
-    pub fn roles(&self) -> Option<GroupRoles> {
+    pub fn roles(&self) -> Option<ReplicationRoles> {
         self.roles
     }
 

@@ -1,12 +1,12 @@
 //! The contact node's side of the backup: snapshots, batches of changes, and handshakes that wait for them.
 
-use super::config::ReplicationConfig;
+use super::config::ReplicatedServiceConfig;
 use super::connection::Connection;
 use super::event::{Event, Output};
 use core::time::Duration;
 use holdfast_wire::NodeId;
 use holdfast_wire::replication_frames::{
-    CHANGES_MAX, ConnectionChange, GroupRoles, RECORDS_MAX, ReplicationFrame,
+    CHANGES_MAX, ConnectionChange, RECORDS_MAX, ReplicationFrame, ReplicationRoles,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub(super) struct BackupSender {
     changes: Vec<ConnectionChange>,
     /// Number of changes for which a handshake waits.
     handshakes_unsent: usize,
-    roles: Option<GroupRoles>,
+    roles: Option<ReplicationRoles>,
     /// Time at which the changes leave.
     flush_at: Option<Duration>,
     /// Handshakes that wait, each with the number of the frame that the backup must have.
@@ -142,7 +142,7 @@ impl BackupSender {
     }
 
     /// Adds changed roles.
-    pub fn on_roles(&mut self, now: Duration, roles: GroupRoles, io: &mut Io<'_>) {
+    pub fn on_roles(&mut self, now: Duration, roles: ReplicationRoles, io: &mut Io<'_>) {
         if let BackupState::Lost { .. } = self.state {
             return;
         }
@@ -301,9 +301,9 @@ impl BackupSender {
 
 /// The parts of the machine that the sender reads and writes.
 pub(super) struct Io<'a> {
-    pub config: &'a ReplicationConfig,
+    pub config: &'a ReplicatedServiceConfig,
     pub connections: &'a BTreeMap<SocketAddr, Connection>,
-    pub roles: GroupRoles,
+    pub roles: ReplicationRoles,
     pub outputs: &'a mut VecDeque<Output>,
 }
 

@@ -26,9 +26,9 @@ pub enum LagPolicy {
     Wait,
 }
 
-/// The settings of a [`super::Replication`]. [`ReplicationConfig::new`] has the defaults; each is documented at its field.
+/// The settings of a [`super::Replication`]. [`ReplicatedServiceConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
-pub struct ReplicationConfig {
+pub struct ReplicatedServiceConfig {
     /// The own node.
     pub node: NodeId,
     /// The service.
@@ -103,10 +103,10 @@ impl Default for WatchLimits {
     }
 }
 
-impl ReplicationConfig {
+impl ReplicatedServiceConfig {
     /// Returns the defaults for a service at this node.
-    pub fn new(node: NodeId, service: ServiceEndpoint) -> ReplicationConfig {
-        ReplicationConfig {
+    pub fn new(node: NodeId, service: ServiceEndpoint) -> ReplicatedServiceConfig {
+        ReplicatedServiceConfig {
             node,
             service,
             replicas: 1,

@@ -4,7 +4,8 @@ use super::config::WatchLimits;
 use core::time::Duration;
 use holdfast_wire::NodeId;
 use holdfast_wire::replication_frames::{
-    ConnectionRecord, GroupRoles, LEGS_MAX, LegIndex, LegSet, LegTranslation, ReplicationFrame,
+    ConnectionRecord, LEGS_MAX, LegIndex, LegSet, LegTranslation, ReplicationFrame,
+    ReplicationRoles,
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -270,7 +271,7 @@ pub enum Output {
     /// Limit the data plane's watch.
     SetWatchLimits(WatchLimits),
     /// Set the roles of all connections that have no roles of their own.
-    SetRoles(GroupRoles),
+    SetRoles(ReplicationRoles),
     /// Give a connection roles of its own, which hold until the next ones. With `same_as_group`, the connection follows the
     /// group again.
     SetConnectionRoles {

@@ -3,7 +3,7 @@
 use super::event::{CommandError, Protection};
 use core::time::Duration;
 use holdfast_wire::NodeId;
-use holdfast_wire::replication_frames::{GroupRoles, LEGS_MAX, LegIndex, LegSet};
+use holdfast_wire::replication_frames::{LEGS_MAX, LegIndex, LegSet, ReplicationRoles};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -162,13 +162,13 @@ impl Legs {
     }
 
     /// Returns the roles for the data plane and the backup.
-    pub fn roles(&self) -> GroupRoles {
+    pub fn roles(&self) -> ReplicationRoles {
         let serving = self.serving();
         let node = |index: usize| {
             let leg = LegIndex::new(index).filter(|leg| serving.contains(*leg))?;
             self.get(leg).map(|leg| leg.node)
         };
-        GroupRoles {
+        ReplicationRoles {
             primary: self.primary,
             live: serving,
             nodes: std::array::from_fn(node),

@@ -38,7 +38,7 @@ mod silence;
 mod tests;
 
 pub use backup_copy::BackupCopy;
-pub use config::{DivergencePolicy, LagPolicy, ReplicationConfig, WatchLimits};
+pub use config::{DivergencePolicy, LagPolicy, ReplicatedServiceConfig, WatchLimits};
 pub use event::{CommandError, DataPlaneEvent, DropReason, Event, Output, Protection};
 
 use crate::view::View;
@@ -48,7 +48,7 @@ use core::time::Duration;
 use holdfast_wire::NodeId;
 use holdfast_wire::health_frames::{ServerProblem, ServerState};
 use holdfast_wire::replication_frames::{
-    ConnectionChange, GroupRoles, LEGS_MAX, LegIndex, LegSet, ReplicationFrame,
+    ConnectionChange, LEGS_MAX, LegIndex, LegSet, ReplicationFrame, ReplicationRoles,
 };
 use legs::{LegPhase, Legs, Standing};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -57,7 +57,7 @@ use std::net::SocketAddr;
 /// The replicator's machine for one service, at the contact node.
 #[derive(Debug)]
 pub struct Replication {
-    config: ReplicationConfig,
+    config: ReplicatedServiceConfig,
     legs: Legs,
     connections: BTreeMap<SocketAddr, Connection>,
     /// Connections that some legs have ended, by the time at which the legs are compared.
@@ -78,7 +78,7 @@ impl Replication {
     /// There is no node, or there are more than [`LEGS_MAX`], or a node is named twice.
     pub fn new(
         now: Duration,
-        config: ReplicationConfig,
+        config: ReplicatedServiceConfig,
         nodes: &[NodeId],
         view: &View,
     ) -> Result<Replication, CommandError> {
@@ -104,7 +104,7 @@ impl Replication {
     /// The copy has no leg that serves.
     pub fn succeed(
         now: Duration,
-        config: ReplicationConfig,
+        config: ReplicatedServiceConfig,
         copy: &BackupCopy,
         view: &View,
     ) -> Result<Replication, CommandError> {
@@ -141,7 +141,7 @@ impl Replication {
 
     fn start(
         now: Duration,
-        config: ReplicationConfig,
+        config: ReplicatedServiceConfig,
         legs: Legs,
         connections: BTreeMap<SocketAddr, Connection>,
         view: &View,
@@ -265,7 +265,7 @@ impl Replication {
     }
 
     /// Returns the roles of the legs.
-    pub fn roles(&self) -> GroupRoles {
+    pub fn roles(&self) -> ReplicationRoles {
         self.legs.roles()
     }
 

@@ -30,14 +30,14 @@ fn client(number: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, 2], number))
 }
 
-fn config() -> ReplicationConfig {
+fn config() -> ReplicatedServiceConfig {
     let service = ServiceEndpoint {
         protocol: Protocol::Tcp,
         address: SocketAddr::from(([10, 0, 0, 1], 80)),
     };
-    ReplicationConfig {
+    ReplicatedServiceConfig {
         replicas: 2,
-        ..ReplicationConfig::new(CONTACT, service)
+        ..ReplicatedServiceConfig::new(CONTACT, service)
     }
 }
 
@@ -69,7 +69,7 @@ fn record(client: SocketAddr, live: LegSet) -> ConnectionRecord {
 }
 
 /// Returns a machine with a primary and two replicas, whose first outputs are taken.
-fn machine_with(config: ReplicationConfig) -> Replication {
+fn machine_with(config: ReplicatedServiceConfig) -> Replication {
     let mut machine = Replication::new(ms(0), config, &NODES[..3], &view(&[])).expect("three legs");
     outputs(&mut machine);
     machine
@@ -462,7 +462,7 @@ fn lagging_leg_is_dropped_or_reported_once_by_policy() {
     open(&mut machine, &[1]);
     let all = feed(&mut machine, ms(1), lagging);
     assert_eq!(drops(&all), [(leg(2), DropReason::Lagging)]);
-    let mut patient = machine_with(ReplicationConfig {
+    let mut patient = machine_with(ReplicatedServiceConfig {
         lagging: LagPolicy::Wait,
         ..config()
     });
@@ -474,7 +474,7 @@ fn lagging_leg_is_dropped_or_reported_once_by_policy() {
 
 #[test]
 fn majority_outvotes_the_primary() {
-    let vote = ReplicationConfig {
+    let vote = ReplicatedServiceConfig {
         divergence: DivergencePolicy::Vote,
         ..config()
     };
@@ -528,7 +528,7 @@ fn majority_outvotes_the_primary() {
 
 #[test]
 fn differing_leg_is_dropped_by_policy() {
-    let mut machine = machine_with(ReplicationConfig {
+    let mut machine = machine_with(ReplicatedServiceConfig {
         divergence: DivergencePolicy::Drop,
         ..config()
     });
@@ -772,7 +772,7 @@ fn removed_node_loses_its_leg_and_another_contact_node_ends_the_machine() {
 
 #[test]
 fn connections_beyond_the_limit_are_refused_and_reported_once() {
-    let mut machine = machine_with(ReplicationConfig {
+    let mut machine = machine_with(ReplicatedServiceConfig {
         connections_max: 1,
         ..config()
     });

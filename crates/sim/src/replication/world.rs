@@ -12,7 +12,7 @@ use crate::node_group::GroupRunOutcome;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::replication::{
-    BackupCopy, DataPlaneEvent, Output, Replication, ReplicationConfig, WatchLimits,
+    BackupCopy, DataPlaneEvent, Output, ReplicatedServiceConfig, Replication, WatchLimits,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::health_frames::{ServerProblem, ServerState, ServiceEndpoint};
@@ -685,8 +685,8 @@ fn service() -> ServiceEndpoint {
 }
 
 /// Returns the settings of the state machine: the defaults, but for the sizes of the simulated streams.
-fn machine_config(config: &ReplicationRunConfig, node: NodeId) -> ReplicationConfig {
-    ReplicationConfig {
+fn machine_config(config: &ReplicationRunConfig, node: NodeId) -> ReplicatedServiceConfig {
+    ReplicatedServiceConfig {
         replicas: config.legs - 1,
         divergence: config.divergence,
         limits: WatchLimits {
@@ -696,7 +696,7 @@ fn machine_config(config: &ReplicationRunConfig, node: NodeId) -> ReplicationCon
             stall_max: Duration::from_millis(400),
             ..WatchLimits::default()
         },
-        ..ReplicationConfig::new(node, service())
+        ..ReplicatedServiceConfig::new(node, service())
     }
 }
 

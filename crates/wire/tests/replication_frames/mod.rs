@@ -2,8 +2,8 @@
 
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::replication_frames::{
-    CHANGES_MAX, ConnectionChange, ConnectionRecord, GroupRoles, LEGS_MAX, LegIndex, LegSet,
-    LegTranslation, RECORDS_MAX, RecordError, ReplicationFrame, canonical,
+    CHANGES_MAX, ConnectionChange, ConnectionRecord, LEGS_MAX, LegIndex, LegSet, LegTranslation,
+    RECORDS_MAX, RecordError, ReplicationFrame, ReplicationRoles, canonical,
 };
 use holdfast_wire::{Frame, FrameDecoder, FrameError, NodeId, Protocol, encode};
 use proptest::collection::vec;
@@ -33,7 +33,7 @@ fn leg_set() -> impl Strategy<Value = LegSet> {
     (0u8..1 << LEGS_MAX).prop_map(|bits| LegSet::try_from(bits).expect("legs below the limit"))
 }
 
-fn roles() -> impl Strategy<Value = GroupRoles> {
+fn roles() -> impl Strategy<Value = ReplicationRoles> {
     let nodes = proptest::array::uniform4(any::<u16>().prop_map(NodeId));
     (leg(), leg_set(), nodes).prop_map(|(primary, live, nodes)| {
         let live = live.union(LegSet::of(primary));
@@ -41,7 +41,7 @@ fn roles() -> impl Strategy<Value = GroupRoles> {
             let leg = LegIndex::new(position).filter(|leg| live.contains(*leg));
             leg.map(|leg| nodes[leg.position()])
         };
-        GroupRoles {
+        ReplicationRoles {
             primary,
             live,
             nodes: std::array::from_fn(node),
@@ -185,7 +185,7 @@ fn delta(changes: Vec<ConnectionChange>) -> ReplicationFrame {
     }
 }
 
-fn snapshot(roles: GroupRoles, records: Vec<ConnectionRecord>) -> ReplicationFrame {
+fn snapshot(roles: ReplicationRoles, records: Vec<ConnectionRecord>) -> ReplicationFrame {
     ReplicationFrame::Snapshot {
         term: 1,
         service: example_service(),
@@ -197,7 +197,7 @@ fn snapshot(roles: GroupRoles, records: Vec<ConnectionRecord>) -> ReplicationFra
     }
 }
 
-const ROLES: GroupRoles = GroupRoles {
+const ROLES: ReplicationRoles = ReplicationRoles {
     primary: LegIndex::FIRST,
     live: LegSet::EMPTY,
     nodes: [None; LEGS_MAX],
@@ -254,7 +254,7 @@ fn records_that_no_replicator_writes_are_malformed() {
 #[test]
 fn live_legs_without_primary_or_node_are_malformed() {
     let second = LegIndex::new(1).expect("below the limit");
-    let headless = GroupRoles {
+    let headless = ReplicationRoles {
         live: LegSet::of(second),
         nodes: [Some(NodeId(1)); LEGS_MAX],
         ..ROLES
@@ -263,7 +263,7 @@ fn live_legs_without_primary_or_node_are_malformed() {
         decoded(snapshot(headless, Vec::new())),
         Err(FrameError::Malformed { .. })
     ));
-    let homeless = GroupRoles {
+    let homeless = ReplicationRoles {
         live: LegSet::of(LegIndex::FIRST),
         ..ROLES
     };

@@ -242,7 +242,7 @@ fn successor_goes_on_with_the_connections_and_roles_of_the_copy() {
         contact_node: BACKUP,
         ..view(&[])
     };
-    let own = ReplicationConfig {
+    let own = ReplicatedServiceConfig {
         node: BACKUP,
         ..config()
     };
@@ -282,7 +282,7 @@ fn leg_that_left_a_connection_before_the_succession_leaves_when_there_is_input()
         contact_node: BACKUP,
         ..view(&[])
     };
-    let own = ReplicationConfig {
+    let own = ReplicatedServiceConfig {
         node: BACKUP,
         ..config()
     };
