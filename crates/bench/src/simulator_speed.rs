@@ -64,7 +64,7 @@ fn scenario_config(zones: usize, elements: u32, ratio: u32, runtime_s: f64) -> P
     config
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench sim`: measures the simulator's speed in each wanted scenario.
 ///
 /// # Errors
 /// A scenario is unknown, or the file cannot be written.

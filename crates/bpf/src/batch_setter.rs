@@ -68,7 +68,7 @@ impl BatchSetter {
         })
     }
 
-    /// Sets all entries.
+    /// Sets an entry of the map for each key, with few system calls.
     ///
     /// # Errors
     /// The table is full, or the kernel refuses; some entries may have been set.

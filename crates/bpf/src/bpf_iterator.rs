@@ -11,7 +11,7 @@ use libbpf_rs::{Object, ObjectBuilder};
 
 use crate::{Error, program};
 
-/// A loaded iterator.
+/// A loaded BPF iterator.
 #[derive(Debug)]
 pub(crate) struct BpfIterator {
     program: OwnedFd,

@@ -63,11 +63,11 @@ const _: () = assert!(size_of::<Descriptor>() == 80);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bpf.o"));
 
-/// Lister of descriptors.
+/// Lister of the descriptors of any process.
 pub struct DescriptorLister(BpfIterator);
 
 impl DescriptorLister {
-    /// Loads the iterator.
+    /// Loads the BPF iterator that lists the descriptors of a process.
     ///
     /// # Errors
     /// The kernel refuses the iterator: it is too old, or has no BTF.

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 /// Number of bytes read at a time: the kernel's maximum.
 const CHUNK_BYTES: usize = 32 << 10;
 
-/// Reads all records.
+/// Reads all records of a BPF iterator's output, each of the size of `T`.
 pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
     let bytes = read_bytes(iter)?;
     let records = bytes.chunks_exact(size_of::<T>());

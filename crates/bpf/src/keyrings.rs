@@ -32,7 +32,7 @@ pub enum Keyring {
 pub struct KeyDetector(BpfIterator);
 
 impl KeyDetector {
-    /// Loads the iterator.
+    /// Loads the BPF iterator that counts the keys in a process's keyrings.
     ///
     /// # Errors
     /// The kernel refuses the iterator.

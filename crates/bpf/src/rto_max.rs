@@ -17,7 +17,7 @@ pub struct RtoMaxSetter {
 }
 
 impl RtoMaxSetter {
-    /// Loads the iterator.
+    /// Loads the BPF iterator that sets timeouts of connections.
     ///
     /// # Errors
     /// The kernel refuses the iterator: it is too old, or has no BTF.

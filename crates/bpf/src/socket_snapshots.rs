@@ -159,7 +159,7 @@ pub struct ChangedSockets {
 pub struct SnapshotReader {
     iterator: BpfIterator,
     sockets: MapHandle,
-    /// Records of the last pass.
+    /// Socket records of the last pass of the iterator.
     records: MappedArray<SocketSnapshot>,
     encountered: MappedArray<u64>,
     pass: MappedArray<DescriptorPass>,
@@ -167,7 +167,7 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Loads the iterator.
+    /// Loads the BPF iterator that reads followed sockets.
     ///
     /// # Errors
     /// The kernel refuses the iterator: it is too old, or has no BTF.

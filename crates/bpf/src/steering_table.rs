@@ -93,7 +93,7 @@ impl SteeringTable {
         self.table.entries()
     }
 
-    /// Removes all records.
+    /// Removes the ownership records of all flows.
     ///
     /// # Errors
     /// The kernel's error; some records may have been removed.

@@ -80,10 +80,10 @@ pub struct TrafficGenerator {
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/traffic.bpf.o"));
 
 impl TrafficGenerator {
-    /// Loads the programs.
+    /// Loads the BPF programs that generate and count packets.
     ///
     /// # Errors
-    /// The kernel refuses them.
+    /// The kernel refuses the programs.
     pub fn load() -> Result<Self, Error> {
         let load_error = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
         let open = ObjectBuilder::default()

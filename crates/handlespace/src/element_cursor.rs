@@ -20,7 +20,7 @@ pub struct ElementCursor(WalkScope);
 
 #[derive(Debug, Clone)]
 enum WalkScope {
-    /// The next slot.
+    /// Slot of the element that the walk visits next.
     AllElements(u32),
     /// Lists are walked from the end: a removed entry is replaced by the last one, which has been visited already or is
     /// visited later.

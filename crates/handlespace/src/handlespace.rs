@@ -66,7 +66,7 @@ pub struct RegistrationOutcome<T> {
 /// The reason that an element cannot be in a pool: it differs from the pool's elements (RFC 5352 section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// The policy differs.
+    /// The element's policy is not the pool's.
     #[error("the pool's policy is {pool:?}, not {element:?}")]
     Policy {
         /// The pool's policy.
@@ -74,7 +74,7 @@ pub enum RegisterError {
         /// The element's policy.
         element: PolicyKind,
     },
-    /// The class differs.
+    /// The element's class is not the pool's.
     #[error("the pool's class is {pool}, not {element}")]
     Class {
         /// The pool's class.

@@ -28,7 +28,7 @@ const EMPTY: IndexBucket = IndexBucket {
     numbers: [FREE; BUCKET_ENTRIES],
 };
 
-/// The hash table.
+/// Hash table that finds records by the hashes of their keys.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordIndex {
     buckets: Vec<IndexBucket>,

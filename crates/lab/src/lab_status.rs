@@ -25,7 +25,7 @@ use crate::{
 pub struct LabStatus {
     /// The lab's name.
     pub name: String,
-    /// Sizes and number.
+    /// Number of the lab, and how many nodes, clients and segments there are.
     pub plan: AddressPlan,
     /// The reach that the lab was made for.
     pub reach: ServiceReach,

@@ -119,13 +119,13 @@ impl Default for TestNamespace {
 /// the router forwards packets to one of them.
 #[derive(Debug)]
 pub struct TestNetwork {
-    /// The client.
+    /// Namespace of the client.
     pub client: TestNamespace,
     /// The router between all others.
     pub router: TestNamespace,
-    /// The first server, to which packets go at first.
+    /// Namespace of the first server, to which packets go at first.
     pub a: TestNamespace,
-    /// The second server.
+    /// Namespace of the second server.
     pub b: TestNamespace,
 }
 

@@ -18,7 +18,7 @@ pub struct Topology {
     /// The seed from which every link's own seed is derived, unless an entry gives one.
     #[serde(default)]
     pub seed: u64,
-    /// The entries.
+    /// Entries about links; a later entry overrides an earlier one.
     #[serde(default, rename = "link")]
     pub links: Vec<LinkEntry>,
 }
@@ -115,7 +115,7 @@ impl Topology {
         Topology::parse(&text)
     }
 
-    /// Adds an entry.
+    /// Returns the topology with one more entry at its end.
     #[must_use]
     pub fn with_entry(mut self, entry: LinkEntry) -> Topology {
         self.links.push(entry);

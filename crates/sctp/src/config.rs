@@ -12,7 +12,7 @@ pub struct TransportConfig {
     /// Local addresses, all of one family and with one port; port 0 lets the system choose. An unspecified address
     /// stands for all addresses of the host.
     pub local: Vec<SocketAddr>,
-    /// Accept associations.
+    /// True if the endpoint accepts associations.
     pub listen: bool,
     /// Local UDP port of encapsulated packets (RFC 6951); 0 lets the system choose, `None` disables encapsulation. The
     /// whole process (usrsctp) or network namespace (kernel) has one such port: the first endpoint determines it.
@@ -20,13 +20,13 @@ pub struct TransportConfig {
     /// Use IP protocol 132 directly. usrsctp needs `CAP_NET_RAW` for that and continues without it if not permitted.
     /// The first endpoint of a process determines the setting; the kernel's SCTP always uses protocol 132.
     pub raw: bool,
-    /// Most inbound streams.
+    /// Most inbound streams of an association.
     pub inbound_streams_max: u16,
     /// Number of outbound streams requested. libusrsctp scans all of them whenever it sends.
     pub outbound_streams: u16,
     /// Most unsent or unacknowledged bytes of an association before [`send`](super::TransportEndpoint::send) refuses.
     pub send_buffer: u32,
-    /// Receive window, bytes.
+    /// Receive window of an association, bytes.
     pub receive_buffer: u32,
     /// Length of the longest message accepted from a peer; a longer one ends the association.
     pub message_len_max: u32,

@@ -213,7 +213,7 @@ pub fn provider() -> SctpProvider {
     })
 }
 
-/// Opens an endpoint.
+/// Opens an SCTP endpoint of the machine's provider: the kernel, or usrsctp.
 ///
 /// # Errors
 /// No usable local address, a port in use, or neither raw nor encapsulated packets are possible.

@@ -23,12 +23,12 @@ pub struct MulticastSocket {
     buffer: Vec<u8>,
 }
 
-/// A received datagram.
+/// A datagram that was sent to the multicast group.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReceivedAnnouncement<'a> {
-    /// Claimed sender address.
+    /// Sender address in the datagram's header, which may be forged.
     pub from: SocketAddr,
-    /// Payload.
+    /// Payload of the datagram.
     pub bytes: &'a [u8],
 }
 

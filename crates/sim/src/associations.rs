@@ -22,30 +22,30 @@ pub type AssociationSide = u8;
 pub enum AssociationEvent<M> {
     /// The handshake reaches the step at which this end has the association.
     Up {
-        /// The association.
+        /// The association that comes up.
         association: AssociationNumber,
         /// The end that has the association.
         side: AssociationSide,
     },
     /// This end notices that the association has ended, or that the handshake has failed.
     Lost {
-        /// The association.
+        /// The association that is lost.
         association: AssociationNumber,
         /// The end that notices.
         side: AssociationSide,
     },
     /// A message arrives.
     Deliver {
-        /// The association.
+        /// The association that carries the message.
         association: AssociationNumber,
         /// The receiving end.
         side: AssociationSide,
-        /// The message.
+        /// The message that arrives.
         message: M,
     },
     /// Messages have waited for the transport's timeout: both ends give up, unless the messages have left since.
     Break {
-        /// The association.
+        /// The association whose messages have waited.
         association: AssociationNumber,
     },
 }
@@ -111,12 +111,12 @@ impl<D, M> Association<D, M> {
 pub trait AssociationWorld {
     /// Data kept with each association.
     type Data;
-    /// A message.
+    /// A message that the associations carry.
     type Message: Clone;
     /// An event of the world.
     type Event: From<AssociationEvent<Self::Message>>;
 
-    /// Returns the present.
+    /// Returns the present virtual time.
     fn now(&self) -> Time;
 
     /// Returns the queue of future events.

@@ -1,4 +1,4 @@
-//! Random numbers.
+//! Random numbers of a simulation, all from one seed.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};

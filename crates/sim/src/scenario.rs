@@ -86,11 +86,11 @@ pub enum ScenarioError {
     /// The zone has no such element.
     #[error("zone `{zone}` has {elements} elements: there is none numbered {element}")]
     NoElement {
-        /// The zone.
+        /// Name of the zone.
         zone: String,
-        /// The requested index.
+        /// The element's requested index in the zone.
         element: u32,
-        /// The number of elements.
+        /// Number of elements that the zone has.
         elements: u32,
     },
     /// The policy is not simulated.
@@ -102,7 +102,7 @@ pub enum ScenarioError {
 }
 
 impl Scenario {
-    /// Parses a scenario.
+    /// Parses a scenario file (TOML).
     ///
     /// # Errors
     /// The defect of the text.

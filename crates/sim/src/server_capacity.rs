@@ -1,4 +1,4 @@
-//! A server's capacity.
+//! A server that shares its capacity among concurrent requests.
 
 use crate::time::Time;
 use std::cmp::Reverse;

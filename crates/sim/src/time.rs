@@ -20,13 +20,13 @@ impl Time {
         Time((seconds * NS_PER_SECOND as f64).round() as u64)
     }
 
-    /// Converts milliseconds.
+    /// Converts milliseconds; negative numbers and NaN become 0.
     #[must_use]
     pub fn from_ms_f64(milliseconds: f64) -> Time {
         Time::from_secs_f64(milliseconds / 1e3)
     }
 
-    /// Converts microseconds.
+    /// Converts microseconds; saturates at the largest time.
     #[must_use]
     pub const fn from_micros(microseconds: u64) -> Time {
         Time(microseconds.saturating_mul(1_000))

@@ -6,8 +6,8 @@ use crate::time::Time;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("after {} s: {description}", .at.as_secs_f64())]
 pub struct Violation {
-    /// The time.
+    /// Virtual time at which the oracle found the violation.
     pub at: Time,
-    /// A description.
+    /// Description of the violation, for people.
     pub description: String,
 }

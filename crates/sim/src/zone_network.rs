@@ -33,7 +33,7 @@ impl DelayDistribution {
         })
     }
 
-    /// Returns the mean.
+    /// Returns the mean delay, in milliseconds.
     #[must_use]
     pub fn mean_ms(self) -> f64 {
         match self {

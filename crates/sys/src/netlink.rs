@@ -28,7 +28,7 @@ impl NetlinkRequest {
         Self { bytes }
     }
 
-    /// Appends an attribute.
+    /// Appends an attribute to the netlink request.
     #[must_use]
     pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         self.pad();

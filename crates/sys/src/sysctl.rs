@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Reads a setting, without the newline.
+/// Reads a kernel setting below `/proc/sys`, without the newline.
 ///
 /// # Errors
 /// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of reading the file.
@@ -14,7 +14,7 @@ pub fn read(path: &str) -> io::Result<String> {
         .to_owned())
 }
 
-/// Writes a setting.
+/// Writes a kernel setting below `/proc/sys`.
 ///
 /// # Errors
 /// `InvalidInput` for a path that leaves `/proc/sys`; otherwise errors of writing the file.

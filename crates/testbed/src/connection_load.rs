@@ -226,7 +226,7 @@ impl ConnectionLoad {
         self.members.clone()
     }
 
-    /// Stops the load.
+    /// Stops sending on all connections, and waits for the load's thread.
     ///
     /// # Errors
     /// The system gave the load no descriptors.

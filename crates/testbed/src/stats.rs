@@ -1,12 +1,12 @@
 //! Quantiles and counters of compared bytes.
 
-/// Sorted values.
+/// Values in ascending order, to read quantiles from.
 pub struct Quantiles {
     values: Vec<f64>,
 }
 
 impl Quantiles {
-    /// Sorts the values.
+    /// Sorts the values for quantiles.
     pub fn new(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         Self { values }
@@ -19,7 +19,7 @@ impl Quantiles {
         self.values.get(index.min(last)).copied().unwrap_or(0.0)
     }
 
-    /// Returns the median.
+    /// Returns the median of the values; 0 if there is no value.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }

@@ -66,7 +66,7 @@ pub struct ZoneStatus {
     pub queries: u64,
     /// Transactions with another result; the first one ends the session.
     pub query_errors: u64,
-    /// Pages written.
+    /// Memory pages that the server has written.
     pub pages: u64,
     /// Pages whose content differed from the last write.
     pub pages_wrong: u64,
@@ -113,7 +113,7 @@ impl ZoneServerLab {
         Ok(Self { load, lab })
     }
 
-    /// Returns the lab.
+    /// Returns the lab of the servers and clients.
     #[must_use]
     pub fn lab(&self) -> &PoolLab {
         &self.lab

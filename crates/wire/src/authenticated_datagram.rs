@@ -219,9 +219,9 @@ impl DatagramSender {
 /// A datagram that passed all checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenedDatagram {
-    /// The sender.
+    /// Name of the node that sent the datagram.
     pub sender: NodeName,
-    /// The content.
+    /// The frame that the datagram carried.
     pub frame: DatagramFrame,
 }
 

@@ -70,11 +70,11 @@ impl NodeDemand {
 /// The load of one node, as it measured itself some time ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// The node.
+    /// The node that measured its load.
     pub node: NodeId,
-    /// Its load.
+    /// Demand and capacity of the node at the time of the measurement.
     pub demand: NodeDemand,
-    /// Memory that moved processes may use there, in KiB.
+    /// Memory that moved processes may use at the node, in KiB.
     pub memory_free_kib: u64,
     /// False if the node takes no processes: the node is drained, or its conductor is off.
     pub is_open: bool,
@@ -118,11 +118,11 @@ pub enum MovePurpose {
 /// A process that a donor offers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedProcess {
-    /// The process.
+    /// Key of the offered process, which stays the same when the process moves.
     pub key: ProcessKey,
-    /// Its smoothed load, in thousandths of a processor.
+    /// Smoothed load of the process, in thousandths of a processor.
     pub used: u32,
-    /// Mean deviation of its load, in thousandths of a processor.
+    /// Mean deviation of the process's load, in thousandths of a processor.
     pub deviation: u32,
     /// Memory that the process uses, in KiB.
     pub memory_kib: u64,
@@ -181,7 +181,7 @@ pub enum DeclineReason {
     /// The load of the node after the move would be too high.
     #[error("the node would have a load of {after}, and takes up to {limit}")]
     TooLoaded {
-        /// Predicted load.
+        /// Load that the node would have after the move.
         after: Utilization,
         /// Highest load that the node accepts.
         limit: Utilization,
@@ -206,50 +206,50 @@ pub enum OfferEnd {
 pub enum ConductorFrame {
     /// Any node to any other: a sign of life, the sender's load, and loads that the sender has heard of.
     Loads {
-        /// The reports.
+        /// Measured loads: the sender's, and those of other nodes.
         #[serde(deserialize_with = "bounded_list_of::<_, _, REPORTS_MAX>")]
         reports: Vec<LoadReport>,
     },
     /// Donor to acceptor, first phase: can the acceptor take this process?
     Offer {
-        /// The offer.
+        /// The offer that the donor makes.
         id: OfferId,
-        /// Reason for the move.
+        /// Reason for the offered move.
         purpose: MovePurpose,
-        /// Load of the donor.
+        /// Load of the donor that makes the offer.
         donor: NodeDemand,
-        /// The process.
+        /// The process that the donor would move.
         process: OfferedProcess,
     },
     /// Acceptor to donor: the acceptor keeps itself free for the process until it hears of the offer's end.
     Accept {
-        /// The offer.
+        /// The offer that the acceptor accepts.
         id: OfferId,
-        /// Load of the acceptor.
+        /// Load of the acceptor that accepts the offer.
         acceptor: NodeDemand,
     },
     /// Acceptor to donor: the acceptor does not take the process.
     Decline {
-        /// The offer.
+        /// The offer that the acceptor declines.
         id: OfferId,
-        /// The reason.
+        /// The reason for which the acceptor declines the offer.
         reason: DeclineReason,
     },
     /// Donor to acceptor, second phase: the move begins, or goes on.
     Begin {
-        /// The offer.
+        /// The offer whose move begins, or goes on.
         id: OfferId,
     },
     /// Acceptor to donor: how does the move stand? The donor answers with `Begin` or `Ended`.
     Inquire {
-        /// The offer.
+        /// The offer whose move the acceptor asks about.
         id: OfferId,
     },
     /// Donor to acceptor: the offer has ended.
     Ended {
-        /// The offer.
+        /// The offer that has ended.
         id: OfferId,
-        /// The end.
+        /// Result of the offer: whether the process has moved, or why not.
         end: OfferEnd,
     },
 }

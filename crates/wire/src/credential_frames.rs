@@ -37,7 +37,7 @@ impl fmt::Debug for AuthorityId {
 /// Number of an authority's revocation list that a node has in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RevocationNumber {
-    /// The authority.
+    /// The authority that signed the revocation list.
     pub authority: AuthorityId,
     /// CRL number of the list.
     pub number: u64,
@@ -89,7 +89,7 @@ pub enum GenericCredentialFrame<B> {
     },
     /// The answer to newer numbers: send the list of this authority.
     RevocationListRequest {
-        /// The authority.
+        /// The authority whose revocation list the receiver is to send.
         authority: AuthorityId,
     },
     /// The answer to `RevocationListRequest`.
@@ -109,7 +109,7 @@ pub enum GenericCredentialFrame<B> {
     },
     /// The answer to `RenewalRequest`: no certificate was signed.
     RenewalRefused {
-        /// The reason.
+        /// The reason for which no certificate was signed.
         reason: RenewalRefusal,
     },
 }

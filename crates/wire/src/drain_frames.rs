@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a report in bytes.
 pub const REPORT_BYTES_MAX: usize = 32 * 1024;
 
-/// An operator's order for the receiving node.
+/// An operator's order about the drain of the receiving node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DrainOrder {
     /// Begin the drain, or change its deadline.
@@ -15,7 +15,7 @@ pub enum DrainOrder {
         /// Seconds after which the drain ends.
         deadline_s: Option<u64>,
     },
-    /// Only report.
+    /// Report on the drain, and change nothing.
     Report,
     /// End the drain.
     End,
@@ -34,22 +34,22 @@ impl DrainReportJson {
         (json.len() <= REPORT_BYTES_MAX).then_some(DrainReportJson(json))
     }
 
-    /// Returns the JSON.
+    /// Returns the JSON of the drain report.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// A node's answer to an order.
+/// A node's answer to an operator's drain order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DrainAnswer {
-    /// The node has obeyed.
+    /// The node has obeyed the drain order, and reports on its drain.
     Report(DrainReportJson),
-    /// The node has not obeyed.
+    /// The node has not obeyed the drain order.
     Refused {
-        /// The reason.
+        /// The reason for which the node does not obey the drain order.
         error: Text,
-        /// A remedy for the operator.
+        /// A remedy for the operator who gave the drain order.
         what_to_do: Text,
     },
 }
@@ -57,18 +57,18 @@ pub enum DrainAnswer {
 /// A message about the drain of a node. The order of the variants is part of the format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DrainFrame {
-    /// Contact node to any other: an order.
+    /// Contact node to any other: an operator's order about the receiver's drain.
     Order {
         /// Number chosen by the contact node and repeated in the answer.
         request: u64,
-        /// The order.
+        /// The operator's order about the receiver's drain.
         order: DrainOrder,
     },
     /// The answer to `Order`.
     Answer {
         /// Number of the `Order`.
         request: u64,
-        /// The answer.
+        /// The drain report, or the reason for which the node does not obey.
         answer: DrainAnswer,
     },
 }

@@ -50,7 +50,7 @@ pub enum TokenUse {
     Fresh,
     /// A node has used the token. The same node may repeat its request, because the answer may have been lost.
     Used {
-        /// The node's name.
+        /// Name of the node that has used the token.
         name: NodeName,
         /// The node's key.
         key: KeyDigest,
@@ -68,7 +68,7 @@ pub enum TokenUse {
 /// A join token as its issuer keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinTokenRecord {
-    /// The token.
+    /// Public key of the join token, which identifies the token.
     pub id: TokenId,
     /// Time from which the token is refused, in seconds since 1970.
     pub expires_at_s: u64,

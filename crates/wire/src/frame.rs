@@ -47,7 +47,7 @@ impl fmt::Display for BatchId {
 /// A flow to prepare a socket for at the acceptor. The position in the list is the flow's index in the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowToPrepare<B = Bytes> {
-    /// The flow.
+    /// The flow that the acceptor makes a socket for.
     pub flow: Flow,
     /// The epoch at which the donor owns the flow; the transit has the next epoch.
     pub epoch: Epoch,
@@ -97,7 +97,7 @@ pub type Frame = GenericFrame<Bytes>;
 pub enum GenericFrame<B> {
     /// The first frame on every channel, in both directions.
     Hello {
-        /// The sender.
+        /// Number of the node that sends the greeting.
         node: NodeId,
         /// Start number of the sender's daemon, as in [`BatchId::boot`].
         boot: u64,
@@ -109,15 +109,15 @@ pub enum GenericFrame<B> {
     },
     /// Donor to acceptor: make sockets for these flows.
     Prepare {
-        /// The batch.
+        /// The batch to prepare.
         batch: BatchId,
-        /// Its flows.
+        /// The flows to make sockets for, in the order of their indices in the batch.
         #[serde(deserialize_with = "bounded_list")]
         flows: Vec<FlowToPrepare<B>>,
     },
     /// Acceptor to donor: the result of `Prepare` per flow, in the same order; a refusal gives the failure.
     PrepareResponse {
-        /// The batch.
+        /// The batch that the acceptor has prepared.
         batch: BatchId,
         /// One result per flow.
         #[serde(deserialize_with = "bounded_list")]
@@ -142,7 +142,7 @@ pub enum GenericFrame<B> {
     },
     /// Donor to acceptor: the state of frozen flows. Flows of the batch that no `State` names stay at the donor.
     State {
-        /// The batch.
+        /// The batch whose flows are frozen.
         batch: BatchId,
         /// Some or all flows of the batch.
         #[serde(deserialize_with = "bounded_list")]
@@ -153,7 +153,7 @@ pub enum GenericFrame<B> {
     /// Acceptor to donor: the final result per flow in the order of `Prepare`: the epoch at which the acceptor owns the
     /// flow, or the reason for the refusal.
     Done {
-        /// The batch.
+        /// The batch whose final result this is.
         batch: BatchId,
         /// One result per flow.
         #[serde(deserialize_with = "bounded_list")]
@@ -163,16 +163,16 @@ pub enum GenericFrame<B> {
     },
     /// Either side of a batch to the other: abort it, unless it is committed.
     Abort {
-        /// The batch.
+        /// The batch to abort.
         batch: BatchId,
-        /// The reason.
+        /// The reason for which the batch is aborted.
         reason: Failure,
     },
     /// Any node to the holder: request the records of these flows.
     Query {
         /// Number chosen by the requester and repeated in the answer.
         request: u64,
-        /// The flows.
+        /// The flows whose records are requested.
         #[serde(deserialize_with = "bounded_list")]
         flows: Vec<Flow>,
     },
@@ -196,7 +196,7 @@ pub enum GenericFrame<B> {
     },
     /// A frame of a process migration.
     Move {
-        /// The migration.
+        /// The process migration that the frame belongs to.
         id: MoveId,
         /// The migration's frame.
         frame: GenericMoveFrame<B>,
@@ -207,7 +207,7 @@ pub enum GenericFrame<B> {
     Health(HealthFrame),
     /// The answer to `Hello` of a node that this node does not talk to: the last frame of the channel.
     Refused {
-        /// The reason.
+        /// The reason for which the sender does not talk to the node.
         reason: GreetingRefusal,
     },
     /// A frame about certificates.
@@ -217,7 +217,7 @@ pub enum GenericFrame<B> {
     /// Any node to any other, in a group whose services are in files: the services of the sender's file. Nothing changes
     /// by this frame; the receiver tells its operator of differences.
     ConfiguredServices {
-        /// The services.
+        /// The services in the sender's configuration file.
         #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
         services: Vec<ConfiguredService>,
     },
@@ -231,7 +231,7 @@ pub enum GenericFrame<B> {
     DatagramKey {
         /// Start number of the sender's daemon, as in [`BatchId::boot`].
         boot: u64,
-        /// The key.
+        /// Key for the receiver's datagrams to the sender.
         key: DatagramKey,
     },
     /// A frame about the balance of loads.

@@ -31,7 +31,7 @@ pub enum GroupMode {
 /// Settings that the files of all nodes must agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfiguredSettings {
-    /// The contact node.
+    /// Number of the contact node.
     pub contact: NodeId,
     /// Digest of the reach and its parameters.
     pub reach: u64,

@@ -146,16 +146,16 @@ impl fmt::Display for ServerProblem {
 /// State of one service's server in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedServer {
-    /// The service.
+    /// The service that the sender's server belongs to.
     pub service: ServiceEndpoint,
-    /// State of its server at the sender.
+    /// State of the service's server at the sender of the report.
     pub state: ServerState,
 }
 
 /// Shares of one service's new clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceShares {
-    /// The service.
+    /// The service whose new clients are shared.
     pub service: ServiceEndpoint,
     /// Share of each node, in the order of node numbers; a node that is not named gets none.
     #[serde(deserialize_with = "bounded_list_of::<_, _, SHARES_MAX>")]

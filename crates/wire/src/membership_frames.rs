@@ -58,7 +58,7 @@ impl TryFrom<String> for NodeName {
 impl FromStr for NodeName {
     type Err = NodeNameError;
 
-    /// Reads a name.
+    /// Parses the name of a node.
     ///
     /// # Errors
     /// The text is empty or too long.
@@ -95,9 +95,9 @@ pub struct Member {
 /// Number of an attempt to decide on the next view. Ballots are ordered; a ballot has one proposer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ballot {
-    /// The round; round 0 belongs to the contact node alone, and needs no `Prepare`.
+    /// Round of the vote; round 0 belongs to the contact node alone, and needs no `Prepare`.
     pub round: u32,
-    /// The proposer.
+    /// The node that makes the ballot's proposal.
     pub proposer: NodeId,
 }
 
@@ -121,7 +121,7 @@ pub struct VotedView<B = Bytes> {
     pub voters: Vec<Member>,
     /// The smallest number that no node has and that is not reserved for server nodes; 65,536 if all are given.
     pub next_id: u32,
-    /// The services.
+    /// Version and encoded settings of the group.
     pub group_data: GroupData<B>,
 }
 
@@ -223,9 +223,9 @@ impl ViewSummary {
 /// A view that a voter accepted, and the ballot in which that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedView<B = Bytes> {
-    /// The ballot.
+    /// The ballot in which the voter accepted the view.
     pub ballot: Ballot,
-    /// The view.
+    /// The view that the voter accepted.
     pub view: VotedView<B>,
 }
 
@@ -503,7 +503,7 @@ pub enum GenericMembershipFrame<B> {
     JoinRefused {
         /// Number of the join.
         join: JoinNumber,
-        /// The reason.
+        /// The reason for which the contact node refuses the join.
         reason: JoinRefusal,
     },
     /// Server node to contact node: the sender is a server node of the group, and has reason to think that the contact
@@ -527,7 +527,7 @@ pub enum GenericMembershipFrame<B> {
         version: ServerListVersion,
         /// Version of the list that these changes build on; none if they are the whole list.
         base: Option<ServerListVersion>,
-        /// The changes.
+        /// Changes of the list of server nodes since `base`, or the whole list.
         #[serde(deserialize_with = "bounded_list_of::<_, _, SERVER_NODES_MAX>")]
         changes: Vec<ServerNodeChange>,
     },
@@ -538,16 +538,16 @@ pub enum GenericMembershipFrame<B> {
     },
     /// Any member to the contact node: change the group's settings. May be repeated.
     GroupChangeRequest {
-        /// The change.
+        /// Number of the change, which the answer repeats.
         id: GroupChangeId,
-        /// The new values.
+        /// The change of the group's settings.
         change: GroupChange,
         /// The user at the sender that asked for the change; none for the daemon itself.
         uid: Option<u32>,
     },
     /// The answer to `GroupChangeRequest`.
     GroupChangeResponse {
-        /// The change.
+        /// Number of the requested change of the group's settings.
         id: GroupChangeId,
         /// The version of the group data in the committed view that has the change, or the reason for the refusal.
         result: Result<u64, GroupChangeRefusal>,

@@ -118,9 +118,9 @@ pub enum SocketStrategy {
 /// A flow of a moving process, and the epoch at which the donor owns it; the transit has the next epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DonorFlowEpoch {
-    /// The flow.
+    /// A flow of the moving process.
     pub flow: Flow,
-    /// The donor's epoch.
+    /// The epoch at which the donor owns the flow.
     pub epoch: Epoch,
 }
 
@@ -208,7 +208,7 @@ pub enum GenericMoveFrame<B> {
     Arm {
         /// Sequence number of the `Arm` within the move.
         part: u32,
-        /// The flows.
+        /// Flows of the moving process that are about to be diverted.
         #[serde(deserialize_with = "bounded_list")]
         flows: Vec<DonorFlowEpoch>,
     },
@@ -252,14 +252,14 @@ pub enum GenericMoveFrame<B> {
     /// Donor to acceptor: abort the move, unless it is committed. If it is not, the acceptor answers with a failed
     /// `Done`.
     Abort {
-        /// The reason.
+        /// The reason for which the donor aborts the move.
         reason: Failure,
     },
     /// Donor or acceptor to a peer: the other end of these connections moves. No step depends on an earlier one.
     Translate {
         /// Number of the process's moves before this one: a step of an older move changes nothing.
         hops: u32,
-        /// The action.
+        /// Step of the translation that the peer is to take.
         step: TranslationStep,
         /// The node that the process moves to.
         to: NodeId,
@@ -280,7 +280,7 @@ pub enum GenericMoveFrame<B> {
         kind: u8,
         /// True if more of the same state follows.
         more: bool,
-        /// The bytes.
+        /// Bytes of this part of the state.
         bytes: B,
     },
     /// Acceptor to donor: pieces of this many bytes have been processed. Handled by the daemon too.

@@ -12,14 +12,14 @@ pub type Epoch = u32;
 pub enum RecordState {
     /// One node owns the flow.
     Owned {
-        /// The owner.
+        /// The node that owns the flow.
         owner: NodeId,
     },
     /// The flow is moving and has no owner. The donor may send until it freezes; after that no node may.
     Transit {
         /// The node that gives the flow.
         donor: NodeId,
-        /// The node that takes it.
+        /// The node that takes the flow.
         acceptor: NodeId,
     },
 }
@@ -96,9 +96,9 @@ pub enum ChangeKind {
 /// One compare-and-set request to the holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OwnershipChange {
-    /// The flow.
+    /// The flow whose record is to change.
     pub flow: Flow,
-    /// Kind of change.
+    /// Kind of the requested change.
     pub kind: ChangeKind,
     /// The epoch that the record must have (see [`ChangeKind`] for its meaning in each kind).
     pub epoch: Epoch,

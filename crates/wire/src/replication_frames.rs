@@ -95,12 +95,12 @@ impl LegSet {
         self.0.count_ones() as usize
     }
 
-    /// Adds a leg.
+    /// Adds a leg to the set.
     pub fn insert(&mut self, leg: LegIndex) {
         self.0 |= 1 << leg.0;
     }
 
-    /// Removes a leg.
+    /// Removes a leg from the set.
     pub fn remove(&mut self, leg: LegIndex) {
         self.0 &= !(1 << leg.0);
     }
@@ -336,14 +336,14 @@ pub enum ConnectionChange {
     Opened(ConnectionRecord),
     /// A leg no longer serves the connection.
     LegLeft {
-        /// The connection.
+        /// Address and port of the connection's client.
         client: SocketAddr,
-        /// The leg.
+        /// The leg that has left the connection.
         leg: LegIndex,
     },
     /// The connection has ended.
     Closed {
-        /// The connection.
+        /// Address and port of the ended connection's client.
         client: SocketAddr,
     },
 }
@@ -359,7 +359,7 @@ pub enum ReplicationFrame {
     Snapshot {
         /// See [`ReplicationFrame`].
         term: u64,
-        /// The service.
+        /// The replicated service that the snapshot describes.
         service: ServiceEndpoint,
         /// See [`ReplicationFrame`].
         sequence: u64,
@@ -377,7 +377,7 @@ pub enum ReplicationFrame {
     Delta {
         /// See [`ReplicationFrame`].
         term: u64,
-        /// The service.
+        /// The replicated service whose connections have changed.
         service: ServiceEndpoint,
         /// See [`ReplicationFrame`].
         sequence: u64,
@@ -391,16 +391,16 @@ pub enum ReplicationFrame {
     Ack {
         /// See [`ReplicationFrame`].
         term: u64,
-        /// The service.
+        /// The replicated service whose frames are stored.
         service: ServiceEndpoint,
-        /// The last stored frame.
+        /// Sequence number of the last stored frame.
         sequence: u64,
     },
     /// Backup to contact node: a frame is missing; begin again with a snapshot.
     SnapshotRequest {
         /// The term of the frame that could not be stored.
         term: u64,
-        /// The service.
+        /// The replicated service whose connections the backup needs again.
         service: ServiceEndpoint,
     },
 }
@@ -416,7 +416,7 @@ impl ReplicationFrame {
         }
     }
 
-    /// Returns the service.
+    /// Returns the replicated service that the frame is about.
     pub fn service(&self) -> ServiceEndpoint {
         match self {
             ReplicationFrame::Snapshot { service, .. }

@@ -95,13 +95,13 @@ impl<K: Copy + Ord, B: BalanceScheme> BalancedTree<K, B> {
         number
     }
 
-    /// Removes a node.
+    /// Removes a node from the tree.
     pub fn remove(&mut self, node: u32) {
         B::remove_node(&mut self.nodes, node);
         self.free.push(node);
     }
 
-    /// Returns the node of a key.
+    /// Returns the tree node of a key.
     pub fn find(&self, key: &K) -> Option<u32> {
         let mut current = self.nodes.root;
         while current != NIL {

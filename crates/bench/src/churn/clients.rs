@@ -54,7 +54,7 @@ pub struct ClientFailure {
     pub text: String,
 }
 
-/// Running clients.
+/// Running clients of a server: long and short connections.
 #[derive(Debug)]
 pub struct ChurnClients {
     shared: Arc<SharedClientState>,
@@ -146,7 +146,7 @@ impl ChurnClients {
         self.shared.lock_failures().first().cloned()
     }
 
-    /// Ends the clients.
+    /// Ends all connections of the clients, and returns the results.
     ///
     /// # Panics
     /// The thread of a client panicked.

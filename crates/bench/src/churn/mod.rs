@@ -39,7 +39,7 @@ const LOAD_PAUSE: Duration = Duration::from_millis(700);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Copies of sockets that stay open longer hinder a program that closes its own.
 const HELD_SOCKETS_DELAY: Duration = Duration::from_millis(100);
-/// Interval between attempts.
+/// Interval between two attempts at the same move.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Flags of `holdfast bench churn`.
@@ -75,13 +75,13 @@ pub struct ChurnArgs {
 /// Parameters of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ChurnPlan {
-    /// The server.
+    /// The server that moves.
     pub program: &'static ServerProgram,
-    /// Long connections.
+    /// Number of long connections.
     pub long_connections: usize,
     /// New connections per second.
     pub new_per_s: u32,
-    /// Moves.
+    /// Number of moves to request.
     pub moves: usize,
     /// Duration of the load after the last move.
     pub duration_after_last_move: Duration,
@@ -94,11 +94,11 @@ pub struct ChurnRow {
     pub program: &'static str,
     /// New connections per second.
     pub new_per_s: u32,
-    /// Moves requested.
+    /// Number of moves that were requested.
     pub moves: usize,
-    /// Moves that succeeded at the first attempt.
+    /// Number of moves that succeeded at the first attempt.
     pub moved: usize,
-    /// Moves that succeeded at the first attempt, or within 1 s of the first request.
+    /// Number of moves that succeeded at the first attempt, or within 1 s of the first request.
     pub moved_within_1s: usize,
     /// Median of the freezes, milliseconds.
     pub freeze_ms_median: f64,
@@ -128,7 +128,7 @@ struct ChurnReport {
     rows: Vec<ChurnRow>,
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench churn`: measures moves of servers with changing clients.
 ///
 /// # Errors
 /// The lab or a program in it fails.
@@ -175,7 +175,7 @@ struct MoveResult {
     duration: Duration,
 }
 
-/// Measures one row.
+/// Measures the moves of one server at one rate of new connections.
 ///
 /// # Errors
 /// The lab or the program fails, or the program cannot be moved at all. Errors seen by clients are in the row.

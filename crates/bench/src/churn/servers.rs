@@ -26,7 +26,7 @@ pub struct ServerProgram {
     prepare: fn(&ServerSetup<'_>) -> Result<Vec<String>>,
 }
 
-/// All programs.
+/// All servers that `holdfast bench churn` can measure.
 pub const PROGRAMS: &[ServerProgram] = &[
     ServerProgram {
         name: "nginx",
@@ -85,7 +85,7 @@ struct ServerSetup<'a> {
     backend: SocketAddr,
 }
 
-/// A running server.
+/// A running server of the benchmark.
 #[derive(Debug)]
 pub struct RunningServer {
     address: SocketAddr,

@@ -42,7 +42,7 @@ impl DemoDisplay {
         }
     }
 
-    /// Shows an event.
+    /// Shows an event of the demonstration on standard error: in the picture, or as a line.
     pub fn show(&self, event: &DemoEvent) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.apply(event);

@@ -32,7 +32,7 @@ use transfer::TransferResult;
 /// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum DemoEvent {
-    /// A step begins.
+    /// A step of the demonstration begins, with this text.
     Step(String),
     /// The connection of the measured transfer is established.
     Connected {

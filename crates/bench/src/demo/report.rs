@@ -19,9 +19,9 @@ pub struct DemoReport {
     pub spec: DemoSpec,
     /// True if every promise is kept.
     pub passed: bool,
-    /// Broken promises.
+    /// Promises of the demonstration that were broken.
     pub problems: Vec<String>,
-    /// Bytes that arrived.
+    /// Bytes of the transfer that arrived.
     pub bytes: u64,
     /// Digest of the source, computed independently.
     pub sha256_source: String,
@@ -31,7 +31,7 @@ pub struct DemoReport {
     pub transfer_s: f64,
     /// Duration of the demonstration, seconds.
     pub total_s: f64,
-    /// Every handoff.
+    /// Every handoff of the transfer's connection.
     pub handoffs: Vec<HandoffResult>,
     /// Reasons of the failed handoffs.
     pub kept: Vec<String>,
@@ -54,11 +54,11 @@ pub struct DemoReport {
 pub struct HandoffResult {
     /// Number of the handoff, from 1.
     pub number: usize,
-    /// The donor.
+    /// Name of the node that gave the connection.
     pub from: String,
-    /// The acceptor.
+    /// Name of the node that took the connection.
     pub to: String,
-    /// The freeze, microseconds.
+    /// Duration of the handoff's freeze, microseconds.
     pub freeze_us: Option<f64>,
     /// Phases of the freeze, and the preparation.
     pub phases_us: PhasesUs,

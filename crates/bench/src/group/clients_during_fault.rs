@@ -43,7 +43,7 @@ pub struct FaultSample {
     pub contacts: [String; 2],
 }
 
-/// Clients that run.
+/// Clients that run while a fault happens.
 pub struct ClientsDuringFault {
     load: ConnectionLoad,
     probes: Vec<JoinHandle<Result<Vec<RoundTrip>>>>,
@@ -51,7 +51,7 @@ pub struct ClientsDuringFault {
     resets_before: u64,
 }
 
-/// Results of the clients.
+/// Results of the clients during a fault.
 pub struct ClientResults {
     /// See [`FaultSample::accept_gap`].
     pub accept_gap: Duration,

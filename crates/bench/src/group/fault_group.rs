@@ -48,7 +48,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All faults.
+    /// All faults of the contact node.
     pub const ALL: [Fault; 5] = [
         Fault::ContactHostLost,
         Fault::ContactDaemonRestarted,
@@ -132,7 +132,7 @@ impl FaultGroup {
         Ok(FaultGroup { cluster, service })
     }
 
-    /// Returns the cluster.
+    /// Returns the cluster of the group.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

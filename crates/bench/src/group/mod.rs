@@ -70,7 +70,7 @@ struct GroupReport {
     rows: Vec<GroupRow>,
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench group`: measures what clients see of each fault of the contact node.
 ///
 /// # Errors
 /// The lab or a program in it fails, or the group does not recover from a fault.

@@ -89,7 +89,7 @@ impl HandlespaceUnderTest {
     /// Number of operations by which an announcement is ahead.
     pub const ANNOUNCE_DISTANCE: usize = Handlespace::<ElementContact>::ANNOUNCE_DISTANCE;
 
-    /// Announces an operation.
+    /// Announces the operation that comes [`ANNOUNCE_DISTANCE`](Self::ANNOUNCE_DISTANCE) operations after the next one.
     #[inline]
     pub fn announce(&mut self, operation: Option<AnnouncedOperation<'_>>) {
         self.space.announce_operation(operation);
@@ -124,7 +124,7 @@ impl HandlespaceUnderTest {
         self.space.set_timer(key, TimerKind::RegistrationExpiry, at);
     }
 
-    /// Removes an element.
+    /// Deregisters an element from its pool.
     #[inline]
     pub fn deregister(&mut self, input: &OperationInput) {
         let removed = self.space.deregister(&input.handle, input.id);

@@ -91,7 +91,7 @@ pub struct HandlespaceRow {
     peer: Option<ComparedImplementation>,
 }
 
-/// Other handlespaces.
+/// Implementations of the handlespace to compare ours with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ComparedImplementation {
@@ -107,7 +107,7 @@ struct HandlespaceReport<'a> {
     rows: &'a [HandlespaceRow],
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench handlespace`: measures operations on a registrar's handlespace.
 ///
 /// # Errors
 /// The flags leave nothing to measure, or the file cannot be written.

@@ -158,7 +158,7 @@ impl Workload {
         figures.collect()
     }
 
-    /// Returns random pools.
+    /// Returns `count` pools chosen at random, by index.
     pub fn random_pools(&mut self, count: usize) -> Vec<u32> {
         (0..count)
             .map(|_| self.random.random_range(0..self.pools))

@@ -85,7 +85,7 @@ fn start_cluster(connections: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Measures one row.
+/// Measures handoffs of connections with full send queues.
 pub fn run(connections: usize, drained: bool) -> Result<HandoffRow> {
     let cluster = start_cluster(connections)?;
     let service = SocketAddr::new(cluster.service_address(IpFamily::V4), PORT);

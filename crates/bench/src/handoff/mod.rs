@@ -91,7 +91,7 @@ struct HandoffReport {
     rows: Vec<HandoffRow>,
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench handoff`: measures handoffs of each number of connections.
 ///
 /// # Errors
 /// The lab or a program in it fails, or a handoff does not end.

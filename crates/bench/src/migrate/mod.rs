@@ -105,7 +105,7 @@ struct MigrateBenchReport {
     peer: Option<criu_availability::CriuAvailability>,
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench migrate`: measures moves of a process under each load.
 ///
 /// # Errors
 /// The lab or a program in it fails, or a move fails.

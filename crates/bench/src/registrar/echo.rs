@@ -143,7 +143,7 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
     })
 }
 
-/// Runs one role.
+/// Runs the server or the client of the echo, as a hidden role.
 ///
 /// # Errors
 /// The transport fails.

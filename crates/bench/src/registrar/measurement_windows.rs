@@ -29,7 +29,7 @@ pub struct MemberGroupSpec {
     pub items: Option<u32>,
 }
 
-/// A running group.
+/// A running process with the elements or users of one registrar.
 #[derive(Debug)]
 pub struct RunningMemberGroup {
     role: RoleProcess,

@@ -71,13 +71,13 @@ pub struct MemberGroupArgs {
 /// Counters of a group since its `ready`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// Requests made.
+    /// Requests that the group has sent.
     pub sent: u64,
     /// Requests answered, all without an error.
     pub answered: u64,
 }
 
-/// Runs the role.
+/// Runs the hidden role of a group of elements or users.
 ///
 /// # Errors
 /// Associations cannot be established or fail, or an answer is invalid.

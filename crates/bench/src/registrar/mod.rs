@@ -141,7 +141,7 @@ fn hidden_command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench registrar`, or one of its hidden roles.
 ///
 /// # Errors
 /// SCTP is missing, an association fails, or a request has no answer.

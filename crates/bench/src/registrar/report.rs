@@ -101,7 +101,7 @@ impl RegistrarRow {
     }
 }
 
-/// All results.
+/// All results of `holdfast bench registrar`.
 #[derive(Debug, Serialize)]
 pub(super) struct RegistrarReport {
     bench: &'static str,

@@ -1,4 +1,4 @@
-//! Times of requests.
+//! Times at which the members of a group send requests.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 /// Request times of the members of a group.
 #[derive(Debug)]
 pub(super) enum RequestSchedule {
-    /// No requests.
+    /// The members send no requests.
     Stopped,
     /// Each member sends its next request as soon as the previous one is answered.
     Saturating,

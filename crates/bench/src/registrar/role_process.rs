@@ -86,7 +86,7 @@ pub struct RoleProcess {
 }
 
 impl RoleProcess {
-    /// Starts the child.
+    /// Starts a child process that is controlled by lines on its standard input.
     ///
     /// # Errors
     /// The program cannot be run.

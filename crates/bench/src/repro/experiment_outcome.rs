@@ -40,11 +40,11 @@ impl ResultRow {
 /// A statement of the paper's text, or a bar set for it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StatementCheck {
-    /// The expected result.
+    /// The result that the paper states, or the bar.
     pub statement: String,
     /// True if the statement holds.
     pub holds: bool,
-    /// The values that decide.
+    /// The measured values that decide.
     pub seen: String,
 }
 
@@ -53,7 +53,7 @@ pub struct StatementCheck {
 pub struct ExperimentOutcome {
     /// Facts needed to read the numbers: repeats, durations, the machine's other load, omissions.
     pub notes: Vec<String>,
-    /// Every point.
+    /// Every measured point.
     pub rows: Vec<ResultRow>,
     /// Checks of the paper's statements.
     pub checks: Vec<StatementCheck>,

@@ -30,17 +30,17 @@ pub struct Panel {
     pub title: String,
     /// Quantity along the abscissa, such as `elements`.
     pub x: String,
-    /// Measured quantity.
+    /// Quantity along the ordinate, which was measured.
     pub y: String,
     /// Unit of the measured quantity.
     pub unit: String,
     /// True for a logarithmic ordinate, for series that are far apart. Every mean must then be above 0.
     pub y_log: bool,
-    /// The curves.
+    /// Curves of the panel.
     pub series: Vec<Series>,
 }
 
-/// One curve.
+/// One curve of a panel.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Name in the legend and in the points' names.
@@ -54,7 +54,7 @@ pub struct Series {
 pub struct Point {
     /// Position on the abscissa.
     pub x: f64,
-    /// Our measurement.
+    /// Value that was measured here.
     pub ours: Estimate,
     /// Value in the paper's text.
     pub paper: Option<f64>,

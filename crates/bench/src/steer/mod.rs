@@ -94,7 +94,7 @@ struct CombinationRates {
     steer: Vec<ForwardingRate>,
 }
 
-/// Runs the benchmark.
+/// Runs `holdfast bench steer`: measures how fast the contact node forwards packets.
 ///
 /// # Errors
 /// The user is not root, there are fewer than two processors, the kernel lacks a feature, or packets did not arrive as

@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Number of new counts that prove that the program goes on.
 pub const NEW_COUNTS_MIN: usize = 5;
 
-/// A running group.
+/// A running group whose nodes move processes.
 pub struct MigrationGroup {
     pub cluster: Cluster,
 }
@@ -226,7 +226,7 @@ impl MigrationGroup {
         Ok(status)
     }
 
-    /// Moves a process.
+    /// Moves a process in the default socket transfer mode, with retries.
     pub fn move_to(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
         self.move_with_sockets(pid, from, to, SocketStrategy::default())
     }

@@ -180,7 +180,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Serializes the labs.
+/// Lets one lab run at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Kills the element with `kill`, and follows the session to the next element, which has the session's state. The user

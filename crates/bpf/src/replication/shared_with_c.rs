@@ -156,7 +156,7 @@ shared!(
         flags: u32,
         /// Number of bytes by which the primary's output may be ahead of the slowest leg's; 0: no bound.
         lag_bytes_max: u32,
-        /// The legs.
+        /// Paths to the service's legs.
         legs: [LegPath; LEGS],
     }
 );
@@ -282,7 +282,7 @@ shared!(
 );
 
 shared!(
-    /// A connection.
+    /// State of a client's connection with a replicated service.
     Connection {
         /// The programs' lock.
         lock: u32,
@@ -338,15 +338,15 @@ shared!(
         tip: Mark,
         /// Earlier digests.
         marks: [Mark; MARKS],
-        /// The legs.
+        /// State of each leg in this connection.
         legs: [LegState; LEGS],
     }
 );
 
 shared!(
-    /// An event of the data plane.
+    /// An event that the replication programs report about a connection.
     ReplicationEvent {
-        /// The connection.
+        /// The connection that the event is about.
         key: ConnectionKey,
         /// A `REPLICATION_` value.
         kind: u8,
@@ -376,7 +376,7 @@ shared!(
         ethertype: [u8; 2],
         /// Zero.
         pad: u16,
-        /// The connection.
+        /// The connection that the command is about.
         key: ConnectionKey,
         /// Argument of the command.
         argument: u32,
@@ -415,7 +415,7 @@ impl LegRoles {
 }
 
 impl Endpoint {
-    /// Makes an endpoint.
+    /// Makes an endpoint from an address and a port.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
         Self {
@@ -437,7 +437,7 @@ impl ConnectionKey {
         }
     }
 
-    /// Returns the client.
+    /// Returns the address and port of the connection's client.
     #[must_use]
     pub fn client(&self) -> SocketAddr {
         let port = u16::from_be_bytes(self.client_port);

@@ -29,7 +29,7 @@ pub struct WatchLimits {
 pub enum Observation {
     /// Some legs have not answered a handshake for the silence limit, and others have.
     HandshakeUnanswered {
-        /// The connection.
+        /// The connection whose handshake is not answered by all legs.
         key: ConnectionKey,
         /// Legs that have neither answered nor refused.
         silent: u8,
@@ -40,7 +40,7 @@ pub enum Observation {
     },
     /// A leg owes an answer to input, and nothing has come from it for half of the silence limit.
     LegSilent {
-        /// The connection.
+        /// The connection in which the leg is silent.
         key: ConnectionKey,
         /// Index of the leg.
         leg: u8,
@@ -53,7 +53,7 @@ pub enum Observation {
     },
     /// A leg has acknowledged input, and has for the stall limit lacked output that other legs have.
     LegStalled {
-        /// The connection.
+        /// The connection in which the leg has stalled.
         key: ConnectionKey,
         /// Index of the leg.
         leg: u8,
@@ -62,7 +62,7 @@ pub enum Observation {
     },
     /// A leg has held up the client for the lag time.
     LegLagging {
-        /// The connection.
+        /// The connection in which the leg lags behind.
         key: ConnectionKey,
         /// Index of the leg.
         leg: u8,
@@ -71,7 +71,7 @@ pub enum Observation {
     },
     /// Sample of a connection's progress.
     Progress {
-        /// The connection.
+        /// The connection whose progress was sampled.
         key: ConnectionKey,
         /// Number of input bytes that the client was told are acknowledged, modulo 2^32.
         acknowledged: u32,
@@ -96,7 +96,7 @@ pub struct ConnectionWatch {
 }
 
 impl ConnectionWatch {
-    /// Starts a watch.
+    /// Returns a watch over no connections yet, with these limits.
     #[must_use]
     pub fn new(limits: WatchLimits) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl ConnectionWatch {
         }
     }
 
-    /// Changes the limits.
+    /// Changes the limits of silence, stall and lag.
     pub fn set_limits(&mut self, limits: WatchLimits) {
         self.limits = limits;
     }

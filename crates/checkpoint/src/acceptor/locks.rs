@@ -33,7 +33,7 @@ impl ContendedLocks {
         places.any(|place| matches!(place.wanted.lock.holder, LockHolder::Table(_)))
     }
 
-    /// Returns the locks.
+    /// Returns the locks that the tree lacks.
     pub fn list(&self) -> Vec<ContendedLock> {
         self.0.iter().map(|place| place.wanted.clone()).collect()
     }

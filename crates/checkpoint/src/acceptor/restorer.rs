@@ -190,7 +190,7 @@ impl Restorer {
             .map(drop)
     }
 
-    /// Writes memory.
+    /// Has the restorer write memory pages into the stub processes.
     ///
     /// # Errors
     /// The restorer's error.
@@ -199,7 +199,7 @@ impl Restorer {
         self.write_pages_message(&[front, content])
     }
 
-    /// Writes memory from an encoded message in one or more parts. Only the restorer decodes the message.
+    /// Has the restorer write the memory pages of an encoded message, given in parts. Only the restorer decodes it.
     ///
     /// # Errors
     /// The restorer's error, also for a malformed message.

@@ -81,7 +81,7 @@ impl RestorerMessageKind {
 /// A request about exclusive file locks that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum LockRequest {
-    /// List the locks.
+    /// List the exclusive locks that another process holds.
     List,
     /// Take this step of the locks' hand-over.
     Advance(LockHandoverStep),
@@ -163,14 +163,14 @@ pub(crate) fn receive<'a>(
     Ok(Some((kind, bytes)))
 }
 
-/// Sends an answer.
+/// Sends the restorer's answer to the daemon.
 pub(super) fn send_reply(channel: &mut UnixStream, reply: &RestorerReply) -> io::Result<()> {
     let bytes = postcard::to_stdvec(reply).map_err(io::Error::other)?;
     channel.write_all(&(bytes.len() as u32).to_le_bytes())?;
     channel.write_all(&bytes)
 }
 
-/// Receives an answer.
+/// Receives the restorer's answer.
 pub(super) fn receive_reply(channel: &mut UnixStream) -> io::Result<RestorerReply> {
     const REPLY_MAX: usize = MESSAGE_MAX;
     let mut head = [0; 4];

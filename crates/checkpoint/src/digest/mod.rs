@@ -151,7 +151,7 @@ impl Validate for TreeDigest {
     }
 }
 
-/// A stopped process.
+/// A stopped process whose checksums are computed.
 #[derive(Debug)]
 pub(crate) struct DigestedProcess<'a> {
     /// PID as the caller sees it.

@@ -30,7 +30,7 @@ pub enum FileRights {
     /// Root's rights, because root's processes are accepted.
     #[default]
     Root,
-    /// Limited rights.
+    /// The rights of these identities, and files below these directories.
     Limited {
         /// Identities: the tree may open the files that one of them may open.
         identities: BTreeSet<UserIdentity>,

@@ -72,7 +72,7 @@ pub enum BlockReason {
     /// A BPF program, map or link.
     #[error("eBPF objects belong to this host: close them")]
     Bpf,
-    /// A userfaultfd.
+    /// A userfaultfd, by which the program handles its own page faults.
     #[error("userfaultfd cannot move: close it")]
     Userfaultfd,
     /// A namespace, such as an open `/proc/PID/ns/net`.

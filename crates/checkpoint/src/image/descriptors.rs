@@ -22,7 +22,7 @@ pub struct DescriptorUpdate {
 /// The open files of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenFilesUpdate {
-    /// All of them.
+    /// All open files of the tree.
     Image(FilesImage),
     /// Differences from the last read.
     Changes(FilesImageChanges),

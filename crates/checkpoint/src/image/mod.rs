@@ -47,7 +47,7 @@ pub trait Validate: Serialize + for<'de> Deserialize<'de> {
     fn check(&self) -> Result<()>;
 }
 
-/// Encodes a message.
+/// Encodes a message of a process image.
 ///
 /// # Errors
 /// [`Error::Image`] if the message is too large.
@@ -59,7 +59,7 @@ pub fn encode<T: Validate>(message: &T) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Decodes and checks a message from an untrusted peer.
+/// Decodes and checks a message of a process image from an untrusted peer.
 ///
 /// # Errors
 /// [`Error::Image`] names the invalid value.

@@ -36,7 +36,7 @@ pub struct ClockReadings {
     pub boot_ns: u64,
 }
 
-/// A process.
+/// Layout of a process of the tree: IDs, threads, memory mappings, credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessLayout {
     /// PID of the process.

@@ -10,9 +10,9 @@ pub struct ProcStat {
     pub state: char,
     /// Parent, in the reader's PID namespace, as group and session.
     pub parent: i32,
-    /// Process group.
+    /// Process group ID of the process.
     pub group: i32,
-    /// Session.
+    /// Session ID of the process.
     pub session: i32,
     /// Start time in ticks since boot. Distinguishes processes that use the same PID one after the other.
     pub started_ticks: u64,

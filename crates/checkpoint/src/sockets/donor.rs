@@ -144,7 +144,7 @@ impl FrozenSockets {
         }
     }
 
-    /// Returns all sockets.
+    /// Returns all TCP and UDP sockets of the tree, with their fixed properties.
     pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStaticState)> {
         let all = self.sockets.iter();
         all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))

@@ -22,7 +22,7 @@ pub enum SocketError {
     Socket {
         /// Number of the socket.
         id: FileId,
-        /// The error itself.
+        /// The error at that socket.
         error: Box<SocketError>,
     },
 }

@@ -90,7 +90,7 @@ impl Host {
     }
 }
 
-/// A running tree.
+/// A process tree that runs at a host, original or restored.
 pub struct Tree {
     pub root: i32,
     pub host: Host,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Time limit for any operation on a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running program.
+/// A running C program under test.
 pub struct Program {
     folder: PathBuf,
     child: Child,

@@ -115,7 +115,7 @@ impl SharedRegistration {
     }
 }
 
-/// The thread's state.
+/// State of the thread that keeps an element registered.
 struct RegistrationThread {
     daemon: PoolDaemonArgs,
     running: Option<RunningDaemon>,

@@ -8,13 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// State LISTEN in /proc/net/tcp.
 const LISTEN_STATE: &str = "0A";
 
-/// A process.
+/// A process of a process group, and the processor time that the process has used.
 pub struct GroupProcess {
-    /// The process's PID.
+    /// PID of the process.
     pub id: i32,
     /// Processor time, user and system, in hundredths of a second (`USER_HZ`).
     pub used_ticks: u64,
-    /// Processor time of its children that have ended and were waited for, in hundredths of a second.
+    /// Processor time of the process's children that have ended and were waited for, in hundredths of a second.
     pub children_ticks: u64,
 }
 

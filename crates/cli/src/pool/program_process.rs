@@ -22,7 +22,7 @@ pub struct ProgramProcess {
 }
 
 impl ProgramProcess {
-    /// Starts the program.
+    /// Starts the program of a pool element in a process group of its own.
     ///
     /// # Errors
     /// The program is not found.

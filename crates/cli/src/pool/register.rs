@@ -289,7 +289,7 @@ fn policy_detail(args: &RegisterArgs) -> PolicyDetail {
     }
 }
 
-/// Prints an event.
+/// Prints an event of the pool element on standard error.
 fn print_event(handle: &str, service: &ElementService, event: ElementEvent) {
     match event {
         ElementEvent::Registered {

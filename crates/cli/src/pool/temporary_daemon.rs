@@ -16,7 +16,7 @@ use crate::node::{no_daemon_text, sibling_command};
 /// Maximum time for a daemon to start, and to end.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between checks.
+/// Interval between checks of a starting or ending daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Options that select the pool daemon

@@ -32,11 +32,11 @@ struct BalanceReport {
     is_within_bars: bool,
 }
 
-/// One run.
+/// Results of one simulated run.
 #[derive(Serialize)]
 struct BalanceRow {
     seed: u64,
-    /// Virtual time until each node was within 10 points of the average, seconds.
+    /// Time until balance of a central planner that knows all loads, under the same limits, seconds.
     balanced_s: f64,
     /// The same for a central planner that knows all loads, under the same limits.
     planner_s: f64,

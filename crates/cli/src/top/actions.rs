@@ -1,4 +1,4 @@
-//! What keys do.
+//! Keys of `holdfast top`, and the requests that they cause.
 
 use anyhow::Result;
 use holdfast_api::control::{
@@ -37,9 +37,9 @@ pub enum Request {
 enum Question {
     /// The node for a process.
     Target {
-        /// The process.
+        /// PID of the process to move.
         pid: i32,
-        /// Name of the process.
+        /// Name of the process to move.
         name: String,
         /// Nodes that can be chosen.
         nodes: Vec<String>,

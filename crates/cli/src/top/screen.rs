@@ -23,13 +23,13 @@ const MOVES_MAX: u16 = 10;
 const TABLE_FRAME_ROWS: u16 = 3;
 const KEYS: &str = "up/down choose  m move  i pin  d drain  u undrain  b balance  p plan  q quit";
 
-/// Draws the screen.
+/// Draws the screen of `holdfast top` into a terminal frame.
 pub fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, keyboard: &Keyboard) {
     let area = frame.area();
     render(area, frame.buffer_mut(), snapshot, Some(keyboard));
 }
 
-/// Returns the screen as text, with as many lines as there are entries.
+/// Returns the screen of `holdfast top` as text, with as many lines as there are entries.
 pub fn text(snapshot: &Snapshot, columns: u16) -> String {
     let rows = |entries: usize| u16::try_from(entries).unwrap_or(u16::MAX / 8);
     let entries = rows(snapshot.nodes.len() + snapshot.balance.processes.len().max(1));

@@ -12,16 +12,16 @@ use crate::daemon_client::DaemonArgs;
 /// Most ended moves that the screen shows.
 const ENDED_MOVES_MAX: usize = 8;
 
-/// Answers of the daemon.
+/// Answers of the daemon for one screen of `holdfast top`.
 #[derive(Debug, Serialize)]
 pub struct Snapshot {
-    /// This node.
+    /// Status of the node whose daemon answers.
     pub status: Status,
     /// The nodes of the group.
     pub nodes: Vec<NodeEntry>,
     /// Known loads of nodes, and the processes that this node may move.
     pub balance: BalanceStatus,
-    /// Load of this node.
+    /// Load of the node whose daemon answers.
     pub load: NodeLoadStatus,
     /// The drain of this node.
     pub drain: DrainReport,
@@ -34,7 +34,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Asks the daemon.
+    /// Asks the daemon for everything that the screen shows.
     ///
     /// # Errors
     /// The daemon does not answer.

@@ -99,7 +99,7 @@ impl SelectionSet {
         }
     }
 
-    /// Removes an element.
+    /// Removes an element from the selection set.
     #[inline]
     pub(crate) fn remove(
         &mut self,

@@ -9,7 +9,7 @@ use super::queue_blocks::{BlockQueue, QueueBlocks};
 pub(crate) struct OrderedSet {
     /// The queue of the lowest key: selections take from it, and it is the only one if all keys are the same.
     front: Option<(u64, BlockQueue)>,
-    /// All other queues.
+    /// The queues of all other keys.
     others: KeyQueues,
 }
 

@@ -60,7 +60,7 @@ impl SmallUniform {
         self.sample(items, show);
     }
 
-    /// Returns all elements.
+    /// Returns the slots of all elements of the set.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         self.slots.into_iter().take_while(|&slot| slot != FREE)
     }

@@ -161,7 +161,7 @@ impl<P: AsRef<[u8]>> EmulatedLink<P> {
         self.in_flight.front().map(|(at, _)| *at)
     }
 
-    /// Returns the counters.
+    /// Returns the counters of the link's packets.
     #[must_use]
     pub fn counters(&self) -> LinkCounters {
         self.counters

@@ -75,7 +75,7 @@ impl MessageSendQueue {
         }
     }
 
-    /// Queues a message.
+    /// Queues a message to send on an association.
     ///
     /// # Errors
     /// `WouldBlock`: too many bytes are queued for this association.

@@ -42,7 +42,7 @@ impl RetryTimer {
         self.set(pause)
     }
 
-    /// Stops the timer.
+    /// Disarms the retry timer, so that its descriptor is not readable.
     pub fn stop(&mut self) -> io::Result<()> {
         self.is_set = false;
         self.set(Duration::ZERO)

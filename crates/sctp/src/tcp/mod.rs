@@ -108,7 +108,7 @@ fn assoc_of(number: u32) -> AssocId {
 }
 
 impl TcpTransport {
-    /// Opens an endpoint.
+    /// Opens an endpoint that listens for TCP and TLS connections at the addresses of `config`.
     ///
     /// # Errors
     /// An address is not available for listening, TLS is configured without security, or the system has no free

@@ -55,7 +55,7 @@ pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<(TcpStream, Socket
     }
 }
 
-/// Starts a connection.
+/// Starts a TCP connection, without waiting until it is established.
 pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = open(to)?;
     if let Some(from) = from.filter(|from| !from.is_unspecified()) {
@@ -67,7 +67,7 @@ pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStr
     }
 }
 
-/// Sets options: messages leave at once, and a silent peer is detected.
+/// Sets options of a TCP connection: messages leave at once, and a silent peer is detected.
 pub(super) fn set_options(socket: &TcpStream, failure: &FailureDetection) -> io::Result<()> {
     let seconds = |time: Duration| Duration::from_secs(time.as_secs_f64().ceil().max(1.0) as u64);
     let (idle, interval) = (seconds(failure.heartbeat), seconds(failure.rto_max));

@@ -126,7 +126,7 @@ impl StackState {
 }
 
 impl LockedStack {
-    /// Takes the lock.
+    /// Takes the lock of the process's usrsctp stack.
     pub fn lock() -> Self {
         let stack = Self {
             _guard: STACK_STATE

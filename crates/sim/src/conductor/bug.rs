@@ -1,7 +1,7 @@
 //! Deliberate bugs, each of which breaks one rule of the state machine or its daemon: the oracles must detect every
 //! one.
 
-/// The broken rule.
+/// A deliberate bug: the rule of the conductors that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConductorBug {
     /// The limit of moves a minute is ten times as high.
@@ -31,7 +31,7 @@ pub enum ConductorBug {
 }
 
 impl ConductorBug {
-    /// All bugs.
+    /// All deliberate bugs of the conductors.
     pub const ALL: [ConductorBug; 12] = [
         ConductorBug::NoMoveLimit,
         ConductorBug::NoCalmDown,

@@ -15,7 +15,7 @@ pub struct Demand {
 /// Variation of a demand over time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DemandPattern {
-    /// None.
+    /// The demand stays at its mean.
     Steady,
     /// Each measurement differs at random by up to this part of the mean.
     Noisy(f64),
@@ -61,7 +61,7 @@ impl Demand {
         }
     }
 
-    /// Returns a measurement.
+    /// Returns the demand that a measurement at this time shows, with noise.
     pub(super) fn measure(&self, at: Time, random: &mut Random) -> u32 {
         let mean = self.mean(at);
         let noise = match self.pattern {

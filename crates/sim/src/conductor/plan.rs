@@ -67,7 +67,7 @@ impl ConductorPlanDistribution {
 pub struct SimulatedProcess {
     /// The first node, by its index.
     pub node: usize,
-    /// The load.
+    /// Load of the process over time.
     pub demand: Demand,
     /// True if the process is pinned.
     pub is_pinned: bool,
@@ -89,7 +89,7 @@ pub enum BalancePolicies {
 /// Configuration of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConductorRunConfig {
-    /// The policies.
+    /// Balancing policies of all nodes of the run.
     pub policies: BalancePolicies,
     /// Number of nodes.
     pub nodes: usize,
@@ -142,7 +142,7 @@ pub enum CrashPoint {
 }
 
 impl CrashPoint {
-    /// All points.
+    /// All points at which a daemon may die.
     pub const ALL: [CrashPoint; 6] = [
         CrashPoint::Offered,
         CrashPoint::Accepted,

@@ -29,7 +29,7 @@ const SURGE_SETTLES: Time = Time::from_micros(60_000_000);
 /// Number of the guest, a host outside the group.
 pub(super) const GUEST: NodeId = NodeId(60_000);
 
-/// A queued event.
+/// A future event of the group of conductors.
 #[derive(Debug)]
 pub(super) enum Event {
     Deliver {
@@ -485,7 +485,7 @@ impl<'a> ConductorWorld<'a> {
         });
     }
 
-    /// Ends all faults.
+    /// Ends all faults: hostile frames, isolated or removed nodes, dead daemons.
     fn heal(&mut self) {
         (self.hostile, self.is_faulty, self.crash_point) = (false, false, None);
         for node in 0..self.nodes.len() {

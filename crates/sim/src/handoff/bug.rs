@@ -1,7 +1,7 @@
 //! Deliberate bugs, each of which breaks one rule of the state machine or its daemon: the oracles must detect every
 //! one.
 
-/// The broken rule.
+/// A deliberate bug: the rule of handoffs that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoffBug {
     /// An acceptor activates the flow when it requests the commit, before the answer.
@@ -43,7 +43,7 @@ pub enum HandoffBug {
 }
 
 impl HandoffBug {
-    /// All bugs.
+    /// All deliberate bugs of handoffs.
     pub const ALL: [HandoffBug; 18] = [
         HandoffBug::ActivatesBeforeCommitted,
         HandoffBug::ResumesBeforeAnswer,

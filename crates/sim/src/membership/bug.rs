@@ -1,7 +1,7 @@
 //! Deliberate bugs, each of which breaks one rule of the state machine or its daemon: the oracles must detect every
 //! one.
 
-/// The broken rule.
+/// A deliberate bug: the rule of the membership that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MembershipBug {
     /// A vote leaves a node before the disk has it.

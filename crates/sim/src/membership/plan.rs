@@ -141,22 +141,22 @@ pub enum MembershipAction {
     Leave(usize),
     /// An operator removes a node, chosen by a random number.
     Remove {
-        /// The random number.
+        /// Random number that chooses the node to remove.
         draw: u64,
     },
     /// An operator promotes a backup, chosen by a random number.
     Promote {
-        /// The random number.
+        /// Random number that chooses the backup to promote.
         draw: u64,
     },
     /// An operator changes the group's settings at a random node.
     GroupData {
-        /// The random number.
+        /// Random number that chooses the node of the change.
         draw: u64,
     },
     /// A handoff to a server node fails, chosen by a random number.
     ServerNodeFailed {
-        /// The random number.
+        /// Random number that chooses the server node that failed.
         draw: u64,
     },
     /// The store of views loses its majority.

@@ -23,7 +23,7 @@ pub(super) struct StoreExchange {
     token: StoreToken,
 }
 
-/// The store.
+/// Model of the store (etcd) that keeps the group's view.
 #[derive(Debug, Default)]
 pub(super) struct SimulatedStore {
     view: Option<VotedView>,

@@ -26,7 +26,7 @@ const EVENTS_MAX: u64 = 2_000_000;
 /// Time of the guest's first frame.
 const GUEST_BEGINS: Time = Time::from_micros(100_000);
 
-/// A queued event.
+/// A future event of the group.
 #[derive(Debug)]
 pub(super) enum Event {
     Deliver {
@@ -451,7 +451,7 @@ impl<'a> MembershipWorld<'a> {
         self.count(&name);
     }
 
-    /// Starts a daemon.
+    /// Starts the daemon of a node, unless it runs or the node is gone.
     fn start(&mut self, node: usize) {
         if self.nodes[node].machine.is_some() || self.nodes[node].is_gone {
             return;
@@ -606,7 +606,7 @@ impl<'a> MembershipWorld<'a> {
         });
     }
 
-    /// Ends all faults.
+    /// Ends all faults: hostile frames, cuts, outages of the store, dead and stopped daemons.
     fn heal(&mut self) {
         (self.hostile, self.is_faulty) = (false, false);
         self.cuts.clear();

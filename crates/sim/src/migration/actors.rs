@@ -143,7 +143,7 @@ impl MigrationWorld {
         self.drive_machine(node, |machine, _| machine.handle_changes(report));
     }
 
-    /// Kills a process.
+    /// Kills a process chosen at random, and closes its flows.
     pub(super) fn kill_process(&mut self, random: &mut Random) {
         let Some((node, process)) = self.random_process(random) else {
             return;

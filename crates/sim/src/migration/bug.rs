@@ -1,7 +1,7 @@
 //! Deliberate bugs, each of which breaks one rule of the state machine, its daemon or the holder: the oracles must
 //! detect every one.
 
-/// The broken rule.
+/// A deliberate bug: the rule of migrations that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrationBug {
     /// An acceptor resumes the process when it requests the commit, before the answer.
@@ -47,7 +47,7 @@ pub enum MigrationBug {
 }
 
 impl MigrationBug {
-    /// All bugs.
+    /// All deliberate bugs of migrations.
     pub const ALL: [MigrationBug; 20] = [
         MigrationBug::ResumesBeforeCommitted,
         MigrationBug::ThawsBeforeAnswer,

@@ -84,7 +84,7 @@ impl FaultFrequencies {
         slow_commands: 0.0,
     };
 
-    /// Returns all shares.
+    /// Returns the shares of all faults, in the order of the fields.
     pub(crate) fn shares(&self) -> [f64; 8] {
         [
             self.hostile,

@@ -26,7 +26,7 @@ pub(crate) const DEFERRED_RETRY: Time = Time::from_micros(1_000);
 /// The machines that rebuild the table, and what the group knows about it.
 #[derive(Debug)]
 pub(crate) struct TableRebuilds {
-    /// The newest view.
+    /// The newest view of the group.
     pub(crate) view: View,
     /// True if all nodes have reported to the contact node of the newest view.
     pub(crate) is_table_complete: bool,

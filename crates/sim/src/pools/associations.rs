@@ -60,7 +60,7 @@ pub(super) fn encode(message: &Message) -> Bytes {
 }
 
 impl PoolWorld<'_> {
-    /// Starts an association.
+    /// Starts an association from one node to another.
     pub(super) fn connect(
         &mut self,
         from: NodeNumber,

@@ -5,7 +5,7 @@ use holdfast_proto::registrar::PoolProtocol;
 use holdfast_wire::rserpool::asap;
 use holdfast_wire::rserpool::enrp::{EnrpBody, Message, UpdateAction};
 
-/// The broken rule.
+/// A deliberate bug: the rule of the pools that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolBug {
     /// No registrar requests a handle table.
@@ -33,7 +33,7 @@ pub enum PoolBug {
 }
 
 impl PoolBug {
-    /// All bugs.
+    /// All deliberate bugs of the pools.
     pub const ALL: [PoolBug; 11] = [
         PoolBug::NoTables,
         PoolBug::OneBlock,

@@ -69,11 +69,11 @@ pub struct ZoneConfig {
 /// The rule for choosing an element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ElementChoice {
-    /// The least used.
+    /// The registrar selects the least used element (LU).
     LeastUsed,
     /// The least used, with a load added per millisecond of distance (paper 004 section 5.3).
     LeastUsedDpf(f64),
-    /// Round robin.
+    /// The registrar selects the elements in turn (RR).
     RoundRobin,
     /// Users choose, of two elements drawn at random, the one with less latency.
     Latency(ObservationSharing),
@@ -185,21 +185,21 @@ impl RequestGenerator {
 pub enum PoolAction {
     /// An element deregisters and ends.
     Stop {
-        /// The zone.
+        /// Index of the element's zone.
         zone: u16,
         /// The element's index in the zone.
         element: u32,
     },
     /// An element starts, or restarts.
     Start {
-        /// The zone.
+        /// Index of the element's zone.
         zone: u16,
         /// The element's index in the zone.
         element: u32,
     },
     /// An element dies.
     Kill {
-        /// The zone.
+        /// Index of the element's zone.
         zone: u16,
         /// The element's index in the zone.
         element: u32,

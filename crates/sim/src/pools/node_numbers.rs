@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 /// The kind of a node, with its index within the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeRole {
-    /// A registrar.
+    /// A registrar of the pools' scope.
     Registrar(usize),
     /// A pool element.
     Element(usize),

@@ -18,10 +18,10 @@ pub struct Invariants {
     pub two_homes_max: Time,
 }
 
-/// Interval between checks.
+/// Interval between two checks of the invariants.
 pub(super) const CHECK_INTERVAL: Time = Time(500_000_000);
 
-/// The oracle's memory.
+/// State that the oracle keeps between its checks.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     /// Since when each element has had two homes.

@@ -1,7 +1,7 @@
 //! Deliberate bugs, each of which breaks one rule of the state machine, its data plane or its daemon: the oracles must detect
 //! every one.
 
-/// The broken rule.
+/// A deliberate bug: the rule of the replication that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicationBug {
     /// The client is shown the primary's acknowledgement, not the lowest one.

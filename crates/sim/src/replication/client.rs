@@ -35,7 +35,7 @@ struct Step {
     expected_end: usize,
 }
 
-/// A client.
+/// A scripted client of the replicated service, with its one connection.
 #[derive(Debug)]
 pub(super) struct Client {
     pub state: ClientState,

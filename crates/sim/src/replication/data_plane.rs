@@ -24,7 +24,7 @@ pub(super) enum Peer {
     Leg(usize, LegIndex),
 }
 
-/// A packet.
+/// A packet between a client, the replicator and a leg.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Packet {
     Syn,

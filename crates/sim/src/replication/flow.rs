@@ -86,7 +86,7 @@ pub(super) struct Watch<'a> {
     pub events: &'a mut Vec<DataPlaneEvent>,
 }
 
-/// A connection.
+/// A client's connection as the replicator's data plane keeps it.
 #[derive(Debug)]
 pub(super) struct Flow {
     pub handshake: Handshake,

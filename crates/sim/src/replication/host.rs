@@ -32,7 +32,7 @@ pub(super) struct WrongByte {
     pub position: u64,
 }
 
-/// A host.
+/// A leg's host: the server process, and the kernel's end of its connections.
 #[derive(Debug)]
 pub(super) struct Host {
     pub process: Process,

@@ -83,7 +83,7 @@ pub enum ReplicationAction {
     Kill(usize),
     /// The process of one connection dies.
     KillWorker {
-        /// The leg.
+        /// Index of the leg whose process dies.
         leg: usize,
         /// Random number that chooses the connection.
         draw: u64,

@@ -70,7 +70,7 @@ enum Event {
     Successor,
 }
 
-/// All parties.
+/// The replicated service: clients, replicator, legs, contact node and backup.
 pub(super) struct ReplicationWorld<'a> {
     config: &'a ReplicationRunConfig,
     now: Time,

@@ -1,4 +1,4 @@
-//! The invariants.
+//! Invariants of registrars and elements.
 
 use crate::world::{CONVERGENCE_BOUND, World};
 use holdfast_proto::registrar::RemovalReason;

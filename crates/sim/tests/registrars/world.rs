@@ -216,7 +216,7 @@ impl World {
         self.now = end;
     }
 
-    /// Ends all failures.
+    /// Ends all faults: lost messages, cut pairs, dead registrars, and some of the dead elements.
     pub fn end_faults(&mut self) {
         self.loses_messages = false;
         self.cut_pairs.clear();

@@ -149,7 +149,7 @@ fn option_level(group: IpAddr) -> i32 {
     }
 }
 
-/// Joins a group.
+/// Joins a socket to a multicast group at an interface, restricted to a source if there is one.
 ///
 /// # Errors
 /// [`UdpError::DeviceAbsent`] without such an interface; otherwise the kernel's error.

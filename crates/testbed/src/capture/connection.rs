@@ -20,7 +20,7 @@ const RETRANSMISSION_TIMEOUT_NS: u64 = 200_000_000;
 pub struct CapturedConnection {
     /// Sender of the SYN; without a SYN in the capture, sender of the first segment.
     pub client: SocketAddr,
-    /// The other end.
+    /// The other end of the connection.
     pub server: SocketAddr,
     /// SYNs of the client.
     pub syns: u64,

@@ -22,7 +22,7 @@ const MARKER_PORT: u16 = 9;
 /// Time limit of every wait for `tcpdump`; the machine may be very busy.
 const TCPDUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running recording. If dropped, the recording ends without a result.
+/// A running packet capture. If dropped, the recording ends without a result.
 pub struct RunningCapture<'a> {
     lab: &'a Lab,
     host: String,
@@ -31,7 +31,7 @@ pub struct RunningCapture<'a> {
     messages: BufReader<ChildStderr>,
 }
 
-/// A finished recording.
+/// A finished packet capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
     /// The file, in the classic pcap format with nanoseconds.

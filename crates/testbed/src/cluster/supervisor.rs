@@ -87,7 +87,7 @@ struct SupervisionState {
 }
 
 impl SupervisedProgram {
-    /// Starts the program.
+    /// Starts the program, and a thread that restarts it when it ends.
     pub fn start(order: LaunchSpec) -> Result<Self> {
         let order = Arc::new(order);
         let shared = Arc::new(SupervisionState::default());
@@ -131,7 +131,7 @@ impl SupervisedProgram {
         self.shared.ended.load(Ordering::Relaxed)
     }
 
-    /// Ends all restarts.
+    /// Restarts the program no more; a running one goes on.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }

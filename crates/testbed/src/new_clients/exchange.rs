@@ -6,7 +6,7 @@ use crate::connection_load::{MESSAGE_BYTES, RequestProtocol, fill_message};
 #[derive(Debug)]
 pub(super) struct Exchange {
     protocol: RequestProtocol,
-    /// Bytes to send.
+    /// Bytes of the exchange that are still to be sent.
     outgoing: Vec<u8>,
     /// The end of the answer to the greeting, while that is awaited.
     greeting_end: Option<&'static str>,

@@ -141,7 +141,7 @@ impl ArenaMatch {
         Ok(arena_match)
     }
 
-    /// Returns the lab.
+    /// Returns the lab of the server and the players.
     #[must_use]
     pub fn lab(&self) -> &PoolLab {
         &self.lab

@@ -26,7 +26,7 @@ pub struct PlayerTrace {
     pub late_datagrams: u64,
     /// Datagrams that the server could not have sent.
     pub malformed: u64,
-    /// Messages sent.
+    /// Messages that the player has sent.
     pub sent: u64,
     /// Commands of the server that arrived, each once and in order.
     pub server_commands: u64,

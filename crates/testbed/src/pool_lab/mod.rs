@@ -61,7 +61,7 @@ impl PoolLab {
         })
     }
 
-    /// Returns the lab.
+    /// Returns the lab that the processes run in.
     ///
     /// # Panics
     /// Never: the lab exists until this value is dropped.

@@ -133,7 +133,7 @@ impl RunningProgram {
         Ok(scene)
     }
 
-    /// Returns the group.
+    /// Returns the group of nodes that the program runs in.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster

@@ -40,15 +40,15 @@ pub struct LoadTool {
     pub check_output: fn(&str) -> Result<String>,
 }
 
-/// A running load.
+/// A load that runs on a program.
 pub enum RunningLoad {
     /// Our own connections.
     Connections(connection_load::ConnectionLoad),
-    /// Tools.
+    /// Tools that come with the program.
     Tools(Vec<RunningLoadTool>),
 }
 
-/// A running tool.
+/// A load tool that runs on a client host.
 pub struct RunningLoadTool {
     tool: &'static LoadTool,
     child: Child,
@@ -56,7 +56,7 @@ pub struct RunningLoadTool {
 }
 
 impl ProgramLoad {
-    /// Starts the load.
+    /// Starts the load on a running program.
     pub(super) fn start(&self, scene: &RunningProgram) -> Result<RunningLoad> {
         match self {
             Self::Connections(dialect) => {

@@ -1,4 +1,4 @@
-//! The programs.
+//! Table of the unmodified programs that can be moved under load.
 
 use std::borrow::Cow;
 use std::fs;
@@ -13,7 +13,7 @@ use super::{ECHO_JAVA, HTTP_GO, ProgramSetup, UnmodifiedProgram};
 use crate::connection_load::{MESSAGE_BYTES, RequestProtocol};
 use crate::pool_lab::find_system_program;
 
-/// All programs.
+/// All unmodified programs of the table.
 pub const PROGRAMS: &[UnmodifiedProgram] = &[
     UnmodifiedProgram {
         name: "redis",

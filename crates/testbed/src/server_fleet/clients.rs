@@ -90,11 +90,11 @@ pub struct ClientWaits {
 pub struct ClientWork {
     /// Connections that stay.
     pub connections: u64,
-    /// Answers to them.
+    /// Answers to the connections that stay.
     pub answers: u64,
     /// New clients that have ended.
     pub new_clients: u64,
-    /// Players.
+    /// Players of games.
     pub players: u64,
 }
 

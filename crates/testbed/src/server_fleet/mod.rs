@@ -42,7 +42,7 @@ pub struct FleetSpec {
     pub per_kind: u16,
 }
 
-/// One server.
+/// One server of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetServer {
     /// Name of the server, of its service and of its folder, such as `redis-1`.
@@ -66,7 +66,7 @@ pub struct ServerLocation {
 /// Locations of servers, by name.
 pub type ServerLocations = BTreeMap<String, ServerLocation>;
 
-/// Running servers.
+/// The running servers of a fleet.
 pub struct ServerFleet {
     servers: Vec<FleetServer>,
 }
@@ -129,7 +129,7 @@ impl ServerFleet {
         Ok(fleet)
     }
 
-    /// Returns the servers.
+    /// Returns all servers of the fleet, in the order of their start.
     #[must_use]
     pub fn servers(&self) -> &[FleetServer] {
         &self.servers

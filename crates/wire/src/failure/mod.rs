@@ -101,7 +101,7 @@ impl Failure {
         self.0.party
     }
 
-    /// Returns the cause.
+    /// Returns the cause of the failure, without its contexts.
     pub fn cause(&self) -> &Cause {
         &self.0.cause
     }

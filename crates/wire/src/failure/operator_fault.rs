@@ -59,7 +59,7 @@ pub enum OperatorFault {
     /// Another node owns a flow of the process.
     #[error("this node does not own flow {flow} of the process: {record}")]
     FlowOfProcessOwnedElsewhere {
-        /// The flow.
+        /// The flow of the process that another node owns.
         flow: Flow,
         /// The holder's record of the flow.
         record: OwnershipRecord,
@@ -82,9 +82,9 @@ pub enum OperatorFault {
         .predicted.as_secs_f64() * 1e3, .max.as_secs_f64() * 1e3
     )]
     FreezeTooLong {
-        /// The least freeze predicted.
+        /// The least freeze that the donor predicted.
         predicted: Duration,
-        /// The limit.
+        /// The longest freeze that the request allows.
         max: Duration,
     },
     /// No server program at the acceptor serves the flow's service.
@@ -101,7 +101,7 @@ pub enum OperatorFault {
     /// No program at the acceptor listens at a service address.
     #[error("no program listens at {address} on node {node}")]
     NoProgramListens {
-        /// The service address.
+        /// The service address that no program listens at.
         address: SocketAddr,
         /// Name of the acceptor.
         node: Text,

@@ -20,7 +20,7 @@ pub enum PeerFault {
     /// The channel to a node was lost.
     #[error("the channel to node {node} was lost ({step})")]
     ChannelLost {
-        /// The node.
+        /// The node at the other end of the lost channel.
         node: NodeId,
         /// Step of the handoff or migration.
         step: Step,

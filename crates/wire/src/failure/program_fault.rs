@@ -120,13 +120,13 @@ pub enum ProgramFault {
     /// A part of a process cannot move.
     #[error("{}: {reason}", describe_part(*.pid, *.fd, .path.as_ref()))]
     Obstacle {
-        /// The process.
+        /// PID of the process with the part that cannot move.
         pid: i32,
-        /// The descriptor, if the part is one.
+        /// The descriptor that cannot move; none if the part is not a descriptor.
         fd: Option<u32>,
         /// The file or object that the descriptor refers to.
         path: Option<Text>,
-        /// The reason, and the remedy.
+        /// The reason why the part cannot move, and the remedy.
         reason: Text,
     },
     /// The process has keys in its own keyring.
@@ -153,7 +153,7 @@ pub enum ProgramFault {
     LockTaken {
         /// A process that has the descriptor, by its PID inside the tree.
         process: i32,
-        /// The descriptor.
+        /// Number of the descriptor of the file with the lock.
         fd: u32,
     },
     /// The process ended at the acceptor before all its pages had arrived.

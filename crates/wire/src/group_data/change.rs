@@ -40,29 +40,29 @@ pub struct ServicePatch {
     /// Addresses to remove.
     #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
     pub removed_addresses: Vec<IpAddr>,
-    /// The placement.
+    /// New choice of a new flow's slot in the placement table.
     pub placement: Option<FlowPlacement>,
-    /// The policy.
+    /// New policy by which nodes share the service's new flows, with its figures.
     pub policy: Option<ServicePolicy>,
     /// Weights of some nodes.
     #[serde(deserialize_with = "bounded_list_of::<_, _, WEIGHTS_MAX>")]
     pub weights: WeightChanges,
     /// The time that a handoff may wait, in milliseconds; the inner none: no wait.
     pub drain_ms: Option<Option<u32>>,
-    /// The checks.
+    /// New checks of the service's servers.
     pub checks: Option<ServiceChecks>,
 }
 
 /// A change of a group's settings. The order of the variants is part of the format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GroupChange {
-    /// Adds a service.
+    /// Adds a service to the group.
     AddService(Box<GroupService>),
-    /// Changes a service.
+    /// Changes fields of a service of the group.
     SetService {
-        /// The service.
+        /// Name of the service to change.
         name: ServiceName,
-        /// The new values.
+        /// The fields to change, with their new values.
         patch: Box<ServicePatch>,
     },
     /// Removes a service: new flows are refused, existing ones go on until they end. The addresses stay as
@@ -70,15 +70,15 @@ pub enum GroupChange {
     RemoveService(ServiceName),
     /// Drops ending addresses of a service, which have no flows any more.
     DropEndedAddresses {
-        /// The service.
+        /// Name of the service whose ending addresses are dropped.
         name: ServiceName,
-        /// The addresses. One that is not ending stays.
+        /// The ending addresses to drop. An address that is not ending stays.
         #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
         addresses: Vec<IpAddr>,
     },
     /// Sets nodes' weights for all services.
     SetWeights(
-        /// The new weights.
+        /// New weights of nodes, set in every service.
         #[serde(deserialize_with = "bounded_list_of::<_, _, WEIGHTS_MAX>")]
         WeightChanges,
     ),
@@ -101,17 +101,17 @@ pub enum GroupChangeRefusal {
         "there is a service {0} already; change it with `holdfast service set`, or choose another name"
     )]
     NameTaken(ServiceName),
-    /// There is no such service.
+    /// The group has no service of this name.
     #[error("there is no service {0}; `holdfast service list` shows those there are")]
     UnknownService(ServiceName),
     /// Another service has the address, port and protocol.
     #[error("service {by} has {protocol} {address} already; choose another address or port")]
     AddressTaken {
-        /// The other service.
+        /// The service that has the address already.
         by: ServiceName,
-        /// The protocol.
+        /// Protocol of both services.
         protocol: ServiceProtocol,
-        /// The address and port.
+        /// The address and port that both services would have.
         address: SocketAddr,
     },
     /// A node's daemon has the address.
@@ -128,9 +128,9 @@ pub enum GroupChangeRefusal {
     /// The service does not have the address that shall be removed.
     #[error("service {name} has no address {address}; `holdfast service list` shows those it has")]
     UnknownAddress {
-        /// The service.
+        /// Name of the service to change.
         name: ServiceName,
-        /// The address.
+        /// The address that the service does not have.
         address: IpAddr,
     },
     /// The service would have no address.

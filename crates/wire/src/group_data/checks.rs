@@ -60,7 +60,7 @@ impl TryFrom<String> for ScriptName {
 impl FromStr for ScriptName {
     type Err = ScriptNameError;
 
-    /// Reads a name.
+    /// Parses the name of a check script.
     ///
     /// # Errors
     /// The text is empty or too long, has other characters, or a dot at its begin or end.

@@ -66,7 +66,7 @@ impl TryFrom<String> for ServiceName {
 impl FromStr for ServiceName {
     type Err = ServiceNameError;
 
-    /// Reads a name.
+    /// Parses the name of a service.
     ///
     /// # Errors
     /// The text is empty or too long, or has other characters.
@@ -125,7 +125,7 @@ pub enum FlowPlacement {
 /// nodes. Weights, loads and distances belong to single nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServicePolicy {
-    /// The policy.
+    /// Kind of pool policy that fills the slots of the placement table with nodes.
     #[serde(with = "policy_number")]
     pub kind: PolicyKind,
     /// Increase of a node's load by one more slot of the placement table, as a fraction of `u32::MAX`; for the policies
@@ -222,7 +222,7 @@ pub struct GroupService {
     pub ending_addresses: Vec<IpAddr>,
     /// The port, not 0.
     pub port: u16,
-    /// The protocol.
+    /// Transport protocol of the service.
     pub protocol: ServiceProtocol,
     /// The choice of the slot of a new flow.
     pub placement: FlowPlacement,

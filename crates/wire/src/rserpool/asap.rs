@@ -114,7 +114,7 @@ pub enum Message {
     Error(Vec<ErrorCause>),
     /// A pool user asks a pool element for its load. Not in the RFC.
     Probe { handle: PoolHandle, id: ElementId },
-    /// The element's load.
+    /// The pool element's answer to `Probe`: its load. Not in the RFC.
     ProbeAnswer {
         handle: PoolHandle,
         id: ElementId,
@@ -134,7 +134,7 @@ impl Message {
         decoder::parse_message(bytes, parse)
     }
 
-    /// Appends the message.
+    /// Appends the ASAP message to `buffer`.
     ///
     /// # Errors
     /// A message without an encoding; then nothing is appended.

@@ -18,7 +18,7 @@ pub struct ParsedMessage<M> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}")]
 pub struct DecodeError {
-    /// The defect.
+    /// The defect for which the message is discarded.
     pub kind: DecodeErrorKind,
     /// Reports for the sender, as in [`ParsedMessage::reports`]; none if empty. Never answer an error message with an error
     /// message.

@@ -23,7 +23,7 @@ pub struct Message {
     pub sender: RegistrarId,
     /// The receiving registrar; 0 for all.
     pub receiver: RegistrarId,
-    /// The content.
+    /// Type-dependent content of the ENRP message.
     pub body: EnrpBody,
 }
 
@@ -82,7 +82,7 @@ pub enum EnrpBody {
 /// A pool in a handle table, or the part of the pool in this block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolEntry {
-    /// The pool.
+    /// Handle of the pool.
     pub handle: PoolHandle,
     /// The pool's elements in this block.
     pub elements: Vec<PoolElement>,
@@ -115,7 +115,7 @@ impl Message {
         })
     }
 
-    /// Appends the message.
+    /// Appends the ENRP message to `buffer`.
     ///
     /// # Errors
     /// A message without an encoding; then nothing is appended.

@@ -15,7 +15,7 @@ pub struct DrainDisplay {
 }
 
 impl DrainDisplay {
-    /// Shows an event.
+    /// Writes an event of the demonstration as a line on standard error.
     pub fn show(&self, event: &DrainEvent) {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let since = started.get_or_insert_with(Instant::now).elapsed();

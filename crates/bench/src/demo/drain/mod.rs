@@ -81,9 +81,9 @@ pub enum DrainEvent {
     Stayed {
         /// Name of the server.
         server: String,
-        /// The node.
+        /// Name of the node at which the server stays.
         node: String,
-        /// The reason.
+        /// The reason for which the server stays.
         reason: String,
     },
     /// The demonstration has ended.
@@ -93,7 +93,7 @@ pub enum DrainEvent {
 /// A function that receives the events.
 pub type EventHandler<'a> = &'a (dyn Fn(&DrainEvent) + Sync);
 
-/// Runs the demonstration.
+/// Runs `holdfast demo drain`, and passes each event to `watch`.
 ///
 /// # Errors
 /// The demonstration came to no result: no lab, a server that is missing or does not start, a node that does not come

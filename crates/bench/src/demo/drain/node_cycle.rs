@@ -106,7 +106,7 @@ pub struct PhaseErrors {
     pub refill: u64,
 }
 
-/// A node's turn.
+/// A node's turn: drain, reboot and refill.
 pub(super) struct NodeCycle<'a> {
     pub cluster: &'a mut Cluster,
     pub fleet: &'a ServerFleet,

@@ -18,7 +18,7 @@ pub struct DrainDemoReport {
     pub kinds: Vec<ServerKind>,
     /// True if every promise is kept.
     pub passed: bool,
-    /// Broken promises.
+    /// Promises of the demonstration that were broken.
     pub problems: Vec<String>,
     /// The drained nodes, in order.
     pub nodes: Vec<NodeResult>,

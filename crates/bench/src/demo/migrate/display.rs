@@ -17,7 +17,7 @@ pub struct MigrateDisplay {
 }
 
 impl MigrateDisplay {
-    /// Shows an event.
+    /// Writes an event of the demonstration as a line on standard error.
     pub fn show(&self, event: &MigrateEvent) {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let since = started.get_or_insert_with(Instant::now).elapsed();

@@ -38,7 +38,7 @@ impl Default for MigrateDemoSpec {
 /// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum MigrateEvent {
-    /// A step begins.
+    /// A step of the demonstration begins, with this text.
     Step(String),
     /// The server has moved; the number is the players that play afterwards.
     Moved(GameServerMove, usize),
@@ -49,7 +49,7 @@ pub enum MigrateEvent {
 /// A function that receives the events.
 pub type EventHandler<'a> = &'a (dyn Fn(&MigrateEvent) + Sync);
 
-/// Runs the demonstration.
+/// Runs `holdfast demo migrate`, and passes each event to `watch`.
 ///
 /// # Errors
 /// The demonstration came to no result: no game, no lab, or a failed move. A result that breaks a promise is no error:

@@ -20,7 +20,7 @@ pub struct MigrateReport {
     pub spec: MigrateDemoSpec,
     /// True if every promise is kept.
     pub passed: bool,
-    /// Broken promises.
+    /// Promises of the demonstration that were broken.
     pub problems: Vec<String>,
     /// The moves, in order.
     pub moves: Vec<GameServerMove>,

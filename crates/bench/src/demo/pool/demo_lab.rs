@@ -64,7 +64,7 @@ impl PoolDemoLab {
         &self.elements
     }
 
-    /// Returns the lab.
+    /// Returns the lab of registrars, web servers and client.
     pub fn lab(&self) -> &PoolLab {
         &self.lab
     }

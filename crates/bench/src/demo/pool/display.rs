@@ -39,7 +39,7 @@ impl PoolDisplay {
         }
     }
 
-    /// Shows an event.
+    /// Shows an event of the demonstration on standard error.
     pub fn show(&self, event: &PoolEvent) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let text = state.apply(event, self.live);

@@ -42,7 +42,7 @@ impl Default for PoolDemoSpec {
 /// An event of the running demonstration.
 #[derive(Clone, Debug)]
 pub enum PoolEvent {
-    /// A step begins.
+    /// A step of the demonstration begins, with this text.
     Step(String),
     /// The elements, by host.
     Elements(Vec<String>),
@@ -64,7 +64,7 @@ pub type EventHandler<'a> = &'a (dyn Fn(&PoolEvent) + Sync);
 /// Longest wait for any expected event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs the demonstration.
+/// Runs `holdfast demo pool`, and passes each event to `watch`.
 ///
 /// # Errors
 /// The demonstration came to no result. A result that breaks a promise is no error: [`field@PoolReport::problems`]

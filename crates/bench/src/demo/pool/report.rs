@@ -14,7 +14,7 @@ pub struct PoolReport {
     pub spec: PoolDemoSpec,
     /// True if every promise is kept.
     pub passed: bool,
-    /// Broken promises.
+    /// Promises of the demonstration that were broken.
     pub problems: Vec<String>,
     /// Results of the client.
     pub client: ClientCounts,

@@ -68,7 +68,7 @@ const LIFE_US: u64 = 30_000_000;
 /// Operations between two readings of the clock.
 const OPERATIONS_PER_CLOCK_READ: usize = 512;
 
-/// Measures all panels.
+/// Measures all panels of a figure, each with every structure and curve.
 pub fn measure_figure(
     settings: &ExperimentSettings,
     title: &str,

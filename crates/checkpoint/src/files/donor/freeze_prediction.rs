@@ -27,7 +27,7 @@ pub struct FreezePrediction {
 /// Open files of a tree: its descriptors, the same grouped by open file, and the numbers of the open files.
 pub type GroupedFiles = (DescriptorSurvey, SurveyedOpenFiles, Vec<FileId>);
 
-/// A process with descriptors.
+/// A process with descriptors, as predicted for the freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PredictedProcess {
     pid: i32,
@@ -35,7 +35,7 @@ struct PredictedProcess {
     table: u64,
 }
 
-/// A descriptor table.
+/// A descriptor table, as predicted for the freeze.
 #[derive(Debug)]
 struct PredictedTable {
     number: u32,

@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Limits of saving.
+/// Limits of saving a tree's open files.
 #[derive(Clone, Debug)]
 pub struct SaveLimits {
     /// Largest file without a name, or memory file, that is moved by value.

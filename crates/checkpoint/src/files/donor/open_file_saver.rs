@@ -155,7 +155,7 @@ impl<'a> OpenFileSaver<'a> {
         }
     }
 
-    /// Saves everything.
+    /// Saves all open files and descriptor tables of the tree.
     pub fn run(
         mut self,
     ) -> Result<(FilesImage, AssignedNumbers, inet_sockets::InetSockets), FilesError> {

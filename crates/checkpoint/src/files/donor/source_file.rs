@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// An open file that is being saved, and its known properties.
 #[derive(Debug)]
 pub struct SourceFile {
-    /// Private copy of the descriptor, closed when the subject is dropped.
+    /// Private copy of the descriptor, closed when this value is dropped.
     pub copy: OwnedFd,
     /// Target of the link `/proc/PID/fd/N`, as text.
     pub link: String,
@@ -22,7 +22,7 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// Returns the copy.
+    /// Returns the private copy of the descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.copy.as_fd()
     }

@@ -194,7 +194,7 @@ pub(crate) struct FilesImageParts<'a> {
 }
 
 impl FilesImage {
-    /// Returns all parts.
+    /// Returns all parts of the image, for the image judge.
     pub(crate) fn parts(&self) -> FilesImageParts<'_> {
         let Self {
             tables,

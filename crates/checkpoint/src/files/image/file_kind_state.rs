@@ -22,7 +22,7 @@ pub struct FileFingerprint {
     pub digest: Option<[u8; 32]>,
 }
 
-/// A pipe.
+/// A pipe or FIFO, with the data in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipe {
     /// Path of a FIFO; `None` for a pipe.
@@ -123,7 +123,7 @@ pub struct EpollWatch {
     pub data: u64,
 }
 
-/// A timerfd.
+/// State of a timerfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerFdState {
     /// Clock: `CLOCK_REALTIME`, `CLOCK_MONOTONIC`, `CLOCK_BOOTTIME` or an alarm clock.

@@ -171,7 +171,7 @@ pub enum OpenFileKind {
         /// File position.
         offset: u64,
     },
-    /// A directory.
+    /// An open directory.
     Directory {
         /// Absolute path.
         path: FilePath,
@@ -210,16 +210,16 @@ pub enum OpenFileKind {
         /// Watched files in the kernel's order.
         watches: Vec<EpollWatch>,
     },
-    /// An eventfd.
+    /// An eventfd with its counter.
     Event {
         /// Value of the counter.
         count: u64,
         /// True for a semaphore (`EFD_SEMAPHORE`).
         semaphore: bool,
     },
-    /// A timerfd.
+    /// A timerfd with its clock and times.
     Timer(TimerFdState),
-    /// A signalfd.
+    /// A signalfd with its mask.
     Signal {
         /// Signal mask: bit N - 1 for signal N.
         mask: u64,

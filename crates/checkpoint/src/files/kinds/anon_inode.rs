@@ -171,7 +171,7 @@ pub fn set_count(fd: &OwnedFd, count: u64) -> Result<(), FilesError> {
         .with_step("eventfd")
 }
 
-/// Arms a timer.
+/// Arms a restored timerfd with its saved state.
 pub fn arm(fd: &OwnedFd, timer: &TimerFdState) -> Result<(), FilesError> {
     let time = |ns: u64| Timespec {
         tv_sec: (ns / NS_PER_SECOND) as i64,

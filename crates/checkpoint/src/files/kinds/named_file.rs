@@ -68,7 +68,7 @@ pub fn save_regular(
     })
 }
 
-/// Saves a directory.
+/// Saves path and position of an open directory.
 pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
     // `F_NOTIFY` makes its caller the owner; nothing else sets an owner of a directory.
@@ -79,7 +79,7 @@ pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKi
     Ok(OpenFileKind::Directory { path, offset })
 }
 
-/// Saves a file opened with `O_PATH`.
+/// Saves the path of a file opened with `O_PATH`.
 pub fn save_o_path_file(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
     Ok(OpenFileKind::Path { path })

@@ -76,7 +76,7 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (SOL_SOCKET, numbers::SO_INQ),
 ];
 
-/// Saves a socket.
+/// Saves an open socket of any family; refuses one that cannot move.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
     source: &SourceFile,

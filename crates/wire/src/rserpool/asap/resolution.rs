@@ -39,12 +39,12 @@ impl<'a> ResolutionResponseEncoder<'a> {
         self.writer.length()
     }
 
-    /// Appends an element.
+    /// Appends an element of the resolved pool to the answer.
     pub fn push(&mut self, element: &PoolElement) {
         self.writer.put(element);
     }
 
-    /// Appends an element that was encoded before.
+    /// Appends an element of the resolved pool that was encoded before.
     #[inline]
     pub fn push_encoded(&mut self, element: &EncodedElement) {
         match &element.0 {
@@ -53,7 +53,7 @@ impl<'a> ResolutionResponseEncoder<'a> {
         }
     }
 
-    /// Completes the answer.
+    /// Completes the resolution response: writes its length.
     ///
     /// # Errors
     /// The answer is too long, or an element has no encoding; the buffer is then unchanged.

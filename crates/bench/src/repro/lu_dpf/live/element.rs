@@ -32,7 +32,7 @@ pub(super) struct ElementPlan {
     pub(super) capacity: f64,
 }
 
-/// A running element.
+/// A running pool element of the live experiment.
 pub(super) struct RunningElement {
     element: Arc<Element>,
     shared: Arc<SharedElementState>,

@@ -24,7 +24,7 @@ use element::RunningElement;
 use regions::{HostRole, RegionsLab};
 use user::CompletedRequest;
 
-/// Runs by default.
+/// Number of runs by default.
 const RUNS: u32 = 6;
 /// Time between the registration of the elements and the first request, in which the measured distances settle.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ impl LiveExperiment {
     }
 }
 
-/// Runs the experiment.
+/// Runs the experiment live in a lab, once for each seed.
 ///
 /// # Errors
 /// The machine lacks a requirement, or a run failed.

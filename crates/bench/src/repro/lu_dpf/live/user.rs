@@ -24,7 +24,7 @@ pub(super) struct UserPlan {
     pub(super) end: Time,
 }
 
-/// A completed request.
+/// A completed request of a pool user, with its times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CompletedRequest {
     pub(super) pool: usize,

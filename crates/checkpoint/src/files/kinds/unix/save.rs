@@ -20,7 +20,7 @@ use std::path::Path;
 /// `SIOCOUTQ`.
 const SIOCOUTQ: u64 = 0x5411;
 
-/// Saves a socket.
+/// Saves a Unix socket: its name, its connection, and its queue if the tree is stopped.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
     source: &SourceFile,
