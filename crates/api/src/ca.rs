@@ -121,7 +121,7 @@ pub enum CaError {
     /// A file cannot be read or written.
     #[error("{}: {error}", .path.display())]
     File {
-        /// The file.
+        /// File that cannot be read or written.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
@@ -148,9 +148,9 @@ pub enum CaError {
     /// A line of the log is malformed or cut.
     #[error("{}:{line}: not a whole line of the log; restore the file, or remove the line if a crash has cut it", .path.display())]
     Log {
-        /// The log.
+        /// Path of the log of issued certificates, `serials.log`.
         path: PathBuf,
-        /// The line, counted from 1.
+        /// Number of the damaged line, from 1.
         line: usize,
     },
     /// Creating or reading a certificate failed.

@@ -8,7 +8,7 @@ use crate::Drain;
 /// The destination of a handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// Name of the node.
+    /// Name of the node that is to take the connection.
     pub to: String,
     /// The donor's wait for its send queue.
     pub drain: Drain,
@@ -46,7 +46,7 @@ pub enum Arrival<C> {
     New(C),
     /// Another node handed the connection over.
     HandedOff {
-        /// The connection, active.
+        /// The connection, in which the program may read and write.
         connection: C,
         /// The application state from the program on the donor.
         state: Vec<u8>,
@@ -56,15 +56,15 @@ pub enum Arrival<C> {
 /// Result of a handoff: the connection is on another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Name of the node.
+    /// Name of the node that took the connection.
     pub to: String,
 }
 
 /// Result of a failed handoff: the connection stayed, and is as usable as before the attempt.
 pub struct Kept<C> {
-    /// The connection.
+    /// Connection that stayed with the program.
     pub connection: C,
-    /// The reason.
+    /// Reason why the handoff failed.
     pub reason: String,
 }
 

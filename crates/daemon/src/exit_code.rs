@@ -29,7 +29,7 @@ pub enum DaemonExitCode {
 }
 
 impl DaemonExitCode {
-    /// Every code.
+    /// Every exit code of a daemon.
     pub const ALL: [DaemonExitCode; 5] = [
         DaemonExitCode::Failure,
         DaemonExitCode::UnsupportedKernel,

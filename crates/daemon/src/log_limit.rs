@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const LINES_MAX: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Admits 20 lines in 10 seconds.
+/// Limit on lines of the log about one thing: 20 lines in 10 seconds.
 #[derive(Debug)]
 pub struct LogLimit {
     window: Cell<Instant>,

@@ -26,7 +26,7 @@ impl<T: AsFd> PolledSocket<T> {
         })
     }
 
-    /// Returns the socket.
+    /// Returns the socket whose readiness is awaited.
     pub fn get(&self) -> &T {
         &self.socket
     }

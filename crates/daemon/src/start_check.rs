@@ -69,7 +69,7 @@ pub enum AddressUse {
     RunningDaemon,
 }
 
-/// An examination.
+/// An examination of the conditions of a daemon's start, with the problems found so far.
 #[derive(Debug, Default)]
 pub struct StartCheck {
     problems: Vec<StartProblem>,

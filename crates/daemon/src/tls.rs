@@ -45,7 +45,7 @@ pub enum TlsError {
     /// A file cannot be read, or is not valid PEM.
     #[error("{}: {source}; make it with `holdfast ca`, or correct [tls]", .path.display())]
     File {
-        /// The file.
+        /// File that cannot be read, or is not valid PEM.
         path: PathBuf,
         /// Error of the reader.
         source: pem::Error,
@@ -53,7 +53,7 @@ pub enum TlsError {
     /// A file lacks the expected content.
     #[error("{}: contains no {content}; make it with `holdfast ca`, or correct [tls]", .path.display())]
     Empty {
-        /// The file.
+        /// File that lacks the expected content.
         path: PathBuf,
         /// The expected content.
         content: &'static str,
@@ -61,7 +61,7 @@ pub enum TlsError {
     /// A certificate does not follow X.509.
     #[error("{}: not a certificate: {problem}; issue a new one", .path.display())]
     Malformed {
-        /// The file.
+        /// File of the malformed certificate.
         path: PathBuf,
         /// Description of the problem.
         problem: String,
@@ -93,9 +93,9 @@ pub enum TlsError {
     /// A revocation list cannot be put in force.
     #[error("{}: {problem}", .path.display())]
     RevocationList {
-        /// The file.
+        /// File of the revocation list.
         path: PathBuf,
-        /// The problem.
+        /// Reason why the revocation list cannot be put in force.
         problem: RevocationError,
     },
     /// The files do not fit each other.

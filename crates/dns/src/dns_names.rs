@@ -15,7 +15,7 @@ const ZONE_NAME_BYTES_MAX: usize = 140;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label(String);
 
-/// A text is not a name.
+/// Reason why a text is not a DNS name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DnsNameError {
     /// The text is not a label.

@@ -59,14 +59,14 @@ pub struct ConfiguredName {
     pub rule: SelectionRule,
     /// Maximum number of addresses in an answer.
     pub answers_max: usize,
-    /// The addresses.
+    /// Addresses of the name, with their shares of the answers.
     pub addresses: Vec<ConfiguredAddress>,
 }
 
 /// An address of a configured name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfiguredAddress {
-    /// The address.
+    /// Address to which the name resolves.
     pub address: IpAddr,
     /// Share of the answers; 0 for none.
     pub weight: u32,

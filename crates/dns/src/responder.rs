@@ -63,18 +63,18 @@ impl Outcome {
     }
 }
 
-/// An answer.
+/// Response to a DNS query, and the result for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     /// The message; none if the client gets no answer.
     pub bytes: Option<Vec<u8>>,
-    /// The result.
+    /// Result of the query, for metrics.
     pub outcome: Outcome,
     /// The published name that the question is about; none for other names.
     pub name: Option<NameOwner>,
 }
 
-/// Answers queries.
+/// Answers DNS queries about one zone, within the limit on responses.
 #[derive(Debug)]
 pub struct Responder {
     zone: Zone,

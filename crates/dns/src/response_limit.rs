@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Number of buckets.
+/// Number of token buckets for clients' networks.
 const BUCKETS: usize = 1 << 14;
 /// One token in parts, so that tokens come at each millisecond.
 const TOKEN: u32 = 1_000;
@@ -29,14 +29,14 @@ impl From<IpAddr> for ClientPrefix {
     }
 }
 
-/// Decision about an answer.
+/// Decision whether an answer goes out to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
     /// The answer may go out.
     Answer,
     /// A truncated answer, no longer than the query, tells a real client to ask by TCP.
     Truncate,
-    /// No answer.
+    /// The client gets no answer.
     Drop,
 }
 

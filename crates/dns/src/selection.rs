@@ -14,12 +14,12 @@ pub enum SelectionRule {
 pub struct Random(u64);
 
 impl Random {
-    /// Returns the sequence of a seed.
+    /// Returns the random sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// Returns the next number.
+    /// Returns the next random number.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -55,7 +55,7 @@ pub struct Zone {
     owners: HashMap<LowerName, Owner>,
 }
 
-/// A published name and its turns.
+/// A published name, and the turns of its addresses.
 #[derive(Debug)]
 struct ZoneName {
     published: PublishedName,
@@ -86,7 +86,7 @@ enum AddressSource {
     NameServer(usize),
 }
 
-/// Answer to a question.
+/// Answer of the zone to a question.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Lookup {
     /// The zone does not have the name's domain.
@@ -97,7 +97,7 @@ pub enum Lookup {
     NoData,
     /// The name has records of the type, and none that serves.
     Unavailable,
-    /// The records.
+    /// The zone has records that answer the question.
     Found {
         /// Records of the name.
         answers: Vec<Record>,

@@ -19,7 +19,7 @@ pub struct EngineQueueReceiver<T> {
     queue: Rc<EngineQueue<T>>,
 }
 
-/// The end into which tasks put items.
+/// The end of the engine's queue into which tasks put items.
 pub(crate) struct EngineQueue<T> {
     items: RefCell<VecDeque<T>>,
     reader: Cell<Option<Waker>>,

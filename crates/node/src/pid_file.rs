@@ -13,7 +13,7 @@ use crate::config::Config;
 /// Reason why the pid file could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum PidFileError {
-    /// Another daemon has the file.
+    /// Another daemon has the pid file.
     #[error(
         "another holdfastd (process {pid}) runs with {path}; stop it, or set another node.run_dir"
     )]
@@ -23,10 +23,10 @@ pub enum PidFileError {
         /// Process id in the file.
         pid: String,
     },
-    /// The directory cannot be written.
+    /// The directory of the pid file cannot be written.
     #[error("{path} cannot be written: {error}; free space there, or set another node.run_dir")]
     Unwritable {
-        /// The file or its directory.
+        /// The pid file or its directory.
         path: PathBuf,
         /// Error from the system.
         #[source]

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 pub enum MachineOutput<C, E> {
     /// Send a frame.
     Send {
-        /// The receiver, never this node.
+        /// Node that receives the frame, never this one.
         to: NodeId,
-        /// The frame.
+        /// Frame for the receiver's machines.
         frame: Frame,
     },
     /// Carry out a command and answer with the machine's `Completion`.
@@ -22,11 +22,11 @@ pub enum MachineOutput<C, E> {
 /// A frame or completion that was ignored: late, repeated, or never requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IgnoredInput {
-    /// The sender; this node for a completion.
+    /// Node that sent the frame; this node for a completion.
     pub from: NodeId,
     /// Name of the frame.
     pub frame: &'static str,
-    /// Reason for ignoring it.
+    /// Reason for ignoring the frame or completion.
     pub reason: &'static str,
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 /// Unit of a registration's life. Messages do not carry the unit; all members of an operational scope use the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LifeUnit {
-    /// As rsplib counts.
+    /// Milliseconds, as rsplib counts.
     #[default]
     Milliseconds,
-    /// As RFC 5354 section 3.10 says.
+    /// Seconds, as RFC 5354 section 3.10 says.
     Seconds,
 }
 

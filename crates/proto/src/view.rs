@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 /// Number of no node: the contact node of a node that is in no group.
 pub const NO_NODE: NodeId = NodeId(0);
 
-/// A view.
+/// The nodes of a group and their roles at one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     /// Number of the view. A later view has a larger one.

@@ -17,9 +17,9 @@ pub struct DescriptorShortage {
     pub wanted: u64,
     /// Number of descriptors for that number of connections.
     pub needed: u64,
-    /// The limit.
+    /// Number of descriptors that this process may open (RLIMIT_NOFILE).
     pub limit: u64,
-    /// Most connections with this limit.
+    /// Most connections that the limit permits.
     pub possible: u64,
 }
 

@@ -49,7 +49,7 @@ pub enum ProxyEvent {
     },
     /// The maximum number of connections is open; new clients wait. Reported once in 10 seconds at most.
     ConnectionsMaxReached {
-        /// The maximum.
+        /// Maximum number of open connections.
         connections_max: usize,
     },
     /// The system gives no connection to the proxy, or no pipe to a connection. Reported once in 10 seconds at most.

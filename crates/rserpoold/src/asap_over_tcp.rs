@@ -88,7 +88,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Counts a refusal.
+    /// Counts a TCP connection that was refused or failed, and logs the reason within the limit on lines.
     pub(crate) fn record(&mut self, remote: SocketAddr, reason: &str) {
         self.count += 1;
         if self.log_limit.admits() {
@@ -96,7 +96,7 @@ impl Refusals {
         }
     }
 
-    /// Returns the number of refusals.
+    /// Returns the number of TCP connections that were refused or failed.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

@@ -15,19 +15,19 @@ const WAITING_MAX: usize = 64;
 /// Channel for the loop's answer.
 pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
-/// The senders' end.
+/// The senders' end of an event loop's mailbox.
 pub(crate) struct Mailbox<R> {
     requests: mpsc::Sender<R>,
     wake: Arc<EventFd>,
 }
 
-/// The loop's end.
+/// The event loop's end of its mailbox.
 pub(crate) struct Inbox<R> {
     requests: mpsc::Receiver<R>,
     wake: Arc<EventFd>,
 }
 
-/// Creates both ends.
+/// Creates both ends of an event loop's mailbox.
 ///
 /// # Errors
 /// The system has no free descriptor.

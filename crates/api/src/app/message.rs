@@ -19,7 +19,7 @@ pub enum ToDaemon {
     Serve {
         /// The program's number for this service, unique in the session.
         service: u32,
-        /// The pool handle.
+        /// Pool handle of the service.
         pool: String,
         /// TCP or UDP.
         protocol: Protocol,
@@ -34,15 +34,15 @@ pub enum ToDaemon {
     /// Flows that the program accepted itself (UDP: by receiving the first datagram). After a reconnect, all its flows
     /// except the reclaimed ones.
     Accepted {
-        /// The service that accepted them.
+        /// Number of the service that accepted the flows.
         service: u32,
-        /// The flows.
+        /// Flows that the program accepted.
         flows: Vec<FlowText>,
     },
     /// The program closed its descriptors of these flows (UDP: forgot them). TCP may still be closing the connections:
     /// the message says only that the program cannot hand them off.
     Closed {
-        /// The flows.
+        /// Flows whose descriptors the program closed.
         flows: Vec<FlowText>,
     },
     /// Hand these flows to another node. The descriptors of items that have one are attached, in order.
@@ -62,17 +62,17 @@ pub enum ToDaemon {
     },
     /// The program declines to hand these flows off, although asked to.
     Declined {
-        /// The flows.
+        /// Flows that the program does not hand off.
         flows: Vec<FlowText>,
-        /// The reason, for the operator.
+        /// Reason for declining, for the operator.
         reason: String,
     },
     /// Answers [`FromDaemon::Collect`]: datagrams of one flow from the queue of the program's socket. A flow with many
     /// takes several messages; a flow with none takes one empty message.
     Collected {
-        /// The flow.
+        /// Flow that received the datagrams.
         flow: FlowText,
-        /// The datagrams, oldest first.
+        /// Unread datagrams of the flow, oldest first.
         unread: Vec<DatagramPiece>,
         /// True if this message ends the flow's datagrams.
         last: bool,
@@ -87,13 +87,13 @@ pub enum ToDaemon {
     Refused {
         /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
-        /// The reason.
+        /// Reason why the program cannot take the flows.
         reason: String,
     },
     /// After a reconnect: these flows were in transit when the old connection broke. The descriptors of items that have
     /// one are attached, in order.
     Reclaim {
-        /// The flows.
+        /// Flows that were in transit when the connection to the daemon broke.
         items: Vec<ReclaimItem>,
     },
 }
@@ -101,7 +101,7 @@ pub enum ToDaemon {
 /// One flow of a [`ToDaemon::HandOff`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOffItem {
-    /// The flow.
+    /// Flow to hand off.
     pub flow: FlowText,
     /// State from which the program at the acceptor continues: opaque to Holdfast, at most
     /// [`APPLICATION_STATE_BYTES_MAX`](super::APPLICATION_STATE_BYTES_MAX).
@@ -114,7 +114,7 @@ pub struct HandOffItem {
 /// One flow of a [`ToDaemon::Reclaim`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReclaimItem {
-    /// The flow.
+    /// Flow that the program reclaims after a reconnect.
     pub flow: FlowText,
     /// The program's service that the flow belongs to.
     pub service: u32,
@@ -152,7 +152,7 @@ pub enum FromDaemon {
     /// The operator (or the balancer) requests that these flows move. The program starts a handoff at its next safe
     /// point, or answers [`ToDaemon::Declined`]. Unknown flows are declined.
     HandoffRequested {
-        /// The flows.
+        /// Flows that the program is asked to hand off.
         flows: Vec<FlowText>,
         /// Name of the node that takes the flows.
         to: String,
@@ -162,7 +162,7 @@ pub enum FromDaemon {
     /// Flows are arriving. The descriptors of items that have one are attached, in order: the sockets exist, but must
     /// not be used before [`FromDaemon::Activate`].
     Incoming {
-        /// The flows.
+        /// Flows that arrive from other nodes.
         items: Vec<IncomingItem>,
     },
     /// State of an incoming flow from the donor's program. The program answers [`ToDaemon::Received`] after the last
@@ -170,7 +170,7 @@ pub enum FromDaemon {
     State {
         /// Number of the flow, from [`FromDaemon::Incoming`].
         id: u64,
-        /// Opaque to Holdfast. In the first message of a flow; empty in further ones.
+        /// Application state of the flow, opaque to Holdfast. In the first message of a flow; empty in further ones.
         #[serde(with = "serde_bytes")]
         application_state: Vec<u8>,
         /// UDP: datagrams that the donor's program had not read, oldest first.
@@ -188,27 +188,27 @@ pub enum FromDaemon {
     Cancel {
         /// Numbers of the flows, from [`FromDaemon::Incoming`].
         ids: Vec<u64>,
-        /// The reason.
+        /// Reason for cancelling the arrival.
         reason: String,
     },
     /// UDP: these flows are diverted. The program reads the remaining datagrams from its socket and answers one
     /// [`ToDaemon::Collected`] or more for each flow.
     Collect {
-        /// The flows.
+        /// Diverted flows, whose unread datagrams the program collects.
         flows: Vec<FlowText>,
     },
     /// The flows are on another node. The program closes its descriptors, which are silent.
     Moved {
-        /// The flows.
+        /// Flows that moved to another node.
         flows: Vec<FlowText>,
         /// Name of the node that took the flows.
         to: String,
     },
     /// The flows stay, and their sockets are active.
     Kept {
-        /// The flows.
+        /// Flows that stayed with the program.
         flows: Vec<FlowText>,
-        /// The reason.
+        /// Reason why the flows stayed.
         reason: String,
     },
     /// A request of the program failed; for its log. No further action follows.
@@ -228,7 +228,7 @@ pub enum FromDaemon {
 pub struct StateItem {
     /// Number of the flow, from [`FromDaemon::Incoming`].
     pub id: u64,
-    /// Opaque to Holdfast.
+    /// Application state of the flow, opaque to Holdfast.
     #[serde(with = "serde_bytes")]
     pub application_state: Vec<u8>,
 }
@@ -241,7 +241,7 @@ pub struct IncomingItem {
     pub id: u64,
     /// The program's service that takes the flow.
     pub service: u32,
-    /// The flow.
+    /// Flow that arrives from another node.
     pub flow: FlowText,
     /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,

@@ -10,7 +10,7 @@ const DATAGRAM_BYTES_MAX: usize = 65_535;
 /// A datagram, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatagramPiece {
-    /// The bytes.
+    /// Bytes of the datagram, or of a part of it.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
     /// True if the next piece belongs to the same datagram.

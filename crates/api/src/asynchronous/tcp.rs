@@ -63,7 +63,7 @@ impl Service {
         Poll::Ready(self.managed.register(stream, local, remote))
     }
 
-    /// Returns the listener.
+    /// Returns the TCP listener at which the service's clients connect.
     pub fn listener(&self) -> &TcpListener {
         self.managed.listener()
     }

@@ -61,7 +61,7 @@ impl Service {
         }
     }
 
-    /// Returns the listener.
+    /// Returns the TCP listener at which the service's clients connect.
     pub fn listener(&self) -> &TcpListener {
         self.managed.listener()
     }

@@ -50,7 +50,7 @@ impl NodeKey {
         Ok(NodeKey(KeyPair::generate()?))
     }
 
-    /// Reads a key.
+    /// Reads a node's private key in PEM.
     ///
     /// # Errors
     /// The text is not a private key in PEM.
@@ -58,7 +58,7 @@ impl NodeKey {
         Ok(NodeKey(KeyPair::from_pem(pem)?))
     }
 
-    /// Returns the key in PEM.
+    /// Returns the node's private key in PEM.
     pub fn to_pem(&self) -> String {
         self.0.serialize_pem()
     }

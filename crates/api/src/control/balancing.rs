@@ -197,7 +197,7 @@ pub struct ObstacleEntry {
     pub pid: Option<i32>,
     /// The process's name (`comm`).
     pub name: String,
-    /// The reason.
+    /// Reason why the process does not move.
     pub reason: String,
 }
 

@@ -48,7 +48,7 @@ pub struct FlowListQuery {
 /// group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowList {
-    /// The flows.
+    /// Flows that match the query, as many as its `limit` permits.
     pub flows: Vec<FlowEntry>,
     /// Number of matching flows, in this answer or not.
     pub total: u64,
@@ -77,7 +77,7 @@ pub enum FlowState {
 /// One flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowEntry {
-    /// The flow.
+    /// The flow's protocol, service address and client address.
     pub flow: FlowText,
     /// The flow's owner, or its transit.
     #[serde(flatten)]
@@ -96,7 +96,7 @@ pub struct FlowEntry {
 /// Answer of `GET /v1/flows/{flow}`; `{flow}` is percent-encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowDetail {
-    /// The flow.
+    /// The flow with its owner and epoch, as `GET /v1/flows` lists them.
     #[serde(flatten)]
     pub entry: FlowEntry,
     /// State of the TCP socket; absent if the socket is not on this node, and for UDP.

@@ -70,7 +70,7 @@ pub struct HandoffAccepted {
 /// Answer of `GET /v1/handoffs`: the handoffs that the daemon remembers, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HandoffList {
-    /// The handoffs.
+    /// Handoffs that the daemon remembers, newest first.
     pub handoffs: Vec<HandoffSummary>,
 }
 
@@ -110,7 +110,7 @@ pub struct HandoffSummary {
 /// Answer of `GET /v1/handoffs/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HandoffStatus {
-    /// The handoff.
+    /// Destination, progress and flow counts of the handoff.
     #[serde(flatten)]
     pub summary: HandoffSummary,
     /// Result of each flow.
@@ -120,14 +120,14 @@ pub struct HandoffStatus {
 /// Result of one flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowResult {
-    /// The flow.
+    /// Flow that was to move.
     pub flow: FlowText,
     /// Moved, kept, or not yet known.
     #[serde(flatten)]
     pub outcome: FlowOutcome,
     /// Time from the donor socket's last action to the acceptor socket's first, in microseconds.
     pub freeze_us: Option<f64>,
-    /// The phases of the handoff.
+    /// Time in each phase of the handoff.
     pub phases_us: PhasesUs,
     /// Bytes sent from donor to acceptor for this flow, application state included.
     pub bytes_transferred: u64,
@@ -152,9 +152,9 @@ pub enum FlowOutcome {
     Moved,
     /// The donor still owns the flow.
     Kept {
-        /// The reason.
+        /// Reason why the flow stayed.
         reason: String,
-        /// The party to blame.
+        /// The party to blame for `reason`.
         blame: Blame,
     },
 }

@@ -93,7 +93,7 @@ impl SocketStrategy {
     /// Names, as in JSON and on command lines.
     pub const NAMES: [&str; 3] = ["iterative", "collective", "incremental"];
 
-    /// Returns the name.
+    /// Returns the strategy's name, as in JSON and on command lines.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -150,7 +150,7 @@ pub struct MigrationAccepted {
 /// Answer of `GET /v1/migrations`: the migrations from this node that the daemon remembers, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationList {
-    /// The migrations.
+    /// Migrations from this node that the daemon remembers, oldest first.
     pub migrations: Vec<MigrationStatus>,
 }
 
@@ -229,9 +229,9 @@ pub enum MigrationOutcome {
     Cloned,
     /// The process still runs here, and nowhere else.
     Kept {
-        /// The reason.
+        /// Reason why the process stayed.
         reason: String,
-        /// The party to blame.
+        /// The party to blame for `reason`.
         blame: Blame,
     },
 }

@@ -116,7 +116,7 @@ pub struct PoolQuery {
 /// answers. An answer may have no pool and still a `next`, if many pools were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolList {
-    /// The pools.
+    /// Pools of this page of the list.
     pub pools: Vec<PoolEntry>,
     /// Total number of pools.
     pub total: u64,
@@ -124,14 +124,14 @@ pub struct PoolList {
     pub next: Option<String>,
 }
 
-/// A pool.
+/// An entry in a registrar's list of pools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolEntry {
     /// The pool's handle.
     pub handle: String,
     /// Short name of the pool's policy, such as `LU`.
     pub policy: String,
-    /// Number of elements.
+    /// Number of elements in the pool.
     pub elements: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct PoolDetail {
     pub handle: String,
     /// Short name of the pool's policy.
     pub policy: String,
-    /// Number of elements.
+    /// Number of elements in the pool.
     #[serde(default)]
     pub total: u64,
     /// The pool's elements, ordered by number; at most 10,000 of a larger pool.

@@ -30,14 +30,14 @@ pub enum ServiceSource {
     Group,
 }
 
-/// A service.
+/// A service of the group with its settings, as a node knows them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceEntry {
     /// The name, which is also the pool handle for server programs.
     pub name: String,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// The port.
+    /// Port of the service, the same at all its addresses.
     pub port: u16,
     /// Addresses that clients connect to.
     pub addresses: Vec<IpAddr>,
@@ -115,7 +115,7 @@ pub struct ServiceChangeRequest {
     /// A random number that makes a repetition of the request harmless; the daemon chooses one if absent.
     #[serde(default)]
     pub id: Option<u64>,
-    /// The change.
+    /// Addition, change or removal of a service.
     pub change: ServiceChange,
 }
 
@@ -139,7 +139,7 @@ pub struct NewService {
     pub name: String,
     /// Addresses that clients connect to, at least one.
     pub addresses: Vec<IpAddr>,
-    /// The port.
+    /// Port of the service, the same at all its addresses.
     pub port: u16,
     /// TCP or UDP.
     pub protocol: Protocol,
@@ -160,7 +160,7 @@ pub struct ServiceUpdate {
     /// Addresses to remove: their flows go on until they end.
     #[serde(default)]
     pub removed_addresses: Vec<IpAddr>,
-    /// Further settings.
+    /// Settings of the service to change.
     #[serde(default)]
     pub settings: ServiceSettings,
 }

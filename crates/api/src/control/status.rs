@@ -12,7 +12,7 @@ use crate::Protocol;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[error("{error} ({what_to_do})")]
 pub struct ErrorBody {
-    /// The problem.
+    /// Reason why the request failed.
     pub error: String,
     /// A remedy for the caller.
     pub what_to_do: String,
@@ -90,7 +90,7 @@ pub enum ServerHealth {
     Absent,
     /// New clients would not be served.
     Failing {
-        /// The problem.
+        /// Reason why new clients would not be served.
         problem: String,
     },
 }

@@ -53,7 +53,7 @@ pub enum EnrolmentError {
     Tls {
         /// Address of the node.
         address: SocketAddr,
-        /// The reason.
+        /// Error of the TLS handshake.
         error: io::Error,
     },
     /// The exchange broke off.
@@ -73,13 +73,13 @@ pub enum EnrolmentError {
     RevocationList {
         /// Address of the node.
         address: SocketAddr,
-        /// The problem.
+        /// Reason for not trusting the node.
         problem: String,
     },
-    /// The answer is not one.
+    /// The node's answer is malformed, too long, or of another version.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The node refuses.
+    /// The node refuses to enrol the host.
     #[error(transparent)]
     Refused(EnrolmentRefusal),
     /// A certificate does not fit.

@@ -30,22 +30,22 @@ pub struct EnrolmentRequest {
 /// The answer to an [`EnrolmentRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EnrolmentAnswer {
-    /// The certificate.
+    /// The node signed a certificate for the host.
     Signed {
-        /// The certificate in DER.
+        /// The host's new certificate in DER.
         #[serde(with = "serde_bytes")]
         certificate: Vec<u8>,
-        /// The group.
+        /// Settings of the group for the host's configuration.
         group: Box<GroupSettings>,
     },
     /// The host may join, but the node has no authority: the request is to be signed with `holdfast ca sign`.
     SignOffline {
-        /// The group.
+        /// Settings of the group for the host's configuration.
         group: Box<GroupSettings>,
     },
     /// The host gets no certificate.
     Refused {
-        /// The reason.
+        /// Reason for refusing the host.
         reason: EnrolmentRefusal,
     },
 }

@@ -27,7 +27,7 @@ pub struct NodeFile {
     pub only_serves: bool,
     /// True if `tls_dir` has `ca.crl`.
     pub has_revocation_list: bool,
-    /// The group.
+    /// Settings of the group that the node's configuration repeats.
     pub group: GroupSettings,
 }
 

@@ -31,7 +31,7 @@ impl TimedStream {
         }
     }
 
-    /// Returns the socket.
+    /// Returns the TCP socket of the connection.
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }

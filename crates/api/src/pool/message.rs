@@ -21,7 +21,7 @@ pub enum ToPool {
     Deregister,
     /// Open a session with an element of the pool that has this handle, in the text form of the control API.
     Open {
-        /// The handle.
+        /// Handle of the pool, in text form.
         handle: String,
         /// Options for choosing the element.
         options: SessionOptions,
@@ -31,13 +31,13 @@ pub enum ToPool {
         /// The element's number for the session; from a user, the number of the connection. If the connection has
         /// ended, the message is dropped: it never goes to another element.
         session: u64,
-        /// The message.
+        /// Content of the message.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// From an element: the state for the user to store; the last one counts.
     StoreState {
-        /// The session.
+        /// The element's number for the session.
         session: u64,
         /// The state, [`DATA_BYTES_MAX`] at most.
         #[serde(with = "serde_bytes")]
@@ -63,9 +63,9 @@ pub enum ToPool {
 /// A message from the pool daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromPool {
-    /// To an element.
+    /// Event for the program of an element.
     Element(ElementEvent),
-    /// To the user of a session.
+    /// Event for the user of a session.
     Session(SessionEvent),
     /// The program broke the rules; the channel is closed.
     Error(String),
@@ -112,14 +112,14 @@ pub enum ElementEvent {
     Registered {
         /// The element's number.
         id: String,
-        /// Addresses that users get.
+        /// Addresses of the element that users get.
         addresses: Vec<SocketAddr>,
         /// Warnings of the registrar.
         warnings: Vec<String>,
     },
-    /// The registrar refused; the channel is closed.
+    /// The registrar refused the registration; the channel is closed.
     Refused {
-        /// The reason.
+        /// The registrar's reason for refusing the registration.
         reason: String,
     },
     /// The registration's lifetime has ended; the daemon continues to try.
@@ -144,23 +144,23 @@ pub enum ElementEvent {
     },
     /// The user had this session with another element, and this is its last state from there. Precedes any message.
     Resumed {
-        /// The session.
+        /// The element's number for the session.
         session: u64,
-        /// The state.
+        /// Last state that the former element gave to the user.
         #[serde(with = "serde_bytes")]
         state: Vec<u8>,
     },
     /// A message from the user.
     Data {
-        /// The session.
+        /// The element's number for the session.
         session: u64,
-        /// The message.
+        /// Content of the user's message.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// The user closed the session.
     Closed {
-        /// The session.
+        /// The element's number for the session.
         session: u64,
     },
 }
@@ -168,13 +168,13 @@ pub enum ElementEvent {
 /// Result of an element's deregistration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeregistrationResult {
-    /// The registrar confirmed it.
+    /// The registrar confirmed the deregistration.
     Confirmed,
     /// No registrar confirmed in time: the element may be listed until its registration's lifetime ends.
     TimedOut,
-    /// The registrar refused.
+    /// The registrar refused the deregistration.
     Refused {
-        /// The reason.
+        /// The registrar's reason for refusing the deregistration.
         reason: String,
     },
 }
@@ -204,7 +204,7 @@ pub enum SessionEvent {
     },
     /// A message from the element; over TCP a part of the stream.
     Data {
-        /// The message.
+        /// Content of the element's message, or a part of the TCP stream.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
@@ -213,7 +213,7 @@ pub enum SessionEvent {
     Finished,
     /// No element was found in time; the channel is closed.
     Failed {
-        /// The reason.
+        /// Reason why no element was found.
         reason: String,
     },
 }
@@ -223,7 +223,7 @@ pub enum SessionEvent {
 pub struct SessionOptions {
     /// Ask a registrar first, even if a cached answer about the pool is available.
     pub ask_registrar: bool,
-    /// The rule for choosing.
+    /// Rule for choosing the element.
     pub rule: SelectionRule,
 }
 

@@ -118,7 +118,7 @@ impl SessionShared {
         lock(&self.open_state).node.clone()
     }
 
-    /// Registers a service.
+    /// Adds a service to the session, and returns the service's number.
     pub(crate) fn serve(&self, service: RegisteredService, slot: ServiceSlot) -> u32 {
         // Insert the slot before the daemon can name the service.
         let mut slots = lock(&self.slots);

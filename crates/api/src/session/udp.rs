@@ -65,21 +65,21 @@ pub enum UdpEvent {
     Datagram {
         /// The sender's association.
         association: Association,
-        /// The datagram.
+        /// Content of the datagram.
         data: Vec<u8>,
     },
     /// Another node handed an association over. Its unread datagrams follow as events.
     HandedOff {
-        /// The association.
+        /// Association that another node handed over.
         association: Association,
         /// The application state from the program on the donor.
         state: Vec<u8>,
     },
     /// The operator requests that the association move.
     HandoffRequested {
-        /// The association.
+        /// Association that the program is asked to hand off.
         association: Association,
-        /// The requested destination.
+        /// Destination that the operator requests.
         destination: Destination,
     },
 }

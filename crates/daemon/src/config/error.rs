@@ -15,7 +15,7 @@ pub struct ConfigError {
     pub key: Option<String>,
     /// Description of the problem.
     pub problem: String,
-    /// Remedy.
+    /// Remedy for the problem.
     pub what_to_do: String,
 }
 

@@ -45,7 +45,7 @@ impl<'a> ConfigFile<'a> {
             .map_err(|error| ConfigError::from_toml(self.path, self.text, &error))
     }
 
-    /// Returns an error at a value.
+    /// Returns an error that names the place of a value in the file.
     pub fn error_for<T>(
         &self,
         value: &Spanned<T>,

@@ -12,7 +12,7 @@ use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Limits of one listener.
+/// Limits on the connections of one listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListenerLimits {
     /// Maximum number of connections.
@@ -53,7 +53,7 @@ impl SourceAddress for tokio::net::unix::SocketAddr {
 
 type OpenConnections = Arc<Mutex<HashMap<Option<IpAddr>, usize>>>;
 
-/// A listener with limits.
+/// A listener with limits on its connections.
 pub(super) struct LimitedListener<L> {
     listener: L,
     limits: ListenerLimits,
@@ -68,7 +68,7 @@ pub(super) struct LimitedConnection<I> {
     _slot: ConnectionSlot,
 }
 
-/// A slot among the open connections.
+/// A slot among the open connections of a listener.
 struct ConnectionSlot {
     open_connections: OpenConnections,
     source: Option<IpAddr>,

@@ -10,10 +10,10 @@ use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 use super::{TlsError, read_certificates, read_revocations};
 use crate::config::TlsConfig;
 
-/// Reason why a list is not put in force.
+/// Reason why a revocation list is not put in force.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RevocationError {
-    /// The bytes are not a list.
+    /// The bytes are not a revocation list.
     #[error("not a revocation list ({0}); make it with `holdfast ca revoke`")]
     Malformed(String),
     /// No authority of `[tls] ca` has signed the list.
@@ -24,9 +24,9 @@ pub enum RevocationError {
     /// A list with the same or a higher number is in force.
     #[error("revocation list {offered} is not newer than {current}, which is in force")]
     NotNewer {
-        /// Number of the refused list.
+        /// Number of the refused revocation list.
         offered: u64,
-        /// Number of the list in force.
+        /// Number of the revocation list in force.
         current: u64,
     },
 }
@@ -38,16 +38,16 @@ pub struct RevocationLists {
     lists: BTreeMap<AuthorityId, SignedList>,
 }
 
-/// A list whose signature was verified.
+/// A revocation list whose signature was verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedList {
-    /// The authority.
+    /// Authority that signed the list.
     pub authority: AuthorityId,
     /// The list's number, which grows with each list of the authority (RFC 5280, section 5.2.3).
     pub number: u64,
     /// Number of revoked certificates.
     pub revoked: usize,
-    /// The list in DER.
+    /// The revocation list in DER.
     pub der: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ impl RevocationLists {
         Ok(())
     }
 
-    /// Adds a list in DER. Returns the list.
+    /// Adds a revocation list in DER. Returns the verified list.
     ///
     /// # Errors
     /// The list is not signed by an authority, or not newer than the one in force.
@@ -121,7 +121,7 @@ impl RevocationLists {
         Ok(list)
     }
 
-    /// Returns the lists in force.
+    /// Returns the revocation lists in force.
     pub fn lists(&self) -> impl Iterator<Item = &SignedList> {
         self.lists.values()
     }

@@ -42,7 +42,7 @@ pub struct SessionId(pub u64);
 pub enum AppEvent {
     /// A program opened a session.
     Opened {
-        /// The session.
+        /// Session that the program opened.
         session: SessionId,
         /// Name given by the program.
         name: String,
@@ -52,16 +52,16 @@ pub enum AppEvent {
     /// A program sent a message (never `Open`), with as many descriptors as the message names. A `HandOff` may have
     /// fewer, if this process can open no more; the last ones are missing then.
     Message {
-        /// The session.
+        /// Session of the program that sent the message.
         session: SessionId,
-        /// The message.
+        /// Message of the program.
         message: ToDaemon,
         /// Descriptors in the order of the message's items; closed when dropped.
         descriptors: Vec<OwnedFd>,
     },
     /// The session has ended: the program closed it, died, or violated the protocol.
     Closed {
-        /// The session.
+        /// Session that has ended.
         session: SessionId,
     },
 }
@@ -77,7 +77,7 @@ pub enum AppSendError {
     Encode(#[from] EncodeError),
 }
 
-/// Server of the socket.
+/// Server of the socket to which server programs connect.
 pub struct AppServer {
     table: Rc<SessionTable>,
     events: EngineQueueReceiver<AppEvent>,
@@ -165,7 +165,7 @@ impl AppServer {
             .map_or(0, |session| session.queued_messages())
     }
 
-    /// Ends a session; `Closed` follows.
+    /// Ends a program's session; [`AppEvent::Closed`] follows.
     pub fn close(&self, session: SessionId) {
         if let Some(session) = self.table.sessions.borrow().get(&session) {
             session.close("the daemon closed the session".to_owned());

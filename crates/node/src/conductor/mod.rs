@@ -54,13 +54,13 @@ pub(crate) struct ManagedProcess {
     memory_kib: u64,
     clients: u32,
     has_moved_here: bool,
-    /// Predicted freeze of a move.
+    /// Predicted freeze of a move of the process.
     freeze: Duration,
     rules: PlacementRules,
     check: Option<Result<ProcessCheck, String>>,
 }
 
-/// A process of an offer of another node.
+/// A process that another node offers to this one.
 #[derive(Debug, Clone, Copy)]
 struct OfferedProcess {
     donor: NodeId,
@@ -85,21 +85,21 @@ pub(crate) struct ScanFacts<'a> {
     pub clients: &'a BTreeMap<i32, u64>,
 }
 
-/// An action for the engine.
+/// An action that the conductor asks of the engine.
 #[derive(Debug)]
 pub(crate) enum DriverOutput {
     /// Send a frame; losing it does no harm.
     Send {
-        /// The receiver.
+        /// Node that receives the frame.
         to: NodeId,
-        /// The frame.
+        /// Frame for the receiver's conductor.
         frame: ConductorFrame,
     },
     /// Begin to move a process, and call [`ConductorDriver::handle_move_ended`] at its end.
     BeginMove {
         /// Root of the process tree.
         pid: i32,
-        /// The acceptor.
+        /// Node that takes the process.
         to: NodeId,
     },
 }
@@ -110,7 +110,7 @@ pub(crate) struct ConductorDriver {
     machine: Conductor,
     files: StateFiles,
     saved: SavedState,
-    /// None before the daemon is ready.
+    /// Thread that scans processes; none before the daemon is ready.
     scanner: Option<ProcessScanner>,
     scan_sender: mpsc::Sender<Scan>,
     scans: mpsc::Receiver<Scan>,
@@ -231,7 +231,7 @@ impl ConductorDriver {
         (self.last_scan + 1, checks)
     }
 
-    /// Requests a scan.
+    /// Requests a scan of this node's managed processes.
     pub fn request_scan(&mut self, now: Duration, request: ScanRequest) {
         self.scan_at = now + SCAN_INTERVAL;
         let number = request.number;
@@ -463,7 +463,7 @@ impl ConductorDriver {
         self.moving.is_some() || self.moves_under_way > 0 || !self.machine.is_idle()
     }
 
-    /// Does whatever is due.
+    /// Lets the machine do its due work.
     pub fn handle_timeout(&mut self, now: Duration) {
         if self.machine.poll_timeout() <= now {
             self.machine.handle_timeout(now);
@@ -623,7 +623,7 @@ impl ConductorDriver {
         Ok(())
     }
 
-    /// Decides at once.
+    /// Decides at once whether a process moves, without waiting for the next decision's time.
     pub fn balance_now(&mut self, now: Duration) -> Decision {
         self.machine.handle_balance_now(now)
     }

@@ -11,7 +11,7 @@ const MOVES_MAX: usize = 256;
 /// Most reasons for which connections stay that a report names.
 const REASONS_MAX: usize = 8;
 
-/// Phase of a drain.
+/// Phase of a drain of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DrainPhase {
     /// The processes are checked in the scan of this number.
@@ -20,7 +20,7 @@ pub(super) enum DrainPhase {
     Moving,
 }
 
-/// Result of a move.
+/// Result of a move of a process away from this node.
 #[derive(Debug)]
 pub(crate) struct MoveResult {
     /// The end: the process runs at the acceptor, or here for this reason.
@@ -31,7 +31,7 @@ pub(crate) struct MoveResult {
     pub forwarded: usize,
 }
 
-/// A move of a drain.
+/// A move of a process in a drain of this node.
 #[derive(Debug)]
 pub(super) struct DrainMove {
     pub number: u64,
@@ -54,7 +54,7 @@ pub(crate) struct ConnectionsHandoff {
 }
 
 impl ConnectionsHandoff {
-    /// Notes a reason, up to a limit.
+    /// Notes a reason for which a connection stays, up to a limit.
     pub fn note(&mut self, reason: String) {
         if self.reasons.len() < REASONS_MAX {
             self.reasons.insert(reason);

@@ -33,7 +33,7 @@ const BLOCKED_CHECK_LIFETIME: Duration = Duration::from_secs(10);
 /// Number of processes to check in a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CheckScope {
-    /// None: nothing is to move.
+    /// No process: nothing is to move.
     None,
     /// The process whose last check is the oldest, if that is out of date.
     One,
@@ -43,7 +43,7 @@ pub(crate) enum CheckScope {
     All,
 }
 
-/// Request for a scan.
+/// Request for a scan of this node's managed processes.
 #[derive(Debug)]
 pub(crate) struct ScanRequest {
     /// Number that the scan repeats.
@@ -73,23 +73,23 @@ pub(crate) struct ScannedProcess {
     pub check: Option<Result<ProcessCheck, String>>,
 }
 
-/// Result of a scan.
+/// Result of a scan of this node's managed processes.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    /// Number of the request.
+    /// Number of the request for the scan.
     pub number: u64,
-    /// The managed processes.
+    /// The managed processes that the scan found.
     pub processes: Vec<ScannedProcess>,
 }
 
-/// The thread, which ends when this value is dropped.
+/// Thread that scans the managed processes; ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ProcessScanner {
     requests: SyncSender<ScanRequest>,
 }
 
 impl ProcessScanner {
-    /// Starts the thread, with the privileges of the calling thread.
+    /// Starts the scanning thread, with the privileges of the calling thread.
     ///
     /// # Errors
     /// There is no memory for a thread, or no descriptor for its netlink socket.

@@ -31,7 +31,7 @@ pub(super) struct SavedState {
     pub pins: Vec<ProcessPin>,
 }
 
-/// A drain.
+/// A drain of this node, as the conductor saves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedDrain {
     /// Time at which the drain ends, if it has a deadline.
@@ -49,13 +49,13 @@ pub(super) struct ArrivedKey {
     pub key: ProcessKey,
 }
 
-/// The operator's wish.
+/// The operator's wish whether this node balances loads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct BalancingWish {
     on: bool,
 }
 
-/// The files.
+/// Files in which the conductor's state outlives the daemon.
 #[derive(Debug)]
 pub(super) struct StateFiles {
     run_file: PathBuf,
@@ -83,7 +83,7 @@ impl StateFiles {
         state
     }
 
-    /// Writes the state.
+    /// Writes the conductor's state to its file in the run directory.
     ///
     /// # Errors
     /// The run directory cannot be written.
@@ -99,7 +99,7 @@ impl StateFiles {
         wish.on
     }
 
-    /// Writes the operator's wish.
+    /// Writes the operator's wish whether this node balances loads.
     ///
     /// # Errors
     /// The state directory cannot be written.

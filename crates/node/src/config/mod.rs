@@ -35,7 +35,7 @@ pub const CGROUP_VARIABLE: &str = "HOLDFAST_CGROUP";
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// This node.
+    /// Name, addresses and directories of this node, from `[node]`.
     pub node: NodeConfig,
     /// Group of the node.
     pub group: GroupConfig,
@@ -200,7 +200,7 @@ pub struct CheckConfig {
 /// A program that tests a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckScript {
-    /// The program.
+    /// Path of the program.
     pub path: PathBuf,
     /// True if the group's settings name the program, and not this node's file: operators of other nodes chose it, so this
     /// node runs it only if nobody but root could have written it.

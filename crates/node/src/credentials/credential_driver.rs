@@ -75,7 +75,7 @@ impl CredentialDriver {
         })
     }
 
-    /// Returns the machine.
+    /// Returns the machine that handles certificates and revocation lists.
     pub fn machine(&mut self) -> &mut Credentials {
         &mut self.machine
     }
@@ -98,12 +98,12 @@ impl CredentialDriver {
         })
     }
 
-    /// Gives the worker a command.
+    /// Gives the credentials' worker thread a command.
     pub fn send_to_worker(&self, command: WorkerCommand) {
         self.worker.send(command);
     }
 
-    /// Handles an event of the worker.
+    /// Handles an event of the credentials' worker thread.
     pub fn handle_event(
         &mut self,
         now: Duration,

@@ -45,15 +45,15 @@ pub struct Applicant {
     pub source: IpAddr,
     /// Public key of the token that the host claims to have.
     pub token: [u8; 32],
-    /// True if the host has proved that.
+    /// True if the host has proved that it has the token.
     pub is_proven: bool,
     /// The certificate request, whose signature is verified.
     pub request: CertificateRequest,
-    /// Takes the answer.
+    /// Channel for the answer to the host.
     pub reply: SyncSender<EnrolmentAnswer>,
 }
 
-/// The open port. Dropping the value closes the port; connections end by themselves.
+/// The open enrolment port. Dropping the value closes the port; connections end by themselves.
 pub struct EnrolmentPort {
     address: SocketAddr,
     is_closing: Arc<AtomicBool>,
@@ -124,7 +124,7 @@ struct Acceptor {
     log: LogLimit,
 }
 
-/// A place among the connections.
+/// A place among the open connections of the enrolment port.
 struct ConnectionSlot {
     connections: OpenConnections,
     socket: Arc<TcpStream>,
@@ -241,7 +241,7 @@ impl Acceptor {
     }
 }
 
-/// Reads one request, and answers it.
+/// Reads one enrolment request from a host, and answers the host.
 fn exchange(
     slot: &ConnectionSlot,
     source: IpAddr,

@@ -48,7 +48,7 @@ pub struct CredentialWorker {
 /// Events of the worker for the event loop.
 pub type WorkerEvents = tokio::sync::mpsc::UnboundedReceiver<WorkerEvent>;
 
-/// A command to the worker.
+/// A command to the credentials' worker thread.
 #[derive(Debug)]
 pub enum WorkerCommand {
     /// Check a revocation list in DER, save it and put it in force.
@@ -94,7 +94,7 @@ pub enum TokenCommand {
 /// Source of a revocation list.
 #[derive(Debug)]
 pub enum ListSource {
-    /// Another node.
+    /// Another node, which sent the list.
     Peer(NodeId),
     /// The operator, who waits for the lists in force.
     Operator(ReplySender<RevocationStatus>),
@@ -111,35 +111,35 @@ pub struct GroupKnowledge {
     pub settings: GroupSettings,
 }
 
-/// An event of the worker.
+/// An event of the credentials' worker thread.
 #[derive(Debug)]
 pub enum WorkerEvent {
     /// Certificates or revocation lists have changed.
     Changed {
-        /// The new ones.
+        /// The certificates and revocation lists that are in force after the change.
         loaded: Box<LoadedCredentials>,
         /// Node that sent a revocation list, if that is the change.
         list_source: Option<NodeId>,
     },
     /// The files cannot be read; the former ones stay in use.
     ReloadFailed {
-        /// The explanation.
+        /// Reason why the files cannot be read.
         error: String,
     },
     /// A list of another node is not put in force.
     ListRefused {
-        /// The node.
+        /// Node that sent the revocation list.
         from: NodeId,
-        /// The explanation.
+        /// Reason for refusing the revocation list.
         error: String,
     },
-    /// The request is made, or cannot be.
+    /// The certificate request of this node is made, or cannot be.
     RequestMade(Result<Bytes, String>),
     /// The request of a node is signed, or is not.
     Signed {
-        /// The node.
+        /// Node that asked for the certificate.
         requester: NodeId,
-        /// The certificate in DER.
+        /// The node's new certificate in DER, or the reason for signing none.
         result: Result<Bytes, RenewalRefusal>,
     },
     /// The new certificate is in force, or cannot be.

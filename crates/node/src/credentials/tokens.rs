@@ -18,18 +18,18 @@ use holdfast_wire::membership_frames::JoinRole;
 use super::enrolment_port::Applicant;
 use super::node_role;
 
-/// The tokens of this node.
+/// The join tokens of this node.
 pub(super) struct Tokens {
     machine: Enrolment,
     path: PathBuf,
     requests: u64,
 }
 
-/// Decision about an applicant.
+/// Decision about a host that asks for a certificate.
 pub(super) enum Decision {
-    /// Sign the request, for this role.
+    /// Sign the host's certificate request, for this role.
     Sign(JoinRole),
-    /// Refuse the host.
+    /// Refuse to sign the host's request, for this reason.
     Refuse(EnrolmentRefusal),
 }
 

@@ -39,7 +39,7 @@ use super::{
 use crate::config::{Config, JoiningConfig};
 use crate::metrics::Metrics;
 
-/// The thread's state.
+/// State of the thread that handles certificates, revocation lists and join tokens.
 pub(super) struct Worker {
     config: Config,
     lists: RevocationLists,

@@ -16,7 +16,7 @@ use super::HeldPacket;
 )]
 pub struct HoldDeviceError(io::Error);
 
-/// The hold.
+/// The hold: the TUN device that keeps packets of flows in transit, and replays them.
 pub struct HoldDevice {
     tun: Tun,
     buffer: Vec<u8>,

@@ -49,7 +49,7 @@ pub struct Dataplane {
 /// State of one flow for the ingress and egress filters.
 #[derive(Clone, Copy, Debug)]
 pub struct FilterEntry {
-    /// The flow.
+    /// Flow whose packets the filters judge by this entry.
     pub flow: Flow,
     /// Epoch of the flow.
     pub epoch: u32,

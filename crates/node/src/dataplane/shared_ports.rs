@@ -44,7 +44,7 @@ pub fn load() -> Option<&'static ReuseportGroups> {
 pub struct SharedPortSocket<'a, Id> {
     /// Id of the socket in the image.
     pub id: Id,
-    /// The socket.
+    /// Descriptor of the socket.
     pub socket: BorrowedFd<'a>,
     /// TCP for a listener, or UDP.
     pub protocol: Protocol,

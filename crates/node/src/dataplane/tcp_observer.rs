@@ -35,7 +35,7 @@ struct ObservedConnection {
     option_bytes: Option<[u8; OPTION_FINGERPRINT_BYTES]>,
 }
 
-/// Result of one snapshot.
+/// Result of one snapshot of all observed connections.
 #[derive(Debug)]
 pub struct SnapshotResult {
     /// Time of the snapshot in µs, by this host's monotonic clock.
@@ -47,14 +47,14 @@ pub struct SnapshotResult {
     pub not_visited: Vec<u32>,
 }
 
-/// Snapshot of one connection.
+/// Snapshot of one TCP connection's state.
 #[derive(Debug)]
 pub enum ConnectionSnapshot {
     /// The complete state: queues are empty, nothing is unusual, and the options are those of the first snapshot.
     Complete(TcpDynamicState),
     /// The state without the given number of bytes that the program has not read.
     WithUnread(TcpDynamicState, u32),
-    /// Too little: the socket has to be asked.
+    /// The snapshot lacks state, which has to be read from the socket.
     Partial,
 }
 

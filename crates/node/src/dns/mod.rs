@@ -50,7 +50,7 @@ impl DnsFeed {
     }
 }
 
-/// The sockets of one address.
+/// The DNS sockets of one address.
 struct Sockets {
     udp: UdpSocket,
     tcp: TcpListener,

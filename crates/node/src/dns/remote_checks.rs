@@ -22,10 +22,10 @@ const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of consecutive failed checks after which an address does not serve.
 const FALL: u32 = 2;
 
-/// Judgement on one address.
+/// Judgement on one address that a DNS name has.
 #[derive(Debug, Default)]
 struct RemoteAddress {
-    /// False before the first check.
+    /// True while the checks find the address alive; false before the first check.
     is_alive: bool,
     failures: u32,
     /// True for a service address of this group, which the engine judges.

@@ -108,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Does one slice of the pending work.
+    /// Does one slice of the engine's background work.
     pub(super) fn run_slice(&mut self) {
         match self.background_work.take_next() {
             Some(BackgroundJob::ReadStatic {

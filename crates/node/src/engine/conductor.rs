@@ -82,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Does whatever is due.
+    /// Lets the conductor do its due work, and requests a scan of processes if one is due.
     pub(super) fn poll_conductor(&mut self) {
         let now = self.now();
         self.conductor.handle_timeout(now);

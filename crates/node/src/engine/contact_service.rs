@@ -191,7 +191,7 @@ impl ContactService {
         Some(since + *ANNOUNCE_AFTER.get(count)?)
     }
 
-    /// Announces the addresses if it is time.
+    /// Announces the service addresses on the link if an announcement is due.
     pub fn announce_if_due(&mut self) {
         if self.next_wake().is_none_or(|at| at > Instant::now()) {
             return;

@@ -11,23 +11,23 @@ const FRAMES_PER_NODE_MAX: usize = 64;
 /// Maximum number of flows that one node's waiting frames name; the first frame may name any number.
 const FLOWS_PER_NODE_MAX: usize = 1 << 17;
 
-/// A request of this node.
+/// A request of this node to itself as holder.
 #[derive(Debug)]
 pub enum OwnRequest {
-    /// Changes for the handoff machine.
+    /// Changes that the handoff machine requests.
     Handoff(handoff::CommandToken, Vec<OwnershipChange>),
-    /// Changes for the migration machine.
+    /// Changes that the migration machine requests.
     MigrationChanges(migration::CommandToken, Vec<OwnershipChange>),
-    /// A query of the migration machine.
+    /// A query of records by the migration machine.
     MigrationQuery(migration::CommandToken, Vec<Flow>),
 }
 
-/// Requests that wait.
+/// Requests to the holder that wait until they can be decided.
 #[derive(Default)]
 pub struct DeferredRequests {
     /// The frames of each other node, in their order of arrival; none without frames.
     nodes: BTreeMap<NodeId, Vec<Frame>>,
-    /// As many as the machines have open.
+    /// Requests of this node's own machines.
     own: Vec<OwnRequest>,
 }
 
@@ -66,7 +66,7 @@ impl DeferredRequests {
         }
     }
 
-    /// Lets a request of this node wait.
+    /// Lets a request of this node to itself as holder wait.
     pub fn add_own(&mut self, request: OwnRequest) {
         self.own.push(request);
     }

@@ -13,7 +13,7 @@ use holdfast_proto::handoff::Command;
 /// Time of a fault relative to its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectionPoint {
-    /// Before any part of the command.
+    /// The fault precedes every part of the command.
     Before,
     /// After the whole command, but before its completion is reported.
     After,

@@ -61,7 +61,7 @@ impl GroupRole {
         Self { own, view, members }
     }
 
-    /// Returns the view.
+    /// Returns the view of the group that this node obeys.
     pub fn view(&self) -> &View {
         &self.view
     }
@@ -71,7 +71,7 @@ impl GroupRole {
         self.view.epoch > 0
     }
 
-    /// Sets a newer view with its nodes.
+    /// Sets a newer view of the group, with its nodes.
     pub fn set_view(&mut self, view: View, members: Vec<Member>) {
         self.view = view;
         self.members = members

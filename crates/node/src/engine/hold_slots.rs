@@ -18,12 +18,12 @@ impl HoldSlots {
         }
     }
 
-    /// Takes a slot; `None` if all are in use.
+    /// Takes a free slot of the hold; `None` if all are in use.
     pub fn take(&mut self) -> Option<u32> {
         self.free.pop_front()
     }
 
-    /// Returns the number of slots in use.
+    /// Returns the number of the hold's slots in use.
     pub fn in_use(&self) -> usize {
         (NEW_CLIENTS_SLOT as usize - 1).saturating_sub(self.free.len())
     }

@@ -45,7 +45,7 @@ struct RecordCounts {
     services: HashMap<(Protocol, SocketAddr), u32, RandomState>,
     /// Numbers of records of flows of no service, by their local addresses.
     others: HashMap<(Protocol, SocketAddr), u32, RandomState>,
-    /// Sum of `others`.
+    /// Number of records of flows of no service: the sum of `others`.
     other_records: u32,
     capacity: u32,
 }
@@ -428,7 +428,7 @@ struct PendingRecord {
 }
 
 impl WriteBatch {
-    /// Prepares the batch for a request.
+    /// Returns an empty batch of records to write for a request.
     fn for_request(holder: NodeId, changes: &[OwnershipChange]) -> Self {
         let process_changes = changes.iter().take_while(|change| change.flow.is_process());
         let via_donor = process_changes.into_iter().any(|change| match change.kind {

@@ -39,7 +39,7 @@ pub(super) struct AddedAddress {
     pub(super) interface: String,
     /// Index of the interface; another index is another interface of the same name.
     pub(super) index: u32,
-    /// The address.
+    /// Address that the daemon added.
     pub(super) address: IpAddr,
 }
 

@@ -34,7 +34,7 @@ pub struct CleanupReport {
 /// An address that was removed from an interface.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct RemovedAddress {
-    /// The address.
+    /// Address that was removed.
     pub address: IpAddr,
     /// Name of the interface.
     pub interface: String,

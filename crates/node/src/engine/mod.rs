@@ -129,7 +129,7 @@ use server_health::HealthMonitor;
 use statistics::Statistics;
 use waiting_clients::WaitingClients;
 
-/// State of the daemon.
+/// State of the daemon `holdfastd`.
 pub struct Engine {
     config: Config,
     /// Start of the daemon, from which the machines' time counts.
@@ -154,9 +154,9 @@ pub struct Engine {
     process_flows: ProcessFlows,
     /// Connections at the address of a single node.
     private_flows: PrivateFlows,
-    /// Where new clients go.
+    /// The choice of the nodes that get new clients.
     placement: ClientPlacement,
-    /// Which nodes' servers are well.
+    /// Judgement on this node's servers and on other nodes.
     health: HealthMonitor,
     /// The DNS server, which must know the addresses that serve; none if this node answers no queries.
     dns: Option<Rc<DnsFeed>>,

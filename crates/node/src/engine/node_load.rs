@@ -24,7 +24,7 @@ const SMOOTHING_DIVISOR: f64 = 4.0;
 /// The newest measurement of this host, and the loads that programs report.
 #[derive(Debug, Default)]
 pub struct NodeLoad {
-    /// None before the start.
+    /// Thread that measures the load; none before the start.
     sampler: Option<LoadSampler>,
     newest: Option<NewestMeasurement>,
     reports: LoadReports,
@@ -241,7 +241,7 @@ impl Engine {
         })
     }
 
-    /// Ends a report.
+    /// Ends a load report before its time, by request.
     pub(super) fn withdraw_load(
         &mut self,
         request: &LoadWithdrawRequest,

@@ -33,7 +33,7 @@ impl PacketHold {
         self.device.read()
     }
 
-    /// Takes a slot; `None` if all are in use.
+    /// Takes a free slot of the hold; `None` if all are in use.
     pub fn take_slot(&mut self) -> Option<u32> {
         self.slots.take()
     }
@@ -59,7 +59,7 @@ impl AsFd for PacketHold {
 pub struct HeldPackets {
     /// Slot of the hold counters; 0 means none.
     slot: u32,
-    /// Packets held so far.
+    /// Packets of the flow that are held so far.
     packets: Vec<HeldPacket>,
     /// True if packets are given to the stack instead of being held.
     released: bool,

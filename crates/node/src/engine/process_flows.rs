@@ -93,7 +93,7 @@ pub fn owned_flows(
     flows.into_iter().filter_map(owned_flow).collect()
 }
 
-/// Departing processes.
+/// Flows of departing processes.
 impl ProcessFlows {
     /// Begins a new list of datagram flows, because a pre-copy round has found the earlier ones.
     pub fn begin_round(&mut self, id: MoveId) {
@@ -241,7 +241,7 @@ impl ProcessFlows {
     }
 }
 
-/// Arriving processes.
+/// Flows of arriving processes.
 impl ProcessFlows {
     /// Starts holding packets of these flows here.
     ///

@@ -123,7 +123,7 @@ impl ConnectedPrograms {
         session != NO_SESSION && self.get(session).is_none()
     }
 
-    /// Returns all programs.
+    /// Returns all server programs with an open session.
     pub fn iter(&self) -> impl Iterator<Item = &ConnectedProgram> {
         self.programs.values()
     }

@@ -27,16 +27,16 @@ pub struct UnreclaimedFlow {
 /// Fate of a recovered flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecoveryVerdict {
-    /// Donated here, and stays.
+    /// The flow was being donated, and stays at this node.
     Kept,
-    /// Donated here, and moved to another node.
+    /// The flow was being donated, and moved to another node.
     Moved {
-        /// Name of that node.
+        /// Name of the node that took the flow.
         to: String,
     },
-    /// Received here, and owned by this node at this epoch.
+    /// The flow was arriving, and this node owns it at this epoch.
     Owned(Epoch),
-    /// Received here, and given up.
+    /// The flow was arriving, and was given up.
     Cancelled,
 }
 

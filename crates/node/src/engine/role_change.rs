@@ -349,7 +349,7 @@ impl Engine {
         admission
     }
 
-    /// Handles the waiting requests again.
+    /// Handles the holder's deferred requests again.
     fn retry_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;

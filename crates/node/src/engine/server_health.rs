@@ -149,7 +149,7 @@ impl HealthMonitor {
         self.run_checks(services)
     }
 
-    /// Returns the machine.
+    /// Returns the machine that judges servers and nodes.
     pub fn machine(&mut self) -> &mut Health {
         &mut self.machine
     }

@@ -28,7 +28,7 @@ pub struct DynamicBlob {
     pub packets: Vec<ByteBuf>,
 }
 
-/// Encodes a blob.
+/// Encodes a state blob of a flow for a frame.
 ///
 /// # Errors
 /// Never for these types.
@@ -38,7 +38,7 @@ pub fn encode<T: Serialize>(blob: &T) -> Result<Bytes, Failure> {
         .map_err(|error| NodeFault::NotEncoded(Text::of(error)).into())
 }
 
-/// Decodes a peer's blob.
+/// Decodes a state blob of a flow from a peer's frame.
 ///
 /// # Errors
 /// The bytes are damaged or from another version.

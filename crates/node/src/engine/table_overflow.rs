@@ -18,7 +18,7 @@ const FREED_DIVISOR: usize = 8;
 /// Time after a refusal for which the table is reported as full, in seconds.
 const REPORT_S: u32 = 60;
 
-/// Fill state of the flow table.
+/// Observation whether the data plane's flow table is full.
 #[derive(Default)]
 pub struct TableOverflow {
     /// Number of flows refused so far, by the data plane's counter; `None` before the first reading.

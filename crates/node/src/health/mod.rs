@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 /// Most observations that wait for the engine. Later ones are dropped: the next inspection follows soon.
 const WAITING_MAX: usize = 256;
 
-/// An observation for the engine.
+/// An observation of a server, for the engine.
 #[derive(Debug)]
 pub(crate) enum Observation {
     /// The listening sockets of services.
@@ -26,18 +26,18 @@ pub(crate) enum Observation {
     UnreadConnections(Vec<Flow>),
     /// The result of an active check.
     Check {
-        /// The service.
+        /// Service whose server was checked.
         service: ServiceEndpoint,
-        /// The check.
+        /// Kind of the active check.
         kind: CheckKind,
-        /// The result.
+        /// Success, or the problem that the check found.
         result: Result<(), ServerProblem>,
     },
 }
 
 /// The end of the channel into which observing threads put observations.
 pub(crate) type ObservationSender = mpsc::Sender<Observation>;
-/// The engine's end of the channel.
+/// The engine's end of the channel with observations.
 pub(crate) type ObservationReceiver = mpsc::Receiver<Observation>;
 
 /// Returns a channel for observations.

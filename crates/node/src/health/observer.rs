@@ -25,14 +25,14 @@ pub(crate) struct InspectionRequest {
     pub connections: Vec<Flow>,
 }
 
-/// The thread, which ends when this value is dropped.
+/// Thread that inspects the servers' sockets; ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketObserverThread {
     requests: SyncSender<InspectionRequest>,
 }
 
 impl SocketObserverThread {
-    /// Starts the thread.
+    /// Starts the thread that inspects the servers' sockets.
     ///
     /// # Errors
     /// There is no memory for a thread, or no descriptor for its netlink socket.

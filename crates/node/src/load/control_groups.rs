@@ -13,13 +13,13 @@ const INITIAL_NAMESPACE_INODE: u64 = 0xEFFF_FFFB;
 /// Directories of this host's control group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct HostControlGroup {
-    /// In the hierarchy of version 2.
+    /// Directory in the hierarchy of version 2.
     unified: Option<PathBuf>,
-    /// In the hierarchy of version 1 with the controller `cpu`.
+    /// Directory in the hierarchy of version 1 with the controller `cpu`.
     cpu: Option<PathBuf>,
-    /// In the hierarchy of version 1 with the controller `cpuacct`.
+    /// Directory in the hierarchy of version 1 with the controller `cpuacct`.
     cpuacct: Option<PathBuf>,
-    /// In the hierarchy of version 1 with the controller `memory`.
+    /// Directory in the hierarchy of version 1 with the controller `memory`.
     memory: Option<PathBuf>,
     /// True if files about the whole machine, such as `/proc/stat`, are about this host.
     is_machine: bool,
@@ -255,7 +255,7 @@ fn parse_processor_times(text: &str) -> Option<u64> {
     Some(busy.saturating_mul(TICK_US))
 }
 
-/// Memory of the machine.
+/// Memory of the machine, from `/proc/meminfo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MachineMemory {
     total_kib: u64,

@@ -89,7 +89,7 @@ pub struct NodeLoadMeter {
     last: Option<Counters>,
 }
 
-/// Counters at one time.
+/// Counters of the host's control group and network interface, read at one time.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
     at: Duration,

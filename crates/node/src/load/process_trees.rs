@@ -87,7 +87,7 @@ impl TreeMeter {
     }
 }
 
-/// Counters of one process.
+/// Processor time counters of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProcessTimes {
     /// Start in ticks since boot, which tells processes with the same PID apart.
@@ -97,7 +97,7 @@ struct ProcessTimes {
     children_ticks: u64,
 }
 
-/// Counters of a tree.
+/// Processor time counters of a process tree.
 #[derive(Debug, Default)]
 struct TreeReading {
     root: i32,

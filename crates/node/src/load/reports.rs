@@ -52,7 +52,7 @@ pub struct ProcessInstance {
     pub started_ticks: u64,
 }
 
-/// What a report is about.
+/// Subject of a load report: the node or one of its processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReportSubject {
     /// The node as a whole.
@@ -127,7 +127,7 @@ impl Reporter {
     }
 }
 
-/// A report that is valid.
+/// A load report that is valid.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Report {
     /// The value, in the reporter's unit.
@@ -152,7 +152,7 @@ impl Report {
     }
 }
 
-/// A report to keep.
+/// A load report to keep.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewReport {
     /// The load's name.

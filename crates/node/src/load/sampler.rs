@@ -24,13 +24,13 @@ pub struct MeasurementRequest {
 /// A measurement with the servers that were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NewestMeasurement {
-    /// The loads.
+    /// Loads of the node and of the measured process trees.
     pub node: NodeMeasurement,
     /// Processes that listen at addresses of services: PIDs, each with the services.
     pub servers: BTreeMap<i32, BTreeSet<SocketAddr>>,
 }
 
-/// The thread, which ends when this value is dropped.
+/// Thread that measures loads; ends when this value is dropped.
 #[derive(Debug)]
 pub struct LoadSampler {
     requests: SyncSender<MeasurementRequest>,

@@ -28,7 +28,7 @@ struct ChannelMembers {
     members: Vec<Member>,
 }
 
-/// The driver's end.
+/// The membership driver's end of the link to the peer channel.
 #[derive(Debug)]
 pub(super) struct ChannelSender {
     frames: mpsc::Sender<OutgoingFrame>,

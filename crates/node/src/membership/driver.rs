@@ -45,7 +45,7 @@ const SEARCH_REMEDY: &str = "check the network; if the group has gone on with ot
 /// The answer to a request for a change of the group's settings: the version of the group data that has the change.
 pub(super) type ChangeReply = oneshot::Sender<Result<u64, GroupChangeFailure>>;
 
-/// An input from the engine.
+/// An input from the engine to the membership driver.
 pub(super) enum DriverInput {
     /// A request of the operator.
     Operator {
@@ -88,7 +88,7 @@ struct Reports {
     metrics: Metrics,
 }
 
-/// The driver's state.
+/// State of the membership driver's thread.
 pub(super) struct Driver {
     machine: Membership,
     datagrams: Datagrams,

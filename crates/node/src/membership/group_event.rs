@@ -27,7 +27,7 @@ pub type LeaseWriter = Box<dyn FnMut(KernelLease) + Send>;
 pub enum GroupEvent {
     /// A newer view is in force, or the known server nodes have changed.
     View {
-        /// The view.
+        /// The newest view of the group.
         view: View,
         /// This node's number.
         own: NodeId,
@@ -38,23 +38,23 @@ pub enum GroupEvent {
     Settings {
         /// Version of the group data.
         version: u64,
-        /// The settings.
+        /// New settings of the group.
         settings: GroupSettings,
     },
     /// This node is contact node and serves until this time; none if it must stop serving at once. Comes with each
     /// renewal of the lease.
     Lease {
-        /// The end of the lease.
+        /// End of this node's lease as contact node.
         until: Option<Instant>,
     },
     /// This node has joined the group with this number.
     Joined {
-        /// The number.
+        /// Number of this node in the group.
         id: NodeId,
     },
     /// This node is outside the group.
     Removed {
-        /// The reason.
+        /// Reason why this node is outside the group.
         cause: RemovalCause,
         /// Contact node of the newest view that this node knows, which may be this node's own number.
         contact: NodeId,

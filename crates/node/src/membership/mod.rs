@@ -112,7 +112,7 @@ pub enum MembershipError {
     /// The system refused an operation.
     #[error("{what}: {source}")]
     System {
-        /// The operation.
+        /// Object of the refused operation, in words.
         what: String,
         /// The error of the system.
         source: io::Error,

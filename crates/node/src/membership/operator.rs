@@ -24,7 +24,7 @@ pub enum OperatorRequest {
     ForceTakeover,
 }
 
-/// A change that an answer waits for.
+/// A change of the group that an answer to the operator waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AwaitedChange {
     /// This node is outside the group.

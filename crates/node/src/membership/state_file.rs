@@ -28,7 +28,7 @@ pub enum StateFileError {
     /// The system refused an operation on the file.
     #[error("{}: {source}; make room, or set another node.state_dir", .path.display())]
     System {
-        /// The file.
+        /// File of the saved membership.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
@@ -36,9 +36,9 @@ pub enum StateFileError {
     /// The content cannot be used.
     #[error("{} {source}", .path.display())]
     Content {
-        /// The file.
+        /// File of the saved membership.
         path: PathBuf,
-        /// The reason.
+        /// Reason why the saved membership cannot be used.
         source: SavedMembershipError,
     },
     /// The file is of another node or group.
@@ -47,7 +47,7 @@ pub enum StateFileError {
         .path.display()
     )]
     OtherNode {
-        /// The file.
+        /// File with the saved membership of another node.
         path: PathBuf,
         /// Name of the node whose membership was saved in the file.
         node: NodeName,

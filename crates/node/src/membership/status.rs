@@ -9,7 +9,7 @@ use holdfast_wire::membership_frames::{Member, NodeName};
 
 use super::boot_clock;
 
-/// What a node knows of its group.
+/// Knowledge of a node about its group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MembershipStatus {
     /// Place of this node in the group.

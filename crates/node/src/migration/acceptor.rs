@@ -54,7 +54,7 @@ const REFUSALS_MAX: usize = 64;
 /// Path of this program, valid even if its file has been replaced.
 const SELF_EXE: &str = "/proc/self/exe";
 
-/// Job of an acceptor's thread.
+/// Job for the acceptor's thread of a move.
 #[derive(Debug)]
 pub(super) enum AcceptorJob {
     Build(CommandToken),
@@ -80,7 +80,7 @@ pub(super) struct AcceptorThread {
 }
 
 impl AcceptorThread {
-    /// Starts the thread of a move.
+    /// Starts the acceptor's thread of a move.
     pub(super) fn start(
         id: MoveId,
         policy: AdmissionPolicy,
@@ -153,7 +153,7 @@ impl AcceptorThread {
     }
 }
 
-/// State of the thread.
+/// State of the acceptor's thread of a move.
 struct AcceptorWorker {
     id: MoveId,
     policy: AdmissionPolicy,
@@ -176,7 +176,7 @@ struct AcceptorWorker {
     build_token: Option<CommandToken>,
     /// Hand-over of locks that the donor has.
     lock_handover: LockHandoverProgress,
-    /// Reason for taking no more messages.
+    /// Reason for taking no more messages from the donor.
     problem: Option<Failure>,
     /// Reasons for refusing the process, until the verdict is sent.
     refusals: Vec<Failure>,

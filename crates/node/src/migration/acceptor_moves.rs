@@ -28,7 +28,7 @@ pub(super) struct AcceptorMoves {
 }
 
 impl AcceptorMoves {
-    /// Adds a move with its thread.
+    /// Adds a move to this node, with its thread.
     pub(super) fn add(&mut self, id: MoveId, thread: AcceptorThread) {
         self.threads.insert(id, thread);
     }

@@ -421,7 +421,7 @@ impl Migrations {
         }
     }
 
-    /// Registers a process that runs here.
+    /// Adds a process that has arrived here and runs to the list of residents.
     pub(super) fn register_arrived_process(
         &mut self,
         id: MoveId,

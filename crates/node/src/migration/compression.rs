@@ -96,7 +96,7 @@ fn is_worthwhile(bytes: usize, compressed: usize, elapsed: Duration, rate: f64) 
     saved > 0.0 && saved / rate > elapsed.as_secs_f64()
 }
 
-/// Decompresses a message.
+/// Decompresses a message with memory of a moving process.
 pub(super) fn decompress_message(packed: &[u8]) -> Result<Vec<u8>, Failure> {
     let unreadable = |error: lz4_flex::block::DecompressError| {
         Failure::from(ProtocolViolation::MemoryUnreadable(Text::of(error)))

@@ -44,7 +44,7 @@ const WORTHWHILE_RATIO: f64 = 0.8;
 /// Number of dirty bytes below which another touch-up is not worthwhile.
 const FEW_DIRTY_BYTES: u64 = 128 << 10;
 
-/// Job of a donor's thread.
+/// Job for the donor's thread of a move.
 #[derive(Debug)]
 pub(super) enum DonorJob {
     Round(CommandToken),
@@ -71,7 +71,7 @@ pub(super) struct DonorThread {
 }
 
 impl DonorThread {
-    /// Starts the thread of a move.
+    /// Starts the donor's thread of a move.
     pub(super) fn start(
         id: MoveId,
         root: i32,
@@ -223,7 +223,7 @@ fn begin_recovered_drain(
     ListenerDrain::new(listeners, (id, to), (addresses, events))
 }
 
-/// State of the thread.
+/// State of the donor's thread of a move.
 struct DonorWorker {
     id: MoveId,
     root: i32,

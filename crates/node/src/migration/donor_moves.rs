@@ -16,12 +16,12 @@ pub(super) struct DonorMoves {
 }
 
 impl DonorMoves {
-    /// Adds a move with its thread.
+    /// Adds a move from this node, with its thread.
     pub(super) fn add(&mut self, id: MoveId, thread: DonorThread) {
         self.threads.insert(id, thread);
     }
 
-    /// Removes a move that has ended.
+    /// Removes a move from this node that has ended.
     pub(super) fn remove(&mut self, id: MoveId) {
         self.threads.remove(&id);
         self.endpoints.remove(&id);

@@ -406,19 +406,19 @@ impl DescriptorReaderThread {
         let _ = self.requests.send(reader);
     }
 
-    /// Returns the result of reading.
+    /// Waits until the descriptors are read, and returns the result.
     pub(super) fn wait(&self) -> DescriptorReadResult {
         let found = self.results.recv();
         found.unwrap_or_else(|_| Err(Error::Image("descriptors were not read")))
     }
 }
 
-/// Encodes states for sending.
+/// Encodes the states of sockets for the acceptor.
 pub(super) fn encode(states: &SocketStates) -> Result<Vec<u8>, Failure> {
     postcard::to_stdvec(states).map_err(|error| NodeFault::NotEncoded(Text::of(error)).into())
 }
 
-/// Decodes received states.
+/// Decodes the states of sockets from the donor.
 pub(super) fn decode(message: &[u8]) -> Result<SocketStates, Failure> {
     postcard::from_bytes(message)
         .map_err(|error| ProtocolViolation::SocketStatesUnreadable(Text::of(error)).into())

@@ -10,7 +10,7 @@ use super::lingering_listeners::LingeringListeners;
 use super::lock_handover;
 use crate::failure_conversion::IntoFailure;
 
-/// State of the departing process.
+/// State of the departing process at its donor.
 pub(super) enum DonorState {
     New,
     Tracked(Box<TreeTracker>),
@@ -24,9 +24,9 @@ pub(super) enum DonorState {
 
 /// State that is sent last from a stopped tree.
 pub(super) struct FinalState {
-    /// Changed descriptors.
+    /// Descriptors that have changed since they were sent.
     pub(super) descriptors: DescriptorUpdate,
-    /// State of its threads.
+    /// State of the tree's threads.
     pub(super) state: ProcessTreeState,
 }
 

@@ -47,7 +47,7 @@ pub(super) enum MessageKind {
     CompressedPages = 9,
     /// Checksums of the stopped tree.
     Digest = 10,
-    /// Empty: the tree is about to be stopped.
+    /// Notice that the tree is about to be stopped; empty.
     FreezeNotice = 11,
     /// `MissingPages`: pages that are absent when the tree resumes and are sent afterwards (post-copy).
     MissingPages = 12,
@@ -135,7 +135,7 @@ pub(super) struct SendWindow {
 #[derive(Debug)]
 struct SendWindowState {
     free_bytes: usize,
-    /// Reason why nothing more may be sent.
+    /// Reason why the donor may send no more of the image.
     closed: Option<Failure>,
     /// The acceptor's verdict, once received: its refusals; empty if it takes the process.
     verdict: Option<Vec<Failure>>,
@@ -172,7 +172,7 @@ impl SendWindow {
         self.changed.notify_all();
     }
 
-    /// Records the acceptor's verdict.
+    /// Records the acceptor's verdict on the process.
     pub(super) fn set_verdict(&self, refusals: Vec<Failure>) {
         self.lock().verdict.get_or_insert(refusals);
         self.changed.notify_all();
@@ -195,7 +195,7 @@ impl SendWindow {
         self.lock().link_rate.bytes_per_s()
     }
 
-    /// Waits until `bytes` bytes are free.
+    /// Waits until `bytes` more bytes may be sent.
     fn wait_for_bytes(&self, bytes: usize) -> Result<MutexGuard<'_, SendWindowState>, Failure> {
         let mut state = self.lock();
         loop {
@@ -218,7 +218,7 @@ pub(super) struct ImageSender {
     window: Arc<SendWindow>,
     events: EventSender,
     compressor: Compressor,
-    /// Bytes sent.
+    /// Bytes sent to the acceptor.
     pub(super) sent_bytes: u64,
     /// Bytes saved by compression.
     pub(super) saved_bytes: u64,

@@ -16,7 +16,7 @@ use crate::failure_conversion::blame_of;
 /// Number of finished migrations that are remembered.
 const FINISHED_MAX: usize = 64;
 
-/// All remembered migrations.
+/// Migrations of the control API that the daemon remembers.
 #[derive(Default)]
 pub(super) struct MigrationOperations {
     by_number: BTreeMap<u64, MigrationStatus>,
@@ -25,7 +25,7 @@ pub(super) struct MigrationOperations {
 }
 
 impl MigrationOperations {
-    /// Adds a migration. Returns its number.
+    /// Adds a migration to the remembered ones. Returns its number.
     pub(super) fn begin(
         &mut self,
         id: MoveId,
@@ -58,7 +58,7 @@ impl MigrationOperations {
         self.last_number
     }
 
-    /// Handles an event of the machine.
+    /// Handles an event of the migration machine.
     pub(super) fn on_event(&mut self, event: &Event) {
         match event {
             Event::RoundEnded {
@@ -135,7 +135,7 @@ impl MigrationOperations {
         self.by_number.get_mut(self.numbers.get(&id)?)
     }
 
-    /// Returns one migration.
+    /// Returns the remembered migration with this number.
     pub(super) fn get(&self, number: u64) -> Option<&MigrationStatus> {
         self.by_number.get(&number)
     }

@@ -100,7 +100,7 @@ pub(crate) struct Migrations {
     metrics: Metrics,
 }
 
-/// Work that only the owner can do.
+/// An action of the migration machine that only the engine can carry out.
 pub(crate) enum MachineOutput {
     /// Send a frame. A failure means that the peer is lost.
     Send(NodeId, Frame),

@@ -196,7 +196,7 @@ fn armed_flows(entries: &[RecordEntry]) -> Vec<DonorFlowEpoch> {
 }
 
 impl MoveRecord {
-    /// Appends an entry.
+    /// Appends an entry to the move's record on the disk.
     pub(super) fn write(&self, entry: &RecordEntry) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(entry)
             .map_err(|error| self.write_failure(SystemError::Text(Text::of(error))))?;
@@ -209,7 +209,7 @@ impl MoveRecord {
             .map_err(|error| self.write_failure((&error).into()))
     }
 
-    /// Replaces all entries.
+    /// Replaces all entries of the move's record at once.
     pub(super) fn replace(&self, entries: &[RecordEntry]) -> Result<(), Failure> {
         let replacement = MoveRecord {
             path: self.path.with_extension("next"),
@@ -222,7 +222,7 @@ impl MoveRecord {
             .map_err(|error| self.write_failure((&error).into()))
     }
 
-    /// Returns all complete entries.
+    /// Returns all complete entries of the move's record.
     pub(super) fn read(&self) -> Vec<RecordEntry> {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         text.lines()
@@ -230,7 +230,7 @@ impl MoveRecord {
             .collect()
     }
 
-    /// Removes the record.
+    /// Removes the file of the move's record.
     pub(super) fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }

@@ -29,14 +29,14 @@ impl StepTimer {
         self.started_at
     }
 
-    /// Records the end of a step.
+    /// Records the end of a step of the freeze.
     pub(super) fn mark(&mut self, step: &'static str) {
         let now = Instant::now();
         self.steps.push((step, (now - self.last_mark).as_micros()));
         self.last_mark = now;
     }
 
-    /// Returns all steps.
+    /// Returns the freeze's steps so far, with their durations.
     pub(super) fn list(&self) -> Vec<StepTime> {
         let step = |(name, us): &(&str, u128)| StepTime {
             name: (*name).to_owned(),

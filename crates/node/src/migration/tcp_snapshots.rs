@@ -42,7 +42,7 @@ impl UnsentSnapshot {
 }
 
 impl TcpSnapshots {
-    /// Starts without connections.
+    /// Starts the observer, without followed connections.
     pub(super) fn new() -> Result<TcpSnapshots, Error> {
         Ok(TcpSnapshots {
             tracked: TcpObserver::new()?,

@@ -28,7 +28,7 @@ pub(crate) enum Redirect {
 
 /// An event of a migration thread.
 pub(crate) enum WorkerEvent {
-    /// Send a piece to the acceptor.
+    /// Send a piece of the image to the acceptor.
     SendPiece {
         id: MoveId,
         to: NodeId,
@@ -36,7 +36,7 @@ pub(crate) enum WorkerEvent {
         more: bool,
         bytes: Bytes,
     },
-    /// Report taken bytes to the donor.
+    /// Report to the donor the bytes of the image that were taken.
     ReportTaken {
         id: MoveId,
         bytes: u64,
@@ -61,7 +61,7 @@ pub(crate) enum WorkerEvent {
     PostcopyEnded { id: MoveId },
     /// Progress of sending the remaining pages of a process that moved away.
     PostcopyProgress { id: MoveId, memory: PostCopyMemory },
-    /// A command has ended.
+    /// A command of the migration machine has ended.
     CommandDone {
         id: Option<MoveId>,
         completion: Completion,

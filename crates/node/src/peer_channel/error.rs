@@ -192,9 +192,9 @@ pub enum SendError {
     /// The peer's queue is full.
     #[error("the send queue to node {peer} is full ({queued_bytes} bytes); wait until it has room")]
     QueueFull {
-        /// The peer.
+        /// Peer with the full send queue.
         peer: NodeId,
-        /// Bytes in the queue.
+        /// Number of bytes in the send queue.
         queued_bytes: usize,
     },
     /// The frame cannot be sent to any node.

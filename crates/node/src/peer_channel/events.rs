@@ -8,25 +8,25 @@ use super::PeerConnectionError;
 /// An event of the channel. The order for one peer: `Up`, any number of `Frame`, `Lost`, and so on.
 #[derive(Debug)]
 pub enum PeerEvent {
-    /// Both directions work.
+    /// Frames can be sent to the peer and received from it.
     Up {
-        /// The peer.
+        /// Peer that is connected in both directions.
         peer: NodeId,
         /// Boot id of the peer's daemon; changes with a restart.
         boot: u64,
     },
     /// The peer sent a frame (never `Hello`, `Ping`, `Pong` or `Membership`).
     Frame {
-        /// The peer.
+        /// Peer that sent the frame.
         from: NodeId,
-        /// The frame.
+        /// Frame that the peer sent.
         frame: Frame,
     },
     /// The peer cannot be reached. Frames sent earlier may or may not have arrived.
     Lost {
-        /// The peer.
+        /// Peer that cannot be reached.
         peer: NodeId,
-        /// The reason.
+        /// Reason why the peer cannot be reached.
         reason: PeerConnectionError,
     },
 }
@@ -34,11 +34,11 @@ pub enum PeerEvent {
 /// A frame of the membership, from the node that the certificate names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedMembershipFrame {
-    /// The sender.
+    /// Name of the node that sent the frame.
     pub from: NodeName,
     /// The role that the sender's certificate admits to; none if the certificate names none.
     pub certified: Option<JoinRole>,
-    /// The frame.
+    /// Received frame of the membership.
     pub frame: MembershipFrame,
 }
 

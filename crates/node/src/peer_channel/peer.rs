@@ -30,19 +30,19 @@ const PENDING_FRAMES_MAX: usize = 8;
 /// Number of waiting bytes in front of a membership frame at which the frame is dropped.
 const MEMBERSHIP_QUEUE_BYTES_MAX: usize = 64 << 20;
 
-/// Direction of a connection.
+/// Direction of a connection between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// Dialled: carries this node's frames.
+    /// A connection that this node dialled, and on which this node sends.
     Outgoing,
-    /// Accepted: carries the peer's frames.
+    /// A connection that the peer dialled, and on which the peer sends.
     Incoming,
 }
 
 pub(super) struct Peer {
     /// Name in the peer's certificate.
     pub(super) name: String,
-    /// Number in the group; none for a guest.
+    /// The peer's number in the group; none for a guest.
     number: Cell<Option<NodeId>>,
     address: Cell<Option<SocketAddr>>,
     /// True while a task dials the peer.
@@ -85,7 +85,7 @@ struct EarlyFrames {
 }
 
 impl Peer {
-    /// Returns a guest.
+    /// Returns a peer that is not connected and has no number in the group (a guest).
     pub(super) fn new(name: String, events: Rc<EventQueue>, metrics: Metrics) -> Peer {
         Peer {
             name,

@@ -30,7 +30,7 @@ pub struct Peers {
     state: Rc<PeerChannelState>,
 }
 
-/// State shared by the channel's tasks.
+/// State that the tasks of the peer channel share.
 pub(super) struct PeerChannelState {
     pub(super) options: PeerChannelOptions,
     pub(super) events: Rc<EventQueue>,

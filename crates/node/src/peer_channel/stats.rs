@@ -9,7 +9,7 @@ const STALL_MIN: Duration = Duration::from_millis(5);
 /// Measurements of the channel to one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerStats {
-    /// True if the peer is up.
+    /// True if the peer is connected in both directions.
     pub up: bool,
     /// Smoothed round trip of pings (an eighth of each new one); `None` before the first.
     pub round_trip: Option<Duration>,

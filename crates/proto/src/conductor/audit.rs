@@ -19,18 +19,18 @@ pub enum AuditRole {
     Donor(PlannedMove),
     /// The own node takes the process.
     Acceptor {
-        /// The process.
+        /// Process that the donor offers.
         process: ProcessKey,
-        /// The donor.
+        /// Node that gives the process.
         from: NodeId,
         /// Reason for the move.
         purpose: MovePurpose,
-        /// Predicted change of this node.
+        /// Predicted change of this node's load.
         own: LoadChange,
     },
 }
 
-/// End of an offer.
+/// End of an offer of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuditOutcome {
     /// The process moved.
@@ -51,7 +51,7 @@ pub enum AuditOutcome {
     Failed(Failure),
     /// The daemon did not learn the end of the move in time.
     NoNews,
-    /// At the acceptor: the donor's word.
+    /// At the acceptor: the end that the donor reported.
     DonorSays(OfferEnd),
     /// At the acceptor: the donor left the group.
     DonorLeft,
@@ -62,19 +62,19 @@ pub enum AuditOutcome {
 pub struct AuditRecord {
     /// Time of the decision, by the machine's clock.
     pub at: Duration,
-    /// Time of the end.
+    /// Time at which the offer ended.
     pub ended_at: Duration,
-    /// The offer.
+    /// Identity of the offer.
     pub id: OfferId,
     /// Part of this node, with reasons and predictions.
     pub role: AuditRole,
-    /// The end.
+    /// End of the offer.
     pub outcome: AuditOutcome,
     /// Load of this node once it had calmed down after the move.
     pub observed: Option<Utilization>,
 }
 
-/// The latest records.
+/// The latest records of offers.
 #[derive(Debug, Default)]
 pub(super) struct AuditLog {
     records: VecDeque<AuditRecord>,

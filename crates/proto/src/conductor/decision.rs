@@ -18,9 +18,9 @@ pub enum Decision {
 /// Load of a node before a move, and the load predicted for the time after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadChange {
-    /// Load before.
+    /// Load before the move.
     pub before: Utilization,
-    /// Load afterwards.
+    /// Predicted load after the move.
     pub after: Utilization,
 }
 
@@ -33,17 +33,17 @@ impl fmt::Display for LoadChange {
 /// A move that would even out loads, or empty a drained node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedMove {
-    /// The process.
+    /// Process to move.
     pub process: ProcessKey,
-    /// The acceptor.
+    /// Node that would take the process.
     pub to: NodeId,
     /// Reason for the move.
     pub purpose: MovePurpose,
     /// Mean load of the known nodes.
     pub average: Utilization,
-    /// Predicted change of this node.
+    /// Predicted change of this node's load.
     pub donor: LoadChange,
-    /// Predicted change of the acceptor.
+    /// Predicted change of the acceptor's load.
     pub acceptor: LoadChange,
 }
 
@@ -85,7 +85,7 @@ pub enum Unavailable {
     /// The node has moved as many processes in the last minute as its limit allows, or has just started.
     #[error("this node may move {max} processes in a minute, and has moved them or just started")]
     RateLimit {
-        /// The limit.
+        /// Maximum number of moves in a minute.
         max: usize,
     },
 }
@@ -171,9 +171,9 @@ fn describe_obstacles(obstacles: &[Obstacle]) -> String {
 /// A process that does not move, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The process.
+    /// Process that does not move.
     pub process: ProcessKey,
-    /// The reason.
+    /// Reason why the process stays.
     pub reason: ObstacleReason,
 }
 
@@ -213,17 +213,17 @@ pub enum ObstacleReason {
     /// The acceptor would be loaded as the donor was.
     #[error("node {to} would then have a load of {after}: nothing would be gained")]
     NoGain {
-        /// The acceptor.
+        /// Node that would take the process.
         to: NodeId,
-        /// Its predicted load.
+        /// Predicted load of the acceptor.
         after: Utilization,
     },
     /// The acceptor would have to give processes away itself.
     #[error("node {to} would then have a load of {after}, and would have to undo the move")]
     WouldBeUndone {
-        /// The acceptor.
+        /// Node that would take the process.
         to: NodeId,
-        /// Its predicted load.
+        /// Predicted load of the acceptor.
         after: Utilization,
     },
     /// The donor would have to take processes itself.

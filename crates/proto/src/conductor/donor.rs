@@ -27,7 +27,7 @@ pub(super) struct Outgoing {
     id: OfferId,
     plan: PlannedMove,
     stage: OutgoingStage,
-    /// Time of the offer.
+    /// Time at which the process was offered.
     offered_at: Duration,
     /// Time at which the stage began.
     since: Duration,

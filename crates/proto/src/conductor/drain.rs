@@ -33,7 +33,7 @@ pub(super) struct Drain {
     moving_time: Duration,
     /// Nodes that took processes, by affinity label.
     targets: BTreeMap<u64, NodeId>,
-    /// True once the end was reported.
+    /// True once the end of the drain was reported.
     pub is_ended: bool,
 }
 

@@ -6,14 +6,14 @@ use super::drain::DrainStatus;
 use holdfast_wire::NodeId;
 use holdfast_wire::conductor_frames::{ConductorFrame, DeclineReason, OfferId, ProcessKey};
 
-/// An action for the daemon.
+/// An action that the conductor asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send a frame. A lost, late or repeated frame does no harm.
     Send {
-        /// The receiver, never this node.
+        /// Node that receives the frame, never this one.
         to: NodeId,
-        /// The frame.
+        /// Frame for the receiver's conductor.
         frame: ConductorFrame,
     },
     /// Begin to move a process, and call [`super::Conductor::handle_move_ended`] at its end, or at once if the move cannot
@@ -21,34 +21,34 @@ pub enum Output {
     BeginMove {
         /// The offer that the acceptor accepted.
         id: OfferId,
-        /// The process.
+        /// Process to move.
         process: ProcessKey,
-        /// The acceptor.
+        /// Node that takes the process.
         to: NodeId,
     },
     /// Report an event.
     Event(Event),
 }
 
-/// An event of the machine.
+/// An event of the conductor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// An offer of this node was declined. The audit log has the whole record.
     Declined {
         /// The node that declined.
         by: NodeId,
-        /// The process.
+        /// Process that this node offered.
         process: ProcessKey,
-        /// The reason.
+        /// Reason why the other node declined.
         reason: DeclineReason,
     },
     /// The own node declined an offer.
     DeclinedOffer {
-        /// The node that offered.
+        /// Node that offered the process.
         from: NodeId,
-        /// The process.
+        /// Process that was offered to this node.
         process: ProcessKey,
-        /// The reason.
+        /// Reason why this node declined.
         reason: DeclineReason,
     },
     /// The load is uneven, and yet no process moves; reported when the reason changes.
@@ -64,11 +64,11 @@ pub enum Event {
     DrainEnded(DrainStatus),
     /// A frame was ignored: late, repeated, impossible, or of a stranger.
     Ignored {
-        /// The sender.
+        /// Node that sent the frame.
         from: NodeId,
         /// Name of the frame.
         frame: &'static str,
-        /// Reason for ignoring it.
+        /// Reason for ignoring the frame.
         reason: &'static str,
     },
 }

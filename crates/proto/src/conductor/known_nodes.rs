@@ -10,7 +10,7 @@ const NODES_MAX: usize = 128;
 /// Highest load of another node that counts in the average, in percent points: a bound on the effect of a lie.
 const COUNTED_POINTS_MAX: f64 = 200.0;
 
-/// Another node.
+/// The load of another node, as far as this node knows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KnownNode {
     pub demand: NodeDemand,

@@ -19,17 +19,17 @@ pub struct LoadSample {
 /// The load of one managed process at one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessSample {
-    /// The process.
+    /// Number that identifies the process in the group, also when it moves.
     pub key: ProcessKey,
-    /// Its demand in thousandths of a processor.
+    /// Processor time that the process demands, in thousandths of a processor.
     pub used: u32,
     /// Memory that the process uses, in KiB.
     pub memory_kib: u64,
-    /// Number of its clients.
+    /// Number of clients of the process.
     pub clients: u32,
-    /// Predicted freeze of a move.
+    /// Predicted freeze of a move of the process.
     pub freeze: Duration,
-    /// The operator's rules.
+    /// The operator's rules for placing the process.
     pub rules: PlacementRules,
     /// Reason for which the process cannot move, if any.
     pub blocked: Option<Failure>,

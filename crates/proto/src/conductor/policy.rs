@@ -15,11 +15,11 @@ const COST_POINTS_MAX: f64 = 3.0;
 /// The policies of a conductor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policies {
-    /// When a node gives processes away.
+    /// Rule for the time at which a node gives processes away.
     pub transfer: TransferPolicy,
-    /// To which node.
+    /// Rule for the node that gets a process.
     pub location: LocationPolicy,
-    /// The process to give away.
+    /// Rule for the process to give away.
     pub selection: SelectionPolicy,
     /// When and to which nodes a node tells its load.
     pub information: InformationPolicy,
@@ -97,7 +97,7 @@ impl TransferPolicy {
     }
 }
 
-/// State of the transfer policy at one node.
+/// State of the transfer policy at one node: whether the node gives processes away.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Shedding {
     /// Time since which the load is high.
@@ -116,7 +116,7 @@ pub(super) struct LoadPosition {
 }
 
 impl Shedding {
-    /// Follows the loads.
+    /// Decides by the loads whether the node gives processes away.
     pub fn update(&mut self, now: Duration, policy: &TransferPolicy, loads: LoadPosition) {
         let excess = loads.own - loads.average;
         match policy {

@@ -31,11 +31,11 @@ use revocation::Revocations;
 /// The settings of a [`Credentials`]. [`CredentialsConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
 pub struct CredentialsConfig {
-    /// This node.
+    /// Number of this node.
     pub node: NodeId,
     /// True if this node has the authority, and signs for itself and others (false).
     pub has_authority: bool,
-    /// Authorities whose lists count.
+    /// Authorities whose revocation lists count.
     pub authorities: Vec<AuthorityId>,
     /// Seed of random waits, different for each daemon start.
     pub random_seed: u64,
@@ -65,14 +65,14 @@ impl CredentialsConfig {
     }
 }
 
-/// An action for the daemon.
+/// An action that the credentials machine asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send a frame.
     Send {
-        /// The receiver.
+        /// Node that receives the frame.
         to: NodeId,
-        /// The frame.
+        /// Frame about a revocation list or a certificate.
         frame: CredentialFrame,
     },
     /// Carry out a command.
@@ -87,9 +87,9 @@ pub enum Command {
     /// Check the signature of a list, and if the list is newer, save it and put it in force.
     /// [`Credentials::handle_lists`] or [`Credentials::handle_list_refused`] follows.
     ApplyList {
-        /// The sender.
+        /// Node that sent the revocation list.
         from: NodeId,
-        /// The list in DER.
+        /// The revocation list in DER.
         list: Bytes,
     },
     /// Make a certificate request with the name and key of this node. [`Credentials::handle_request`] follows.
@@ -99,7 +99,7 @@ pub enum Command {
     Sign {
         /// The node that asked; may be this node.
         requester: NodeId,
-        /// The request in DER.
+        /// The certificate request in DER.
         request: Bytes,
     },
     /// Check that a certificate of this node is valid and newer than the present one, save it and put it in force.
@@ -115,35 +115,35 @@ pub enum Command {
 pub enum Event {
     /// A peer sent a list that the authority has not signed, or that is none.
     ListRefused {
-        /// The sender.
+        /// Peer that sent the revocation list.
         from: NodeId,
-        /// The daemon's explanation.
+        /// The daemon's reason for refusing the revocation list.
         error: String,
     },
     /// A node sent a certificate that this node cannot use.
     CertificateRefused {
         /// The sender; may be this node.
         from: NodeId,
-        /// The daemon's explanation.
+        /// The daemon's reason for refusing the certificate.
         error: String,
     },
     /// This node has a new certificate.
     Renewed,
     /// This node has no new certificate, and tries again.
     RenewalFailed {
-        /// The explanation.
+        /// Reason why there is no new certificate.
         error: String,
     },
     /// This node signed a new certificate for a peer.
     RenewedPeer {
-        /// The peer.
+        /// Peer that gets the certificate.
         peer: NodeId,
     },
     /// This node signed no certificate for a peer.
     RefusedPeer {
-        /// The peer.
+        /// Peer that asked for a certificate.
         peer: NodeId,
-        /// The reason.
+        /// Reason why this node signed none.
         reason: RenewalRefusal,
     },
 }
@@ -164,11 +164,11 @@ pub enum InstallError {
 pub struct RevocationList {
     /// Authority and CRL number.
     pub number: RevocationNumber,
-    /// The list in DER.
+    /// The revocation list in DER.
     pub bytes: Bytes,
 }
 
-/// The machine.
+/// The machine for the node's certificate and the group's revocation lists.
 #[derive(Debug)]
 pub struct Credentials {
     config: CredentialsConfig,

@@ -38,15 +38,15 @@ struct Attempt {
     request: Bytes,
     /// Nodes that were asked and gave no certificate.
     excluded: Vec<NodeId>,
-    /// Why the last one gave none.
+    /// Reason why the node that was asked last gave no certificate.
     problem: String,
 }
 
 #[derive(Debug)]
 enum AttemptState {
-    /// The daemon makes the request.
+    /// The daemon makes the certificate request.
     MakesRequest,
-    /// A node was asked.
+    /// A node was asked for the certificate.
     Asked { signer: NodeId, timeout: Duration },
     /// The daemon checks and saves the certificate of `signer`.
     Installs { signer: NodeId },
@@ -64,7 +64,7 @@ impl Renewal {
     }
 }
 
-/// Renewals by this node.
+/// Renewals of peers' certificates that this node signs.
 #[derive(Debug, Default)]
 pub(super) struct PeerRenewals {
     /// Time of the last renewal of each peer.

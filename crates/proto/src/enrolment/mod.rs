@@ -142,38 +142,38 @@ pub enum TokenError {
     Unknown,
 }
 
-/// An action for the daemon.
+/// An action that the enrolment machine asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Replace the state on the disk by this one, durably, and then call `handle_saved`. One save is open at a time.
     Save {
-        /// Token of the save.
+        /// Token of the save, for `handle_saved`.
         token: SaveToken,
         /// The whole state.
         state: EnrolmentState,
     },
     /// The token is on the disk (or revoked there) and may be shown.
     TokenSaved {
-        /// The token.
+        /// Token that was made or revoked.
         id: TokenId,
     },
     /// The token could not be saved: a new one does not exist, a revoked one is not revoked.
     TokenNotSaved {
-        /// The token.
+        /// Token that could not be made or revoked.
         id: TokenId,
     },
     /// Sign the certificate that the request asks for, and send it.
     Sign {
-        /// The request.
+        /// Request with the name and key to certify.
         request: RequestId,
         /// The highest role that the certificate admits to, as the operator said of the token.
         role: JoinRole,
     },
     /// Refuse the request.
     Refuse {
-        /// The request.
+        /// Request to refuse.
         request: RequestId,
-        /// The reason.
+        /// Reason for refusing the host.
         reason: Refusal,
     },
 }
@@ -190,7 +190,7 @@ struct PendingStep {
     request: Option<(RequestId, JoinRole)>,
 }
 
-/// The machine.
+/// The machine that decides which hosts get a certificate for a join token.
 #[derive(Debug)]
 pub struct Enrolment {
     config: EnrolmentConfig,

@@ -8,18 +8,18 @@ use holdfast_wire::frame::{AcceptorPhaseTimes, BatchId, FlowToPrepare, FrozenFlo
 use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// State of the acceptor role.
+/// State of the acceptor's role in handoffs.
 #[derive(Debug, Default)]
 pub(super) struct Acceptor {
     pub batches: BTreeMap<BatchId, InboundBatch>,
     pub ended_batches: VecDeque<BatchId>,
 }
 
-/// Stage of a batch.
+/// Stage of a batch that this node takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InboundBatchStage {
     Preparing,
-    /// Waiting for the state.
+    /// Waiting for the state of the donor's sockets.
     Waiting,
     Restoring,
     Committing,
@@ -31,7 +31,7 @@ pub(super) enum InboundBatchStage {
 pub(super) struct InboundBatch {
     pub donor: NodeId,
     pub stage: InboundBatchStage,
-    /// Start of the stage.
+    /// Time at which the stage began.
     pub since: Duration,
     pub deadline: Option<Duration>,
     pub flows: Vec<InboundFlow>,

@@ -34,7 +34,7 @@ pub struct CommandToken(pub u64);
 /// A flow and the epoch its entry gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowEpoch {
-    /// The flow.
+    /// Flow whose entry gets the epoch.
     pub flow: Flow,
     /// Epoch of the flow's entry on this node from then on.
     pub epoch: Epoch,
@@ -43,7 +43,7 @@ pub struct FlowEpoch {
 /// State to put into a prepared socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowToRestore {
-    /// The flow.
+    /// Flow of the prepared socket.
     pub flow: Flow,
     /// [`FrozenFlow::dynamic`] of the donor.
     pub dynamic: Bytes,

@@ -14,7 +14,7 @@ use core::time::Duration;
 use holdfast_wire::{BatchId, Epoch, Flow, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// State of the donor role.
+/// State of the donor's role in handoffs.
 #[derive(Debug)]
 pub(super) struct Donor {
     pub lanes: BTreeMap<NodeId, AcceptorLane>,
@@ -69,7 +69,7 @@ pub(super) struct FlowWithStaticState {
     pub read_time: Duration,
 }
 
-/// Stage of a batch.
+/// Stage of a batch that this node gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutboundBatchStage {
     Preparing,
@@ -89,7 +89,7 @@ pub(super) enum OutboundBatchStage {
 pub(super) struct OutboundBatch {
     pub acceptor: NodeId,
     pub stage: OutboundBatchStage,
-    /// Start of the stage.
+    /// Time at which the stage began.
     pub since: Duration,
     /// Time at which the donor gives the batch up.
     pub deadline: Option<Duration>,

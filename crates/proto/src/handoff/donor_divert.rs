@@ -229,7 +229,7 @@ impl Handoff {
         }
     }
 
-    /// Ends the rest.
+    /// Ends the donor's rest, and goes on with its handoffs.
     pub(super) fn end_yield_pause(&mut self, now: Duration) {
         self.donor.is_resting = false;
         self.donor.busy_since = Some(now);

@@ -38,9 +38,9 @@ pub enum FlowKeptReason {
     AlreadyMoving,
     /// The flow uses something that cannot move.
     Unmovable(Failure),
-    /// The acceptor refused.
+    /// The acceptor refused the flow.
     Refused {
-        /// The acceptor.
+        /// Acceptor that refused the flow.
         by: NodeId,
         /// The acceptor's failure, as seen from this node.
         why: Failure,
@@ -61,14 +61,14 @@ pub enum FlowKeptReason {
     },
     /// The channel to the acceptor was lost.
     PeerLost {
-        /// The acceptor.
+        /// Acceptor whose channel was lost.
         peer: NodeId,
         /// Step of the handoff.
         step: HandoffStep,
     },
     /// The acceptor aborted the batch.
     Aborted {
-        /// The acceptor.
+        /// Acceptor that aborted the batch.
         by: NodeId,
         /// The acceptor's failure, as seen from this node.
         why: Failure,
@@ -147,7 +147,7 @@ impl BatchPhaseTimes {
     }
 }
 
-/// An event of the machine.
+/// An event of the handoff machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Outcomes of some flows of a request. Each flow of a request is in exactly one of these events.
@@ -161,9 +161,9 @@ pub enum Event {
     },
     /// A batch given by this node has ended; its outcomes were reported before.
     BatchFinished {
-        /// The batch.
+        /// Batch that has ended.
         batch: BatchId,
-        /// The acceptor.
+        /// Acceptor of the batch.
         acceptor: NodeId,
         /// Number of flows that moved.
         moved: usize,
@@ -171,14 +171,14 @@ pub enum Event {
         kept: usize,
         /// Bytes of state sent while frozen, application state included.
         bytes: usize,
-        /// The predicted freeze.
+        /// Freeze that was predicted for the batch.
         predicted: Duration,
-        /// Durations of the phases.
+        /// Durations of the batch's phases.
         phases: BatchPhaseTimes,
     },
     /// All flows of a request have their outcome.
     RequestFinished {
-        /// The request.
+        /// Request of which all flows have an outcome.
         request: RequestId,
         /// Number of flows that moved.
         moved: usize,
@@ -196,7 +196,7 @@ pub enum Event {
     FlowsDiscarded {
         /// The batch; none for flows found in transit after a restart.
         batch: Option<BatchId>,
-        /// The flows.
+        /// Flows that this node gave up taking.
         flows: Vec<Flow>,
         /// Reason for giving up.
         reason: Failure,
@@ -212,18 +212,18 @@ pub enum Event {
     },
     /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {
-        /// The holder.
+        /// Holder that has not answered.
         holder: NodeId,
         /// Number of waiting changes.
         changes: usize,
     },
     /// A flow's `Close` or `Activate` failed at its last attempt, or a `Resume` failed as often, and is repeated.
     CommandFailed {
-        /// The flow.
+        /// Flow whose command failed.
         flow: Flow,
         /// Name of the command.
         command: &'static str,
-        /// The last failure.
+        /// Failure of the last attempt.
         error: Failure,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.

@@ -15,7 +15,7 @@ use holdfast_wire::frame::BatchId;
 use holdfast_wire::{ChangeKind, Flow, Frame, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Purpose of a timer.
+/// Purpose of a timer of the handoff machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HandoffTimer {
     /// A batch given, by its number.
@@ -46,12 +46,12 @@ pub(super) enum CommandPurpose {
     Restore(BatchId),
     Activate(Option<BatchId>, Retryable<FlowEpoch>),
     Discard(Vec<Flow>),
-    /// Requested by a peer.
+    /// Changes to a holder's records that a peer requested.
     ArbitrateForPeer {
         asker: NodeId,
         request: u64,
     },
-    /// Requested by this node.
+    /// Changes to a holder's records that this node requested.
     ArbitrateOwn {
         request: u64,
     },
@@ -78,7 +78,7 @@ pub(super) struct MovingFlow {
     pub deferred: Vec<OwnershipChange>,
 }
 
-/// State that the roles share.
+/// State that the donor, the acceptor and the holder share.
 #[derive(Debug)]
 pub(super) struct HandoffCore {
     pub config: HandoffMachineConfig,

@@ -70,7 +70,7 @@ pub enum DrainPolicy {
 pub struct FlowHandoffRequest {
     /// The flows, in the order in which they are to move.
     pub flows: Vec<Flow>,
-    /// The acceptor.
+    /// Node that takes the flows.
     pub to: NodeId,
     /// Policy for draining send queues first.
     pub drain: DrainPolicy,
@@ -104,7 +104,7 @@ pub enum RecoveredRole {
 /// A flow in the middle of a handoff that a restarted daemon found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecoveredFlow {
-    /// The flow.
+    /// Flow that was found in a handoff.
     pub flow: Flow,
     /// The epoch; see [`RecoveredRole`] for its meaning.
     pub epoch: Epoch,
@@ -115,7 +115,7 @@ pub struct RecoveredFlow {
     pub peer: NodeId,
 }
 
-/// An action for the daemon.
+/// An action that the handoff machine asks of the daemon.
 pub type Output = MachineOutput<Command, Event>;
 
 /// The handoff machine of a node; see the module documentation.

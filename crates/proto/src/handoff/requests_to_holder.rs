@@ -66,7 +66,7 @@ impl Handoff {
         }
     }
 
-    /// Repeats a request.
+    /// Sends a request to the holder again, because no answer has come in time.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
         let Some(repetition) = self.core.holder_client.repeat(now, request) else {
             return;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The settings of a [`super::Health`]. [`HealthConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
 pub struct HealthConfig {
-    /// This node.
+    /// Number of this node.
     pub node: NodeId,
     /// True if the contact node decides at run time where new clients go. If false, health is only reported.
     pub places_clients: bool,
@@ -65,7 +65,7 @@ impl HealthConfig {
 /// A service whose servers are judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JudgedService {
-    /// The service.
+    /// Protocol, address and port of the service.
     pub endpoint: ServiceEndpoint,
     /// Share of each node by the operator's wish.
     pub weights: BTreeMap<NodeId, u32>,

@@ -68,73 +68,73 @@ impl fmt::Display for Exclusion {
     }
 }
 
-/// An action for the daemon.
+/// An action that the health machine asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send a frame.
     Send {
-        /// The receiver, never this node.
+        /// Node that receives the frame, never this one.
         to: NodeId,
-        /// The frame.
+        /// Frame for the receiver's health machine.
         frame: HealthFrame,
     },
     /// Ask a node for a sign of life at once.
     Probe {
-        /// The node, never this one.
+        /// Node to ask, never this one.
         node: NodeId,
     },
     /// Place new clients of a service by these shares. Existing flows stay where they are.
     Place {
-        /// The service.
+        /// Service whose new clients are placed.
         service: ServiceEndpoint,
-        /// Share of each node; not all are 0.
+        /// Share of each node in the service's new clients; not all are 0.
         weights: BTreeMap<NodeId, u32>,
     },
     /// Report an event to the operator.
     Event(Event),
 }
 
-/// An event for the operator.
+/// An event of the health machine, for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The state of this node's server of a service has changed.
     ServerChanged {
-        /// The service.
+        /// Service of the server.
         service: ServiceEndpoint,
-        /// The new state.
+        /// The server's new state.
         state: ServerState,
     },
     /// A node has been silent and gets no new clients.
     NodeSilent {
-        /// The node.
+        /// Node that has been silent.
         node: NodeId,
-        /// Duration of its silence.
+        /// Duration of the node's silence.
         silence: Duration,
     },
     /// A silent node answers again and may get new clients.
     NodeHeard {
-        /// The node.
+        /// Node that answers again.
         node: NodeId,
     },
     /// A node stops getting new clients of a service.
     Excluded {
-        /// The service.
+        /// Service whose new clients go to other nodes.
         service: ServiceEndpoint,
-        /// The node.
+        /// Node that stops getting new clients.
         node: NodeId,
-        /// The reason.
+        /// Reason for excluding the node.
         reason: Exclusion,
     },
     /// A node gets new clients of a service again.
     Included {
-        /// The service.
+        /// Service of the new clients.
         service: ServiceEndpoint,
-        /// The node.
+        /// Node that gets new clients again.
         node: NodeId,
     },
     /// No node could serve new clients of a service: they go to nodes that hang or are silent, or else to all.
     NobodyServes {
-        /// The service.
+        /// Service that no node could serve.
         service: ServiceEndpoint,
     },
 }
@@ -142,11 +142,11 @@ pub enum Event {
 /// State of a service at one node, for the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeHealth {
-    /// The node.
+    /// Node to which the shares and the exclusion apply.
     pub node: NodeId,
-    /// Share of new clients by the operator's wish.
+    /// The node's share of new clients by the operator's wish.
     pub weight: u32,
-    /// Share of new clients in force.
+    /// The node's share of new clients in force.
     pub placed_weight: u32,
     /// Reason why the node should get none; `None` if the node may get new clients.
     pub exclusion: Option<Exclusion>,

@@ -70,7 +70,7 @@ pub struct Health {
     outputs: VecDeque<Output>,
 }
 
-/// A service at this node and in the group.
+/// A service with its server at this node, and its new clients' shares in the group.
 #[derive(Debug)]
 struct Service {
     settings: JudgedService,

@@ -6,7 +6,7 @@ use core::time::Duration;
 use holdfast_wire::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Shares of one service.
+/// Shares of one service's new clients.
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     /// Nodes with a share in force, and their shares.
@@ -26,7 +26,7 @@ pub(super) struct Placement {
 /// A decision on the shares of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PlacementDecision {
-    /// Nothing to do.
+    /// The shares stay as they are.
     Keep,
     /// Tell all nodes the shares, which come into force at `pending_at`.
     Announce(BTreeMap<NodeId, u32>),

@@ -16,7 +16,7 @@ pub(super) struct WaitingClients {
     accepted_max: Option<i64>,
 }
 
-/// The queue of one socket.
+/// The queue of clients that wait at one socket.
 #[derive(Debug, Clone, Copy)]
 struct SocketQueue {
     waiting: u32,
@@ -25,7 +25,7 @@ struct SocketQueue {
 }
 
 impl WaitingClients {
-    /// Takes a sample into account.
+    /// Takes a sample of a service's sockets into account.
     pub fn on_sample(&mut self, now: Duration, sample: &ListenerSample) {
         let waiting: i64 = sample
             .queues

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The part of a voter's votes that is not on the disk.
 #[derive(Debug, Default)]
 pub(super) struct Voting {
-    /// The promise to the contact node.
+    /// The promise of a lease to the contact node.
     pub promise: Option<LeasePromise>,
     /// Time until which a restarted voter abstains, since it may have made a promise.
     pub abstains_until: Duration,

@@ -23,7 +23,7 @@ pub(super) struct ContactWatch {
     vain_heartbeats: u32,
     /// Start number and number of the last heartbeat.
     last: (u64, u64),
-    /// Time before which silence means nothing.
+    /// Time before which the contact node's silence means nothing.
     pub excused_until: Duration,
     /// True once the silence of a contact node that the backups cannot replace was reported.
     is_reported: bool,

@@ -22,14 +22,14 @@ pub enum Recipient {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SaveToken(pub u64);
 
-/// An action for the daemon.
+/// An action that the membership machine asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send a frame. A lost, late or repeated frame does no harm.
     Send {
-        /// The receiver.
+        /// Node that receives the frame, or the service address.
         to: Recipient,
-        /// The frame.
+        /// Frame for the receiver's membership machine.
         frame: MembershipFrame,
     },
     /// Replace the state on the disk by this one, durably (written, synchronised and renamed), and then call
@@ -37,7 +37,7 @@ pub enum Output {
     Save {
         /// Token of the save.
         token: SaveToken,
-        /// The whole state.
+        /// The local node's whole membership state.
         state: Box<MembershipState>,
     },
     /// Pass a request to the store of views ([`super::MembershipConfig::has_view_store`]), and its answer to
@@ -45,7 +45,7 @@ pub enum Output {
     Store {
         /// Token of the request.
         token: StoreToken,
-        /// The request.
+        /// Request to the store of views.
         request: Box<StoreRequest>,
     },
     /// Report an event.
@@ -77,7 +77,7 @@ pub enum GroupChangeFailure {
     Unanswered,
 }
 
-/// An event of the machine.
+/// An event of the membership machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A newer view is committed, or the known server nodes have changed.
@@ -85,7 +85,7 @@ pub enum Event {
     /// The local node is contact node until this time of the machine's clock, and serves as such; none if the node must
     /// stop serving at once.
     Lease {
-        /// The end of the lease.
+        /// End of the local node's lease, by the machine's clock.
         until: Option<Duration>,
     },
     /// The local node is a member with this number.
@@ -95,17 +95,17 @@ pub enum Event {
     },
     /// The local node is outside the group; its role has ended.
     Removed {
-        /// The reason.
+        /// Reason why the local node is outside the group.
         cause: RemovalCause,
     },
     /// The contact node refused to take the local node in; the machine asks again.
     JoinRefused {
-        /// The reason.
+        /// The contact node's reason for refusing.
         reason: JoinRefusal,
     },
     /// The contact node is silent, and the backups alone cannot replace it: the operator may force a takeover.
     ContactSilent {
-        /// The contact node.
+        /// The silent contact node.
         contact: NodeId,
     },
     /// None of the voters that the local node knows has sent a frame for a while. The group may have gone on with other
@@ -118,29 +118,29 @@ pub enum Event {
     },
     /// The contact node removes a backup without signs of life.
     BackupSilent {
-        /// The backup.
+        /// Backup without signs of life.
         backup: NodeId,
     },
     /// The contact node dropped a server node without signs of life. A living one registers again.
     ServerNodeSilent {
-        /// The server node.
+        /// Server node without signs of life.
         node: NodeName,
     },
     /// [`super::Membership::settings`] has new settings, as in version `version` of the group data.
     SettingsChanged {
-        /// The version.
+        /// Version of the group data with the new settings.
         version: u64,
     },
     /// This release cannot read the settings of the view that the node obeys; the daemon keeps those it has.
     SettingsUnreadable {
         /// The version of the group data.
         version: u64,
-        /// The reason.
+        /// Reason why the settings cannot be read.
         error: GroupSettingsError,
     },
     /// At the contact node: a change of the group's settings is committed or refused.
     GroupChangeDecided {
-        /// The change.
+        /// Change that is committed or refused.
         change: Box<GroupChange>,
         /// The node at which the change was requested.
         from: NodeName,
@@ -151,7 +151,7 @@ pub enum Event {
     },
     /// A request of [`super::Membership::handle_group_change`] has ended.
     GroupChangeEnded {
-        /// The change.
+        /// Identity of the requested change.
         id: GroupChangeId,
         /// Version of the group data with the change, or the reason for the failure.
         result: Result<u64, GroupChangeFailure>,
@@ -171,7 +171,7 @@ pub enum Event {
     },
     /// A frame was ignored: late, repeated, impossible, or of a stranger.
     Ignored {
-        /// The sender.
+        /// Name of the node that sent the frame.
         from: NodeName,
         /// Name of the frame.
         frame: &'static str,

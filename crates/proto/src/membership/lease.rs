@@ -14,9 +14,9 @@ const SENT_MAX: usize = 32;
 /// A voter's promise to take part in no view with another contact node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LeasePromise {
-    /// The contact node.
+    /// The contact node that has the promise.
     pub to: NodeName,
-    /// The end of the promise.
+    /// Time at which the promise to the contact node ends.
     pub until: Duration,
 }
 

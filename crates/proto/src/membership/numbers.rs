@@ -86,7 +86,7 @@ impl NumberHolders {
     }
 }
 
-/// The new numbers that a name was given.
+/// The new node numbers that a name was given.
 #[derive(Debug)]
 struct Allowance {
     /// The last join that was admitted.

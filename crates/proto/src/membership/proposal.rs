@@ -5,7 +5,7 @@ use holdfast_wire::membership_frames::{AcceptedView, Ballot, VotedView};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The phase of an attempt.
+/// The phase of an attempt to decide on the next view.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Voters promise to heed no lower ballot, and name the views that they have accepted.
@@ -40,7 +40,7 @@ impl Proposal {
         (self.epoch, self.ballot) == (epoch, ballot)
     }
 
-    /// Begins the second phase.
+    /// Begins the second phase of the attempt: voters are asked to accept this view.
     pub fn propose(&mut self, view: VotedView) {
         self.phase = Phase::Propose { view };
         self.agreed.clear();

@@ -206,7 +206,7 @@ impl Membership {
         }
     }
 
-    /// Notes that the group data have come.
+    /// Records that the group data have come, and ends the request for them.
     pub(super) fn end_view_request(&mut self) {
         self.registration.request_view_at = None;
         self.registration.is_data_withheld = false;

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Most effects that wait for the disk; a voter ignores further requests.
 const EFFECTS_MAX: usize = 64;
 
-/// An effect of a change of the state.
+/// An effect that a change of the saved state has once it is on the disk.
 #[derive(Debug)]
 pub(super) enum Effect {
     /// Send a vote.

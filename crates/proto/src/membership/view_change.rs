@@ -60,7 +60,7 @@ impl Membership {
         self.stored.defer(Effect::Apply { view, announce });
     }
 
-    /// Obeys a view that the disk has.
+    /// Obeys a view that is on the disk.
     pub(super) fn apply_view(&mut self, now: Duration, view: VotedView, announce: bool) {
         if self
             .view

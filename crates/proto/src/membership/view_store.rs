@@ -38,9 +38,9 @@ pub enum StoreRequest {
     Read,
     /// Replace the view by this one if the store has the view of the expected epoch.
     Propose {
-        /// The expected epoch; none for a store without a view.
+        /// Epoch of the view that the store must have; none for a store without a view.
         expected: Option<u64>,
-        /// The view.
+        /// View to put into the store.
         view: VotedView,
     },
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// Number of ended moves to remember, to tell a repeated `Offer` from a new one.
 const ENDED_MOVES_MAX: usize = 64;
 
-/// Stage of a move.
+/// Stage of a move to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InboundMoveStage {
     Examining,
@@ -33,7 +33,7 @@ pub(super) enum InboundMoveStage {
 #[derive(Debug)]
 pub(super) struct InboundMove {
     pub stage: InboundMoveStage,
-    /// Start of the stage.
+    /// Time at which the stage began.
     pub since: Duration,
     pub deadline: Option<Duration>,
     pub offer: Option<MoveOffer>,

@@ -46,7 +46,7 @@ pub struct ProcessId(pub u64);
 /// A flow and the epoch its entry gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowEpoch {
-    /// The flow.
+    /// Flow whose entry gets the epoch.
     pub flow: Flow,
     /// Epoch of the flow's entry on this node from then on.
     pub epoch: Epoch,

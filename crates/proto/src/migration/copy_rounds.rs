@@ -21,7 +21,7 @@ const STALE_ROUNDS_MAX: u32 = 2;
 /// Ratio of a freeze to one without memory from which on memory counts as most of the freeze.
 const MEMORY_BOUND_RATIO: u32 = 2;
 
-/// The rounds of one move.
+/// The copying rounds of one move.
 #[derive(Debug, Default)]
 pub(super) struct CopyRounds {
     pub count: u32,
@@ -34,7 +34,7 @@ pub(super) struct CopyRounds {
     stale_rounds: u32,
 }
 
-/// The step that follows a round.
+/// The step that follows a round of copying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepAfterRound {
     CopyAgain,

@@ -20,7 +20,7 @@ use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 /// Saved state of a move. A node may be donor or acceptor, and peer as well; it then has two of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveredMove {
-    /// The move.
+    /// Move whose state was saved.
     pub id: MoveId,
     /// Number of earlier moves of the process.
     pub hops: u32,
@@ -33,9 +33,9 @@ pub struct RecoveredMove {
 pub enum RecoveredRole {
     /// The node gives the process: `CopyRound` was commanded.
     Donor {
-        /// The process.
+        /// Process that the node gives.
         process: ProcessId,
-        /// The acceptor.
+        /// Node that takes the process.
         to: NodeId,
         /// True for a clone: the original stays.
         clone: bool,

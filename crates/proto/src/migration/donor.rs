@@ -16,7 +16,7 @@ use holdfast_wire::move_frames::{MoveFrame, MoveOffer, PeerConnections};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stage of a move.
+/// Stage of a move from this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutboundMoveStage {
     Checking,

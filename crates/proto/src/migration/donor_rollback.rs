@@ -21,7 +21,7 @@ use holdfast_wire::{ChangeKind, Flow, MoveId, OwnershipChange, OwnershipRecord, 
 use std::collections::BTreeMap;
 
 impl Migration {
-    /// Fails a move.
+    /// Gives up a move from this node: tells the acceptor, and rolls back a divert that may have taken place.
     pub(super) fn fail_move(&mut self, now: Duration, id: MoveId, reason: ProcessKeptReason) {
         let Some(outbound) = self.outbound_moves.get_mut(&id) else {
             return;

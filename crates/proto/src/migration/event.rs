@@ -34,16 +34,16 @@ pub enum ProcessKeptReason {
     PeerMoving(Flow),
     /// The process has more flows than a request to the holder can name.
     TooManyFlows(usize),
-    /// The acceptor refused.
+    /// The acceptor refused the process.
     Refused {
-        /// The acceptor.
+        /// Acceptor that refused the process.
         by: NodeId,
         /// The acceptor's failures, as seen from this node.
         whys: Vec<Failure>,
     },
     /// The peer of one of its connections refused.
     PeerRefused {
-        /// The peer.
+        /// Node at the other end of the connection.
         by: NodeId,
         /// The peer's failure, as seen from this node.
         why: Failure,
@@ -52,14 +52,14 @@ pub enum ProcessKeptReason {
     FreezeTooLong {
         /// The least freeze predicted.
         predicted: Duration,
-        /// The limit.
+        /// Longest freeze that the request allows.
         max: Duration,
     },
     /// A command failed on this node.
     Failed {
         /// Step of the move.
         step: MigrationStep,
-        /// The failure.
+        /// Failure of the command.
         why: Failure,
     },
     /// A node did not answer in time.
@@ -71,14 +71,14 @@ pub enum ProcessKeptReason {
     },
     /// The channel to the acceptor was lost.
     PeerLost {
-        /// The acceptor.
+        /// Acceptor whose channel was lost.
         peer: NodeId,
         /// Step of the move.
         step: MigrationStep,
     },
     /// The acceptor aborted the move.
     Aborted {
-        /// The acceptor.
+        /// Acceptor that aborted the move.
         by: NodeId,
         /// The acceptor's failure, as seen from this node.
         why: Failure,
@@ -87,7 +87,7 @@ pub enum ProcessKeptReason {
     NotDiverted(ChangeRefusal),
     /// Another node owns one of its flows.
     NotOurs {
-        /// The flow.
+        /// Flow that another node owns.
         flow: Flow,
         /// The holder's record of the flow.
         record: OwnershipRecord,
@@ -216,16 +216,16 @@ pub struct MoveMeasurements {
     pub steps: Box<[Vec<StepTime>; 2]>,
 }
 
-/// An event of the machine.
+/// An event of the migration machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A round of copying has ended.
     RoundEnded {
-        /// The move.
+        /// Move to which the round belongs.
         id: MoveId,
         /// Number of the round, from 1 on.
         round: u32,
-        /// Bytes sent.
+        /// Bytes sent in the round.
         sent_bytes: u64,
         /// Bytes that compression saved.
         saved_bytes: u64,
@@ -240,63 +240,63 @@ pub enum Event {
     },
     /// This node will forward these connections: their peers have no daemon, or it did not answer.
     ConnectionsForwarded {
-        /// The move.
+        /// Move of the process that has the connections.
         id: MoveId,
-        /// The connections.
+        /// Connections that this node will forward.
         connections: Vec<Flow>,
     },
     /// A process runs at the acceptor, and its remaining pages are sent by post-copy.
     PostCopyStarted {
-        /// The move.
+        /// Move whose memory is sent by post-copy.
         id: MoveId,
         /// Bytes of memory still at the donor.
         bytes: u64,
     },
     /// A move from this node has ended.
     Outcome {
-        /// The move.
+        /// Move that has ended.
         id: MoveId,
-        /// The outcome.
+        /// Result of the move: moved, cloned or kept.
         outcome: MoveOutcome,
         /// Measurements of the move.
         summary: Box<MoveMeasurements>,
     },
     /// This node took a process; the process runs.
     ProcessAccepted {
-        /// The move.
+        /// Move that brought the process.
         id: MoveId,
-        /// Its flows and their epochs.
+        /// The process's flows and their epochs.
         flows: Vec<(Flow, Epoch)>,
     },
     /// This node gave up taking a process.
     ProcessDiscarded {
-        /// The move.
+        /// Move that this node gave up.
         id: MoveId,
         /// Reason for giving up.
         reason: Failure,
     },
     /// Changes to report to the holder, by `handle_changes` of the handoff. The machine deferred them during a move.
     ReportChanges {
-        /// The changes.
+        /// Ownership changes that the machine deferred.
         changes: Vec<OwnershipChange>,
     },
     /// The holder has not answered for a while; requests are repeated. Emitted once per request.
     HolderSilent {
-        /// The holder.
+        /// Holder that has not answered.
         holder: NodeId,
     },
     /// The holder has lost its table while a process was frozen; the acceptor is asked as well.
     HolderLostTable {
-        /// The move.
+        /// Move of the frozen process.
         id: MoveId,
     },
     /// A `Thaw`, `Release`, `Resume` or `Translate` failed at its last attempt.
     CommandFailed {
-        /// The move.
+        /// Move to which the command belongs.
         id: MoveId,
         /// Name of the command.
         command: &'static str,
-        /// The last failure.
+        /// Failure of the last attempt.
         error: Failure,
     },
     /// A frame or completion was ignored: late, repeated, or never requested.

@@ -27,7 +27,7 @@ const FADE_FACTOR: f64 = 0.9;
 /// Spread of freezes with the same load, in microseconds. A guess is weighted against it, as if the guess could be
 /// wrong by its whole value.
 const NOISE_US: f64 = 300.0;
-/// Unit in which bytes are counted.
+/// Unit in which the model counts bytes.
 const UNIT_BYTES: f64 = 1048576.0;
 
 /// The properties of a process that determine its freeze.
@@ -117,7 +117,7 @@ impl FreezeCostModel {
         Duration::from_nanos((bytes as f64 / self.rate * 1e3) as u64)
     }
 
-    /// Learns from a round.
+    /// Learns the send rate from a round of copying.
     pub(super) fn learn_round(&mut self, bytes: u64, duration: Duration) {
         let micros = duration.as_secs_f64() * 1e6;
         if bytes >= BULK_BYTES_MIN && micros > 0.0 {
@@ -132,7 +132,7 @@ impl FreezeCostModel {
         self.scan_to_freeze += SAMPLE_WEIGHT * (sample - self.scan_to_freeze);
     }
 
-    /// Learns from a freeze.
+    /// Learns the costs from a measured freeze.
     pub(super) fn learn_freeze(
         &mut self,
         strategy: SocketStrategy,
@@ -193,7 +193,7 @@ impl RegressionSums {
     }
 }
 
-/// A cost for each term.
+/// The learned costs of a freeze, one for each term.
 #[derive(Debug, Clone)]
 struct CostRegression {
     /// First guess of all costs but the one of bytes sent.

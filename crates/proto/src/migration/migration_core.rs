@@ -13,7 +13,7 @@ use holdfast_wire::move_frames::{MoveFrame, TranslationStep};
 use holdfast_wire::{ChangeKind, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Purpose of a timer.
+/// Purpose of a timer of the migration machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MoveTimer {
     /// A move given: timeout of its step.
@@ -39,7 +39,7 @@ pub(super) enum CommandPurpose {
     CopyRound(MoveId),
     SaveFlows(MoveId),
     Freeze(MoveId),
-    /// With the number of the attempt.
+    /// Thaw of a process, with the number of the attempt.
     Thaw(MoveId, u32),
     Release(MoveId, u32),
     Examine(MoveId),
@@ -71,7 +71,7 @@ impl MovingFlow {
     }
 }
 
-/// State that the roles share.
+/// State that the roles in a move share.
 #[derive(Debug)]
 pub(super) struct MigrationCore {
     pub config: MigrationMachineConfig,

@@ -113,7 +113,7 @@ impl MoveRequestOptions {
 pub struct MoveRequest {
     /// The process, including all its children.
     pub process: ProcessId,
-    /// The acceptor.
+    /// Node that takes the process.
     pub to: NodeId,
     /// Options of the move.
     pub options: MoveRequestOptions,
@@ -143,7 +143,7 @@ pub enum MoveRequestError {
     AlreadyMoving(ProcessId),
 }
 
-/// An action for the daemon.
+/// An action that the migration machine asks of the daemon.
 pub type Output = MachineOutput<Command, Event>;
 
 /// The migration machine of a node; see the module documentation.

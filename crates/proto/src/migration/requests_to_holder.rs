@@ -107,7 +107,7 @@ impl Migration {
         }
     }
 
-    /// Repeats a request.
+    /// Sends a request to the holder again, because no answer has come in time.
     pub(super) fn repeat_request_to_holder(&mut self, now: Duration, request: u64) {
         if self.core.holder_client.is_holder() {
             return;

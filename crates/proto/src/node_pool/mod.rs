@@ -41,7 +41,7 @@ impl Default for NodePoolConfig {
 /// New shares of a service's nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeShares<S> {
-    /// The service.
+    /// Service to which the shares belong.
     pub service: S,
     /// Each node's share of new flows, relative to the others; a node that is not named gets none.
     pub shares: BTreeMap<NodeId, u32>,
@@ -62,19 +62,19 @@ struct PlacedService {
     refresh_at: Option<Duration>,
 }
 
-/// The machine; `S` identifies a service.
+/// The machine that divides new flows of services among nodes; `S` identifies a service.
 #[derive(Debug)]
 pub struct NodePool<S> {
     config: NodePoolConfig,
     services: BTreeMap<S, PlacedService>,
     reports: BTreeMap<NodeId, LoadReport>,
-    /// Distances in milliseconds.
+    /// Distances of the nodes from the contact node, in milliseconds.
     distances: BTreeMap<NodeId, u32>,
     outputs: VecDeque<NodeShares<S>>,
 }
 
 impl<S: Ord + Copy> NodePool<S> {
-    /// Returns a machine without services.
+    /// Returns a node pool without services.
     pub fn new(config: NodePoolConfig) -> NodePool<S> {
         NodePool {
             config,
@@ -106,7 +106,7 @@ impl<S: Ord + Copy> NodePool<S> {
         self.outputs.push_back(NodeShares { service, shares });
     }
 
-    /// Forgets a service.
+    /// Forgets a service and its shares.
     pub fn handle_service_removed(&mut self, service: S) {
         self.services.remove(&service);
         self.outputs.retain(|output| output.service != service);

@@ -3,7 +3,7 @@
 use holdfast_wire::rserpool::{ElementId, ErrorCause, PolicyKind, RegistrarId};
 use std::fmt;
 
-/// An event of the machine.
+/// An event of the pool element's machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The element is in its pool. Emitted if it was not before, or if its identifier has changed.

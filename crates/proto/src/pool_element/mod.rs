@@ -31,7 +31,7 @@ use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
 use registration::{RegistrationGoal, RegistrationRequestKind, RegistrationState};
 use std::time::Duration;
 
-/// An action for the daemon.
+/// An action that the pool element's machine asks of the daemon.
 pub type Output = LinkOutput<Event>;
 
 /// A pool element; see the module documentation.

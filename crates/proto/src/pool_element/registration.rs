@@ -21,7 +21,7 @@ pub(super) enum RegistrationGoal {
     Leaving,
 }
 
-/// Request to the home registrar.
+/// Kind of a request to the home registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegistrationRequestKind {
     Register,

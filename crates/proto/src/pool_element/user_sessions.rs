@@ -30,7 +30,7 @@ pub struct UserSessionsConfig {
     pub keys: Vec<CookieKey>,
 }
 
-/// An event on a control channel.
+/// An event on the control channel between an element and a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserSessionEvent {
     /// A user with a session at another element continues it here.
@@ -103,7 +103,7 @@ impl UserSessions {
         self.send(link, card);
     }
 
-    /// Handles the loss of a user's link.
+    /// Handles the loss of the link to a user.
     pub fn handle_lost(&mut self, link: LinkId) {
         let channel = self.channels.remove(&link);
         if channel.is_some_and(|channel| channel.request.is_some()) {

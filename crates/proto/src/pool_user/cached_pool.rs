@@ -7,7 +7,7 @@ use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, SctpTransport}
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// An unreachable element.
+/// An element that could not be reached.
 #[derive(Debug)]
 struct UnreachableElement {
     until: Duration,
@@ -15,7 +15,7 @@ struct UnreachableElement {
     failures: u32,
 }
 
-/// An entry of the cache.
+/// A pool in the user's cache.
 #[derive(Debug)]
 pub(super) struct CachedPool {
     /// Time of the registrar's answer; none if there is no valid answer.

@@ -40,7 +40,7 @@ pub struct PoolUserConfig {
 }
 
 impl PoolUserConfig {
-    /// Returns the defaults.
+    /// Returns the default settings of a pool user.
     pub fn new(hunt: ServerHuntConfig, seed: [u8; 32]) -> PoolUserConfig {
         PoolUserConfig {
             answer_timeout: Duration::from_secs(3),

@@ -5,46 +5,46 @@ use holdfast_wire::rserpool::{
     ElementId, ErrorCause, PolicyKind, PoolElement, PoolHandle, RegistrarId,
 };
 
-/// An event of the machine.
+/// An event of the pool user's machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The answer to [`super::PoolUser::handle_select`].
     Selected {
-        /// The request.
+        /// Request that is answered.
         request: RequestId,
         /// The selected element.
         element: PoolElement,
     },
     /// The answer to [`super::PoolUser::handle_resolve`].
     Resolved {
-        /// The request.
+        /// Request that is answered.
         request: RequestId,
         /// The pool's policy.
         policy: PolicyKind,
         /// The pool's elements, or the registrar's selection of them, in the registrar's order.
         elements: Vec<PoolElement>,
     },
-    /// A request failed.
+    /// A request for an element or for a pool failed.
     RequestFailed {
-        /// The request.
+        /// Request that failed.
         request: RequestId,
         /// Reason of the failure.
         error: ResolveError,
     },
     /// Elements of a watched pool, reported first and after each change; none if the pool does not exist.
     PoolChanged {
-        /// The pool.
+        /// Handle of the watched pool.
         handle: PoolHandle,
         /// The pool's elements, in the registrar's order.
         elements: Vec<PoolElement>,
     },
     /// A session has an element; data may flow on the link.
     SessionUp {
-        /// The session.
+        /// Session that has an element.
         session: SessionId,
         /// The link to the element.
         link: LinkId,
-        /// The element.
+        /// Identifier of the session's element.
         element: ElementId,
         /// True if the element was given a cookie, which has the state of the session at an earlier element.
         resumed: bool,
@@ -52,18 +52,18 @@ pub enum Event {
     /// A session's element is lost, and another is sought. The client should keep data that the element may not have
     /// received, to send it again.
     SessionBroken {
-        /// The session.
+        /// Session that lost its element.
         session: SessionId,
         /// The closed link.
         link: LinkId,
-        /// The element.
+        /// Identifier of the lost element.
         element: ElementId,
     },
     /// A session has ended: no element was found for it in time.
     SessionFailed {
-        /// The session.
+        /// Session that has ended.
         session: SessionId,
-        /// The last error.
+        /// Last error in the search for an element.
         error: ResolveError,
     },
     /// The user has a new home registrar.

@@ -37,7 +37,7 @@ use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// An action for the daemon.
+/// An action that the pool user's machine asks of the daemon.
 pub type Output = LinkOutput<Event>;
 
 /// Identifies a request, unique during the life of a machine.
@@ -48,12 +48,12 @@ pub struct RequestId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// Purpose of a timer.
+/// Purpose of a timer of the pool user's machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    /// Answer to a request about a pool.
+    /// Time limit of a registrar's answer about a pool.
     Answer(PoolHandle),
-    /// Cached data of a pool.
+    /// Expiry of a pool's cache entry.
     Cache(PoolHandle),
     Session(SessionId),
     /// Idle link for probes.

@@ -20,7 +20,7 @@ use std::time::Duration;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which a mute element is probed again; doubles each time.
 const SILENT_FOR: Duration = Duration::from_secs(1);
-/// Upper limit of that time.
+/// Upper limit of the time after which a mute element is probed again.
 const SILENT_MAX: Duration = Duration::from_secs(64);
 /// Time without a probe after which a link is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ impl ElementProbeState {
     }
 }
 
-/// Links for probes.
+/// Links to elements on which probes are sent.
 #[derive(Debug, Default)]
 pub(super) struct ProbeLinks {
     by_transport: BTreeMap<SctpTransport, LinkId>,

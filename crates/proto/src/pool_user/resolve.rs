@@ -9,7 +9,7 @@ use holdfast_wire::rserpool::{CauseCode, ElementId, ErrorCause, Policy, PolicyKi
 use holdfast_wire::rserpool::{PoolElement, PoolHandle};
 use std::time::Duration;
 
-/// Recipient of an answer.
+/// Recipient of a registrar's answer about a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResolutionRecipient {
     Selection(RequestId),
@@ -277,7 +277,7 @@ impl PoolUser {
         }
     }
 
-    /// Handles a negative answer.
+    /// Handles a registrar's negative answer about a pool.
     pub(super) fn on_refused(
         &mut self,
         now: Duration,

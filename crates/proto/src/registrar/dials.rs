@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Reason for an attempt to connect.
+/// Reason for an attempt to connect to another host.
 #[derive(Debug)]
 pub(super) enum DialPurpose {
     /// Keep-alives to these elements, which share this address.
@@ -30,7 +30,7 @@ pub(super) struct OpenDials {
 }
 
 impl OpenDials {
-    /// Adds an attempt. Returns its number.
+    /// Adds an attempt to connect. Returns its number.
     fn begin(&mut self, purpose: DialPurpose) -> DialId {
         self.last_id += 1;
         let dial = DialId(self.last_id);

@@ -55,7 +55,7 @@ pub(super) struct ElementEntry {
 /// Former claim of this registrar to an element, from before another registrar claimed it as home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FormerClaim {
-    /// No former claim.
+    /// No former claim of this registrar to the element.
     None,
     /// Yielded; the other registrar may have yielded the element as well.
     Yielded,
@@ -69,7 +69,7 @@ pub(super) enum FormerClaim {
 pub(super) enum KeepAliveState {
     /// None are sent: the element has another home.
     Off,
-    /// Next keep-alive at this time.
+    /// The next keep-alive is due at this time.
     Due(Duration),
     /// Keep-alive sent; the answer is due at this time.
     AwaitingAck(Duration),

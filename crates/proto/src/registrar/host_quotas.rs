@@ -28,7 +28,7 @@ const BURST_TIME: Duration = Duration::from_secs(1);
 /// Seconds' worth of messages over the limit until an association is aborted.
 const EXCESS_SECONDS_MAX: u64 = 10;
 
-/// Decision about a message.
+/// Decision about a message of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageVerdict {
     Admitted,
@@ -92,7 +92,7 @@ impl HostQuotas {
         admitted
     }
 
-    /// Removes an association.
+    /// Counts the end of a host's association.
     pub(super) fn remove_association(&mut self, now: Duration, host: IpAddr) {
         self.remove_unused(now);
         if let Some(used) = self.hosts.get_mut(&host) {
@@ -116,7 +116,7 @@ impl HostQuotas {
         }
     }
 
-    /// Counts a message.
+    /// Counts a message of a host, and decides by the host's rate whether to drop it.
     #[inline]
     pub(super) fn count_message(
         &mut self,
@@ -191,7 +191,7 @@ impl HostQuotas {
         }
     }
 
-    /// Counts the end of a pool.
+    /// Counts the end of a pool for the host that founded it.
     pub(super) fn remove_pool(&mut self, handle: &PoolHandle) {
         let Some(host) = self.founders.remove(handle) else {
             return;

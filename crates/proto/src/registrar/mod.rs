@@ -89,9 +89,9 @@ pub struct DialId(pub u64);
 /// Protocol of a message or an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolProtocol {
-    /// RFC 5352.
+    /// ASAP, between registrars and elements or users (RFC 5352).
     Asap,
-    /// RFC 5353.
+    /// ENRP, between registrars (RFC 5353).
     Enrp,
 }
 

@@ -10,7 +10,7 @@ impl Registrar {
         self.config.id
     }
 
-    /// Returns the event counters.
+    /// Returns the registrar's counters of events.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -25,7 +25,7 @@ impl Registrar {
         self.elements.space().pools()
     }
 
-    /// Returns a pool.
+    /// Returns the pool with this handle.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
         self.elements.space().pool(handle)
     }
@@ -61,7 +61,7 @@ impl Registrar {
             });
     }
 
-    /// Returns an element.
+    /// Returns the element of a pool by its identifier.
     pub fn element(&self, handle: &PoolHandle, id: ElementId) -> Option<&PoolElement> {
         let key = self.elements.space().find(handle, id)?;
         Some(&self.elements.space().get(key)?.payload().element)

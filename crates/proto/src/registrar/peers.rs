@@ -30,14 +30,14 @@ pub(super) struct PeerRegistrar {
     /// True if another registrar has described elements of this peer that have a distance, and the peer's own table is
     /// needed.
     pub(super) has_hearsay_distances: bool,
-    /// The checksum that it announced last.
+    /// The checksum that the peer announced last.
     announced_checksum: Option<u16>,
 }
 
 #[derive(Debug)]
 pub(super) enum PeerState {
     Active,
-    /// Silent; asked for a response.
+    /// The peer is silent, and was asked for a response.
     Suspect,
     /// Another registrar wants to take over its elements ("not active").
     NotActive,

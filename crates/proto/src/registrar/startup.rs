@@ -11,7 +11,7 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum StartupPhase {
-    /// Listening for a registrar.
+    /// Listening for another registrar, which becomes the mentor.
     #[default]
     Hunting,
     /// Connecting to a mentor, or waiting to retry.
@@ -24,11 +24,11 @@ enum StartupPhase {
     Done,
 }
 
-/// Progress of the start.
+/// Progress of the registrar's start.
 #[derive(Debug, Default)]
 pub(super) struct Startup {
     phase: StartupPhase,
-    /// Number of attempts that have failed.
+    /// Number of attempts to reach a mentor that have failed.
     mentor_failures: usize,
     /// The open attempt to connect to a mentor.
     mentor_dial: Option<DialId>,

@@ -8,10 +8,10 @@ use holdfast_wire::rserpool::enrp::EnrpBody;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// An arbitration that this registrar began.
+/// An arbitration on the takeover of a peer's elements, which this registrar began.
 #[derive(Debug)]
 pub(super) struct TakeoverArbitration {
-    /// Peers that have not agreed yet.
+    /// Peers that have not agreed to the takeover yet.
     pending_acks: BTreeSet<RegistrarId>,
     attempts: u32,
 }

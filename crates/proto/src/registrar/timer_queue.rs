@@ -5,7 +5,7 @@ use holdfast_wire::rserpool::RegistrarId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Action of a timer.
+/// Action of the registrar when a timer expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RegistrarTimer {
     /// Send the heartbeat to peers.

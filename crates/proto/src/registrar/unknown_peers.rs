@@ -88,7 +88,7 @@ impl Registrar {
         true
     }
 
-    /// Handles a failed call.
+    /// Handles a failed attempt to connect to an unknown peer.
     pub(super) fn on_unknown_peer_unreached(&mut self, now: Duration, at: SocketAddr) {
         let until = now + self.config.settings.retry_interval * SILENT_RETRIES;
         self.unknown_peers.mark_silent(now, at, until);

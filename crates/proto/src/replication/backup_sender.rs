@@ -23,9 +23,9 @@ pub(super) struct BackupSender {
     target: Option<NodeId>,
     state: BackupState,
     term: u64,
-    /// Number of the last frame.
+    /// Number of the last frame that was sent to the backup.
     sequence: u64,
-    /// Number of the last acknowledged frame.
+    /// Number of the last frame that the backup acknowledged.
     acked: u64,
     /// Time by which the backup must acknowledge something.
     ack_deadline: Option<Duration>,
@@ -35,18 +35,18 @@ pub(super) struct BackupSender {
     /// Number of changes for which a handshake waits.
     handshakes_unsent: usize,
     roles: Option<ReplicationRoles>,
-    /// Time at which the changes leave.
+    /// Time at which the collected changes are sent.
     flush_at: Option<Duration>,
     /// Handshakes that wait, each with the number of the frame that the backup must have.
     waiting: VecDeque<(u64, SocketAddr)>,
 }
 
-/// The backup's knowledge.
+/// The backup's knowledge of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BackupState {
     /// There is no backup, or it does not answer. No handshake waits.
     Lost {
-        /// Time of the next attempt.
+        /// Time of the next attempt to reach the backup.
         retry_at: Option<Duration>,
     },
     /// A snapshot is on its way; `last` is the last connection in it.
@@ -91,7 +91,7 @@ impl BackupSender {
         self.restart(now, io);
     }
 
-    /// Begins with a snapshot.
+    /// Starts anew with a snapshot for the backup, if there is one.
     fn restart(&mut self, now: Duration, io: &mut Io<'_>) {
         self.clear(io);
         self.acked = self.sequence;
@@ -141,7 +141,7 @@ impl BackupSender {
         }
     }
 
-    /// Adds changed roles.
+    /// Sends the legs' changed roles to the backup.
     pub fn on_roles(&mut self, now: Duration, roles: ReplicationRoles, io: &mut Io<'_>) {
         if let BackupState::Lost { .. } = self.state {
             return;
@@ -150,7 +150,7 @@ impl BackupSender {
         self.flush(now, io);
     }
 
-    /// Takes an acknowledgement.
+    /// Takes the backup's acknowledgement of all frames up to `sequence`, and completes the handshakes that waited for them.
     pub fn on_ack(&mut self, now: Duration, term: u64, sequence: u64, io: &mut Io<'_>) {
         let is_lost = matches!(self.state, BackupState::Lost { .. });
         if is_lost || term != self.term || !(self.acked + 1..=self.sequence).contains(&sequence) {

@@ -29,9 +29,9 @@ pub enum LagPolicy {
 /// The settings of a [`super::Replication`]. [`ReplicatedServiceConfig::new`] has the defaults; each is documented at its field.
 #[derive(Debug, Clone)]
 pub struct ReplicatedServiceConfig {
-    /// The own node.
+    /// Number of this node.
     pub node: NodeId,
-    /// The service.
+    /// Service that is replicated.
     pub service: ServiceEndpoint,
     /// Wanted number of replicas beside the primary (1).
     pub replicas: usize,

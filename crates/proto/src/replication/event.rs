@@ -15,26 +15,26 @@ use std::net::SocketAddr;
 pub enum DataPlaneEvent {
     /// All live legs have answered the handshake. The client is not shown the answer before [`Output::ShowSynAck`].
     Opened {
-        /// The connection.
+        /// Client, numbers and legs of the connection.
         record: ConnectionRecord,
     },
     /// A connection has ended in all live legs, or its client has reset it.
     Closed {
-        /// The connection.
+        /// Client whose connection has ended.
         client: SocketAddr,
     },
     /// Some legs refused a handshake. Repeated when further legs answer or refuse.
     HandshakeRefused {
-        /// The connection.
+        /// Client whose handshake was refused.
         client: SocketAddr,
-        /// Legs that refused.
+        /// Legs that refused the handshake.
         refused: LegSet,
-        /// Legs that answered.
+        /// Legs that answered the handshake.
         answered: LegSet,
     },
     /// Some legs have not answered a handshake for the silence limit, and others have.
     HandshakeUnanswered {
-        /// The connection.
+        /// Client whose handshake some legs have not answered.
         client: SocketAddr,
         /// Legs that have not answered.
         silent: LegSet,
@@ -45,25 +45,25 @@ pub enum DataPlaneEvent {
     },
     /// A leg has reset a connection. The segment is not passed on.
     LegReset {
-        /// The connection.
+        /// Client whose connection the leg reset.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that reset the connection.
         leg: LegIndex,
         /// Number of input bytes that the leg had acknowledged, modulo 2^32.
         acknowledged: u32,
     },
     /// A leg has ended its output. The FIN is not passed on before all live legs have sent theirs.
     LegFinished {
-        /// The connection.
+        /// Client whose connection has the ended output.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that ended its output.
         leg: LegIndex,
         /// Number of input bytes that the leg had acknowledged, modulo 2^32.
         acknowledged: u32,
     },
     /// Some legs have output after the position at which others ended theirs.
     WentOn {
-        /// The connection.
+        /// Client whose connection has further output.
         client: SocketAddr,
         /// Legs that ended their output earlier.
         finished: LegSet,
@@ -71,11 +71,11 @@ pub enum DataPlaneEvent {
     /// A leg owes an answer to input, and nothing has come from it for half of the silence limit. Repeated as long as the
     /// silence lasts.
     LegSilent {
-        /// The connection.
+        /// Client whose input the leg should answer.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that owes an answer.
         leg: LegIndex,
-        /// Duration of the silence.
+        /// Duration of the leg's silence.
         silence: Duration,
         /// Smoothed round trip of the connection's legs.
         round_trip: Duration,
@@ -85,25 +85,25 @@ pub enum DataPlaneEvent {
     /// A leg has acknowledged input, and has for the stall limit lacked output that other legs have. For a primary, a
     /// replica's zero-window probe shows that there is more output.
     LegStalled {
-        /// The connection.
+        /// Client whose connection lacks the leg's output.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that lacks output.
         leg: LegIndex,
         /// Legs that have more output.
         ahead: LegSet,
     },
     /// A leg has held up the client at the lag bound for the lag time.
     LegLagging {
-        /// The connection.
+        /// Client that was held up.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that held up the client.
         leg: LegIndex,
-        /// Distance to the primary in bytes.
+        /// Number of bytes by which the leg is behind the primary.
         bytes: u32,
     },
     /// Digests of outputs differ at a position. Repeated as further legs reach the position.
     Diverged {
-        /// The connection.
+        /// Client whose connection has different outputs.
         client: SocketAddr,
         /// Number of output bytes from the start of the connection: the outputs are equal before the compared stretch that
         /// ends here.
@@ -113,7 +113,7 @@ pub enum DataPlaneEvent {
     },
     /// Sample of a connection's progress.
     Progress {
-        /// The connection.
+        /// Client whose connection was sampled.
         client: SocketAddr,
         /// Number of input bytes that the client was told are acknowledged, modulo 2^32.
         acknowledged: u32,
@@ -125,11 +125,11 @@ pub enum DataPlaneEvent {
     /// A leg has become part of a running connection, as a clone. Precedes
     /// [`Replication::handle_leg_ready`](super::Replication::handle_leg_ready).
     LegJoined {
-        /// The connection.
+        /// Client whose connection the leg joined.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that joined the connection.
         leg: LegIndex,
-        /// Its translation.
+        /// Translation between the leg's numbers and the client's.
         translation: LegTranslation,
     },
 }
@@ -203,50 +203,50 @@ pub enum Protection {
 pub enum Event {
     /// A replica has become the primary.
     Promoted {
-        /// The new primary.
+        /// Leg that is the primary from now on.
         leg: LegIndex,
-        /// The former one.
+        /// Leg that was the primary before.
         former: LegIndex,
         /// True if the new primary is in doubt, since no sound leg lives.
         in_doubt: bool,
     },
     /// A leg no longer serves.
     Dropped {
-        /// The leg.
+        /// Leg that no longer serves.
         leg: LegIndex,
-        /// Its node.
+        /// Node at which the leg ran.
         node: NodeId,
-        /// The reason.
+        /// Reason for dropping the leg.
         reason: DropReason,
     },
     /// A leg no longer serves one connection.
     LeftConnection {
-        /// The connection.
+        /// Client whose connection the leg left.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that left the connection.
         leg: LegIndex,
     },
     /// A leg's output differs from the primary's.
     Diverged {
-        /// The connection.
+        /// Client whose connection has different outputs.
         client: SocketAddr,
-        /// The leg.
+        /// Leg whose output differs.
         leg: LegIndex,
         /// Number of output bytes from the start of the connection.
         position: u64,
     },
     /// A leg lags, and the policy is to wait for it.
     Lagging {
-        /// The connection.
+        /// Client that waits for the leg.
         client: SocketAddr,
-        /// The leg.
+        /// Leg that lags.
         leg: LegIndex,
-        /// Distance to the primary in bytes.
+        /// Number of bytes by which the leg is behind the primary.
         bytes: u32,
     },
     /// A new leg is level with the primary and counts.
     Level {
-        /// The leg.
+        /// Leg that is level with the primary.
         leg: LegIndex,
     },
     /// The number of sound legs has changed.
@@ -255,17 +255,17 @@ pub enum Event {
     ConnectionsFull,
     /// The backup does not acknowledge: a loss of this node would now reset the connections.
     BackupLost {
-        /// The backup.
+        /// Backup that does not acknowledge.
         node: NodeId,
     },
     /// The backup knows all connections.
     BackupComplete {
-        /// The backup.
+        /// Backup that knows all connections.
         node: NodeId,
     },
 }
 
-/// An action for the daemon.
+/// An action that the replication machine asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Limit the data plane's watch.
@@ -275,49 +275,49 @@ pub enum Output {
     /// Give a connection roles of its own, which hold until the next ones. With `same_as_group`, the connection follows the
     /// group again.
     SetConnectionRoles {
-        /// The connection.
+        /// Client whose connection gets roles.
         client: SocketAddr,
         /// The leg that the client sees.
         primary: LegIndex,
         /// The legs that serve the connection.
         live: LegSet,
-        /// True if these are the group's roles.
+        /// True if the connection follows the group's roles again.
         same_as_group: bool,
     },
     /// Send window updates and acknowledgements that follow from new roles of one connection.
     Poke {
-        /// The connection.
+        /// Client whose connection has new roles.
         client: SocketAddr,
     },
     /// Send window updates and acknowledgements that follow from new roles, in all connections.
     PokeAll,
     /// Complete a client's handshake; without effect on a complete one.
     ShowSynAck {
-        /// The connection.
+        /// Client whose handshake is completed.
         client: SocketAddr,
     },
     /// Reset a client's connection and forget it.
     ResetClient {
-        /// The connection.
+        /// Client whose connection is reset.
         client: SocketAddr,
     },
     /// Continue a connection of the former contact node.
     Adopt(ConnectionRecord),
     /// Ask a node for a sign of life at once.
     Probe {
-        /// The node, never this one.
+        /// Node to ask, never this one.
         node: NodeId,
     },
     /// Ask a node at once whether the leg's server listens.
     CheckServer {
-        /// The node.
+        /// Node at which the leg runs.
         node: NodeId,
     },
     /// Send a frame.
     Send {
-        /// The receiver, never this node.
+        /// Node that receives the frame, never this one.
         to: NodeId,
-        /// The frame.
+        /// Frame for the backup's copy of the connections.
         frame: ReplicationFrame,
     },
     /// Report an event to the operator.

@@ -39,7 +39,7 @@ impl Replication {
         self.with_backup(|sender, io| sender.on_roles(now, io.roles, io));
     }
 
-    /// Goes on with the other legs.
+    /// Goes on with the other legs when one no longer serves.
     fn continue_without(&mut self, now: Duration, leg: LegIndex) {
         if self.legs.primary == leg {
             let standing = self.standing();
@@ -147,7 +147,7 @@ impl Replication {
         }
     }
 
-    /// Resets a client.
+    /// Resets the client's connection and forgets it.
     pub(super) fn reset_client(&mut self, now: Duration, client: SocketAddr) {
         if self.connections.contains_key(&client) {
             self.outputs.push_back(Output::ResetClient { client });

@@ -29,12 +29,12 @@ pub(super) enum LegPhase {
     Preparing,
     /// The leg gets all input, and holds back acknowledgements.
     CatchingUp {
-        /// Time by which it must be level.
+        /// Time by which the new leg must be level with the primary.
         deadline: Duration,
         /// The connections in which it is not level.
         not_level: BTreeSet<SocketAddr>,
     },
-    /// The leg counts.
+    /// The leg is level with the primary, and counts.
     Level,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// Adds another connection's standing.
+    /// Adds the standing of the legs in another connection.
     pub fn add(&mut self, other: &Standing) {
         for (sum, behind) in self.behind.iter_mut().zip(other.behind) {
             *sum = sum.saturating_add(behind);
@@ -175,7 +175,7 @@ impl Legs {
         }
     }
 
-    /// Returns the doubt about a leg.
+    /// Returns the doubt about a leg, which decides on its promotion.
     pub fn doubt(&self, index: LegIndex, standing: &Standing) -> Doubt {
         let Some(leg) = self.get(index) else {
             return Doubt::Diverged;

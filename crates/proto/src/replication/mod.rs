@@ -248,7 +248,7 @@ impl Replication {
             .min()
     }
 
-    /// Does what is due.
+    /// Handles all deadlines of the replication that are due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         if !self.is_active {
             return;

@@ -7,7 +7,7 @@ use core::time::Duration;
 use holdfast_wire::replication_frames::{LegIndex, LegSet};
 use std::net::SocketAddr;
 
-/// Silence of a leg in one connection.
+/// Silence of a leg in one replicated connection.
 pub(super) struct Silence {
     pub client: SocketAddr,
     pub leg: LegIndex,
@@ -64,7 +64,7 @@ impl Replication {
         self.poll_silence(now);
     }
 
-    /// Takes a sign of life.
+    /// Records a sign of life of a leg.
     pub(super) fn on_heard(&mut self, now: Duration, leg: LegIndex) {
         if let Some(state) = self.legs.get_mut(leg) {
             state.last_heard = now;

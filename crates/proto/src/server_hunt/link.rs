@@ -12,7 +12,7 @@ pub enum LinkId {
     Accepted(u64),
 }
 
-/// An action for the daemon.
+/// An action on links that a pool element or a pool user asks of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<E> {
     /// Make a link. The daemon must call `handle_connected` or `handle_lost` afterwards, unless the link is closed
@@ -26,15 +26,15 @@ pub enum Output<E> {
     /// Close a link, established or not, after the messages sent on it. The machine does not name the link again, and
     /// the daemon drops messages that arrive on it.
     Close {
-        /// The link.
+        /// Link to close.
         link: LinkId,
     },
     /// Send a message, with ASAP's payload protocol identifier if the transport has one. On a link that is not
     /// established yet, the daemon sends as soon as the transport accepts data; SCTP can carry it in its handshake.
     Send {
-        /// The link.
+        /// Link on which the message is sent.
         link: LinkId,
-        /// The message.
+        /// ASAP message to send.
         message: Message,
     },
     /// Report an event to its observers.

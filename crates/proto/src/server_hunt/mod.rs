@@ -24,15 +24,15 @@ use std::time::Duration;
 /// SH1: "An ASAP Endpoint MUST NOT establish more than three associations or connections."
 const PARALLEL_MAX: usize = 3;
 
-/// The current home registrar.
+/// The current home registrar of an element or a user.
 #[derive(Debug)]
 struct Home {
     link: LinkId,
-    /// Its number, which it names only in keep-alives and announces.
+    /// Number of the registrar, which only keep-alives and announces name.
     id: Option<RegistrarId>,
-    /// Its address; none if the registrar made the link.
+    /// Address of the registrar; none if the registrar made the link.
     address: Option<Transport>,
-    /// True once a message arrived from it.
+    /// True once a message arrived from the registrar.
     has_spoken: bool,
 }
 
@@ -103,7 +103,7 @@ impl<E> ServerHunt<E> {
         }
     }
 
-    /// Starts the hunt.
+    /// Starts the search for a home registrar, unless one is connected or sought already.
     pub(crate) fn start(&mut self, now: Duration) {
         if matches!(self.state, HuntState::Idle) {
             self.start_round(now);
@@ -119,7 +119,7 @@ impl<E> ServerHunt<E> {
         self.failed_rounds = 0;
     }
 
-    /// Makes a link.
+    /// Has the daemon make a link to this address, and returns the link's identifier.
     pub(crate) fn connect(&mut self, to: Transport) -> LinkId {
         self.last_link += 1;
         let link = LinkId::Initiated(self.last_link);

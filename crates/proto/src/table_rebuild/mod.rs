@@ -47,11 +47,11 @@ pub type DecidedFlow = (Flow, Option<OwnershipRecord>);
 /// A claim to a flow that another node claims as well ([`crate::flow_ownership::ClaimVerdict::Disputed`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dispute {
-    /// The flow.
+    /// Flow that two nodes claim.
     pub flow: Flow,
-    /// The record in the table.
+    /// Record of the flow in the steering table.
     pub recorded: OwnershipRecord,
-    /// The claim.
+    /// Claim that contradicts the record.
     pub claimed: OwnershipRecord,
 }
 
@@ -59,7 +59,7 @@ pub struct Dispute {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandToken(pub u64);
 
-/// A command for the daemon.
+/// A command of the table rebuild to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Remove all records from the steering table: they are from an earlier time as holder.
@@ -74,29 +74,29 @@ pub enum Command {
     ReadClaims {
         /// Token for the answer.
         token: CommandToken,
-        /// The flows.
+        /// Flows whose claims are read.
         flows: Vec<Flow>,
     },
     /// Store each claim whose flow has no record, or an older one ([`crate::flow_ownership::judge_claim`]), and then call
     /// [`TableRebuild::handle_disputes`] with the disputed ones, if any.
     StoreNewer {
-        /// The records.
+        /// Claims to store where they are newer.
         records: Vec<Claim>,
     },
     /// Store each record whose flow has none in the table. A claim that contradicts a record is dropped: the record
     /// stands.
     StoreMissing {
-        /// The records.
+        /// Claims to store where there is no record.
         records: Vec<Claim>,
     },
     /// Store or remove each record, whatever the table has.
     SetRecords {
-        /// The records.
+        /// Flows with the record that each gets; none removes the record.
         records: Vec<DecidedFlow>,
     },
 }
 
-/// An event for the daemon.
+/// An event of the table rebuild for the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The table is good enough to serve new flows.
@@ -106,10 +106,10 @@ pub enum Event {
     },
     /// A node's report is complete, or the node has left the view: requests that waited may be admitted.
     NodeSettled {
-        /// The node.
+        /// Node whose report is complete, or that has left the view.
         node: NodeId,
     },
-    /// All nodes have reported.
+    /// All nodes have reported their claims.
     Complete,
     /// A frame was ignored.
     Ignored(IgnoredInput),
@@ -121,7 +121,7 @@ impl From<IgnoredInput> for Event {
     }
 }
 
-/// An action for the daemon.
+/// An action that the table rebuild asks of the daemon.
 pub type Output = MachineOutput<Command, Event>;
 
 /// Result of [`TableRebuild::admit`].
@@ -133,10 +133,10 @@ pub enum Admission {
     Deferred,
 }
 
-/// Timing and bounds of a rebuild.
+/// Timing and bounds of a rebuild of the steering table.
 #[derive(Debug, Clone)]
 pub struct TableRebuildConfig {
-    /// This node.
+    /// Number of this node.
     pub node: NodeId,
     /// Number of this daemon start, greater than any earlier one of this node (for example nanoseconds since 1970).
     pub boot: u64,

@@ -7,7 +7,7 @@ use super::{Claim, Command, CommandToken, TableRebuild};
 use holdfast_wire::flow_report_frames::FlowReportFrame;
 use holdfast_wire::{Flow, NodeId};
 
-/// Stage of a report.
+/// Stage of this node's report to the holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReportStage {
     Listing,
@@ -15,7 +15,7 @@ enum ReportStage {
     AwaitingAck,
 }
 
-/// A report under way.
+/// A report of this node's claims that is under way.
 #[derive(Debug)]
 pub(super) struct OutboundReport {
     /// Receiver; may be this node.

@@ -83,7 +83,7 @@ impl PoolEndpoints {
     }
 
     /// Opens the endpoint of an element's sessions at these addresses; without any, at this host's own address.
-    /// Returns its addresses.
+    /// Returns the addresses of the endpoint.
     ///
     /// # Errors
     /// A text for the program's user: the address is unknown, or the endpoint cannot be opened.
@@ -261,7 +261,7 @@ impl PoolEndpoints {
         }
     }
 
-    /// Aborts an association.
+    /// Aborts an association or registrar connection at its endpoint.
     pub(super) fn abort(&mut self, assoc_key: AssociationKey) {
         if let Some(endpoint) = self.get(assoc_key.endpoint) {
             // If the association is already gone, an event reports it.

@@ -26,15 +26,15 @@ use crate::sctp_addresses::data_transport;
 /// Maximum number of users of an element.
 const USERS_MAX: usize = 20_000;
 
-/// An element.
+/// A pool element that a program on this host registered.
 pub(super) struct HostedElement {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
     /// Identifier under which [`ElementIndex`] lists the element; the machine may take another one.
     indexed_id: Option<ElementId>,
-    /// Transport address for its users.
+    /// Transport address for the element's users.
     pub(super) transport: Transport,
-    /// Sessions with its users, if the daemon accepts them.
+    /// Sessions with the element's users, if the daemon accepts them.
     pub(super) service: Option<SessionService>,
 }
 
@@ -108,17 +108,17 @@ pub(super) struct HostedElements {
 }
 
 impl HostedElements {
-    /// Adds an element.
+    /// Adds the element of the program with this number.
     pub(super) fn insert(&mut self, number: u64, element: HostedElement) {
         self.by_number.insert(number, element);
     }
 
-    /// Returns an element.
+    /// Returns the element of the program with this number.
     pub(super) fn get(&self, number: u64) -> Option<&HostedElement> {
         self.by_number.get(&number)
     }
 
-    /// Returns an element, for changes.
+    /// Returns the element of the program with this number, for changes.
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut HostedElement> {
         self.by_number.get_mut(&number)
     }

@@ -12,7 +12,7 @@ use holdfast_sctp::{AssocId, MessageToSend};
 use holdfast_wire::rserpool::asap::Message;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Owner of a link.
+/// Machine, or side of a machine, that owns a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum LinkOwner {
     /// The pool user.
@@ -34,7 +34,7 @@ pub(super) struct AssociationKey {
 /// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkTarget {
-    /// An association.
+    /// An SCTP association, or a registrar connection, by its key.
     Sctp(AssociationKey),
     /// A stream or a UDP socket, by number.
     Stream(u64),
@@ -67,18 +67,18 @@ struct PoolAssociation {
     queued: VecDeque<QueuedMessage>,
 }
 
-/// Result of giving up a link.
+/// Result of giving up a link: the transport that it had.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DetachedLink {
     /// No other owner has the association, so it must be ended. The flag says whether it is up.
     LastOwner(AssociationKey, bool),
-    /// Other owners have the association.
+    /// Other owners have the association, which stays.
     Shared,
-    /// The link was a stream.
+    /// The link was a stream of this number.
     Stream(u64),
 }
 
-/// All links.
+/// All links of the daemon's machines.
 #[derive(Debug, Default)]
 pub(super) struct LinkTable {
     associations: BTreeMap<AssociationKey, PoolAssociation>,
@@ -222,7 +222,7 @@ impl LinkTable {
         Some(owner)
     }
 
-    /// Returns the owner of the stream.
+    /// Returns the owner of a stream, and the link that has it.
     pub(super) fn stream_owner(&self, stream: u64) -> Option<(LinkOwner, LinkId)> {
         self.streams.get(&stream).copied()
     }
@@ -308,7 +308,7 @@ impl LinkTable {
             .collect()
     }
 
-    /// Returns all associations.
+    /// Returns the keys of all associations and registrar connections.
     pub(super) fn associations(&self) -> Vec<AssociationKey> {
         self.associations.keys().copied().collect()
     }

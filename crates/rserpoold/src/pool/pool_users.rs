@@ -28,11 +28,11 @@ struct PendingResolution {
     items: usize,
 }
 
-/// A session's program and state.
+/// State of a user's session, and the program that has the session.
 struct UserSession {
     program: u64,
     link: Option<LinkId>,
-    /// Number of the last connection.
+    /// Number of the session's last connection.
     connection: u64,
     /// True if the program has signalled the end of its data; if the element then ends too, the session has ended.
     is_finishing: bool,
@@ -96,7 +96,7 @@ impl PoolUsers {
         Some(self.sessions.get(&session)?.program)
     }
 
-    /// Resolves a handle.
+    /// Resolves a pool handle to elements of the pool; the answer goes to `reply`.
     pub(super) fn resolve(
         &mut self,
         now: Duration,
@@ -119,7 +119,7 @@ impl PoolUsers {
         self.await_answer(request, handle, items, reply);
     }
 
-    /// Selects an element.
+    /// Selects an element of the pool with this handle; the answer goes to `reply`.
     pub(super) fn select(&mut self, now: Duration, text: &str, reply: ReplySender<Resolution>) {
         let handle = match parse_handle(text) {
             Ok(handle) => handle,

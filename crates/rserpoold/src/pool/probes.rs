@@ -31,7 +31,7 @@ const COUNT_REUSE_MIN: Duration = Duration::from_millis(20);
 /// Reuse time in multiples of the counting time, so that counting takes at most 1/20 of the daemon's time.
 const COUNT_REUSE_FACTOR: u32 = 20;
 
-/// Probing hosts, and counted connections.
+/// Hosts that probe this host's elements, and the counted connections of the elements' servers.
 #[derive(Default)]
 pub(super) struct Probes {
     probers: BTreeMap<AssociationKey, Prober>,
@@ -59,7 +59,7 @@ impl Probes {
         prober.is_some_and(|prober| prober.is_guest)
     }
 
-    /// Removes an association that has ended.
+    /// Forgets the prober whose association has ended.
     pub(super) fn forget(&mut self, assoc_key: AssociationKey) {
         self.probers.remove(&assoc_key);
     }

@@ -26,7 +26,7 @@ struct PoolProgram {
     role: ProgramRole,
 }
 
-/// All programs, by number.
+/// All programs with a channel to the pool daemon, by number.
 #[derive(Default)]
 pub(super) struct PoolPrograms(HashMap<u64, PoolProgram>);
 

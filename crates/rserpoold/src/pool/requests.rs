@@ -45,9 +45,9 @@ pub(super) enum PoolRequest {
 
 /// An event of a session's stream or UDP socket.
 pub(super) enum StreamEvent {
-    /// The connection is established.
+    /// The session's TCP connection is established, or the UDP socket is open.
     Up,
-    /// Data arrived.
+    /// Data arrived from the session's element.
     Data(Vec<u8>),
     /// The connection could not be made, or has ended.
     Down {
@@ -99,7 +99,7 @@ pub(super) struct ProgramQueue {
     queued: Arc<ByteGauge>,
 }
 
-/// Creates both ends.
+/// Creates both ends of a queue of messages to a program.
 pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
     let (sender, said) = mpsc::unbounded_channel();
     let queued = Arc::new(ByteGauge::default());
@@ -150,7 +150,7 @@ impl ProgramQueue {
     }
 }
 
-/// Sends an answer.
+/// Answers a request of the control API.
 pub(super) fn send_reply<T>(reply: ReplySender<T>, answer: Result<T, ErrorBody>) {
     // A failure means that the caller has gone.
     let _ = reply.send(answer);

@@ -57,7 +57,7 @@ impl PoolEventLoop {
         self.streams.send(number, StreamOutput::Finish)
     }
 
-    /// Sends a program's message to a user.
+    /// Sends a message of an element's program to a user.
     pub(super) fn send_to_user(
         &mut self,
         number: u64,
@@ -88,7 +88,7 @@ impl PoolEventLoop {
         self.execute_outputs(LinkOwner::Service(number));
     }
 
-    /// Ends a user's session for a program.
+    /// Ends a user's session at the request of the element's program.
     pub(super) fn close_user(&mut self, number: u64, session: u64) {
         self.end_user(number, LinkId::Accepted(session));
     }
@@ -159,7 +159,7 @@ impl PoolEventLoop {
         self.links.attach_stream(owner, link, number);
     }
 
-    /// Handles an event of a stream.
+    /// Handles an event of a session's TCP connection or UDP socket.
     pub(super) fn on_stream_event(&mut self, number: u64, event: StreamEvent) {
         match event {
             StreamEvent::Up => {

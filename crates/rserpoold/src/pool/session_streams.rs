@@ -26,18 +26,18 @@ pub(super) enum StreamKind {
     Udp,
 }
 
-/// Data or end to be sent.
+/// Data that a session's stream sends, or the end of the data.
 pub(super) enum StreamOutput {
     /// Bytes, with the permit for their program's unsent bytes.
     Data(Bytes, Option<OwnedSemaphorePermit>),
-    /// The end of the data.
+    /// The end of the data, after which nothing is sent.
     Finish,
 }
 
 /// Handle of a stream. Dropping it ends the stream.
 type StreamHandle = mpsc::UnboundedSender<StreamOutput>;
 
-/// All streams, by number.
+/// TCP connections and UDP sockets of sessions, by number.
 pub(super) struct SessionStreams {
     handles: HashMap<u64, StreamHandle>,
     opened: u64,
@@ -85,18 +85,18 @@ impl SessionStreams {
         stream.is_some_and(|stream| stream.send(output).is_ok())
     }
 
-    /// Ends a stream.
+    /// Ends the TCP connection or UDP socket with this number.
     pub(super) fn close(&mut self, number: u64) {
         self.handles.remove(&number);
     }
 }
 
-/// Owner of a stream.
+/// Data of the task that runs a session's TCP connection or UDP socket.
 struct StreamOwner {
     /// Number of the stream.
     number: u64,
     mailbox: Mailbox<PoolRequest>,
-    /// Bytes queued for its program.
+    /// Bytes queued for the session's program.
     unread: Arc<ByteGauge>,
 }
 

@@ -37,7 +37,7 @@ impl AdaptiveBatchDelay {
         }
     }
 
-    /// Counts a request.
+    /// Counts a request that arrived on the association `from`.
     #[inline]
     pub(super) fn count_request(&mut self, from: AssociationId) {
         self.requests += 1;

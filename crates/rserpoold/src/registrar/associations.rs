@@ -42,7 +42,7 @@ pub(super) enum AssociationLookup {
     Up(AssociationId, Vec<SocketAddr>),
     /// An association is coming up; the dial waits for it.
     Connecting,
-    /// There is no association.
+    /// There is no association with the address.
     Absent,
 }
 
@@ -139,7 +139,7 @@ impl AssociationTable {
         self.links.len()
     }
 
-    /// Returns all associations.
+    /// Returns the ids of all associations.
     pub(super) fn ids(&self) -> impl Iterator<Item = AssociationId> + '_ {
         self.links.keys().copied()
     }

@@ -40,11 +40,11 @@ pub(super) enum RegistrarRequest {
     Peers(ReplySender<PeerList>),
     /// Use reloaded settings, and certificates if there are any.
     Reload(Box<ReloadedConfig>),
-    /// Stop.
+    /// Stop the registrar.
     Stop,
 }
 
-/// Mailbox of the event loop.
+/// Mailbox of the registrar's event loop.
 pub(super) type RequestMailbox = Mailbox<RegistrarRequest>;
 
 /// Sockets of the API, and the runtime that serves them.

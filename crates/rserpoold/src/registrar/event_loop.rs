@@ -29,7 +29,7 @@ pub(super) struct RegistrarEventLoop {
     /// UDP ports of peers with their own, and of all other hosts.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
-    /// Messages to peers.
+    /// Messages that wait for room in peers' buffers.
     pub(super) backlog: Backlog,
     pub(super) batch_delay: AdaptiveBatchDelay,
     pub(super) requests: Inbox<RegistrarRequest>,

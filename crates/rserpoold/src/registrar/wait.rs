@@ -9,7 +9,7 @@ use nix::sys::time::TimeSpec;
 
 use super::event_loop::RegistrarEventLoop;
 
-/// Descriptors that are ready.
+/// Descriptors of the registrar's event loop that are ready.
 pub(super) struct ReadyDescriptors {
     pub(super) asap: bool,
     pub(super) enrp: bool,

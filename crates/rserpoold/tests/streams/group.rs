@@ -35,7 +35,7 @@ impl TestGroup {
         self.directory.path().join(name)
     }
 
-    /// Issues a certificate.
+    /// Lets the group's authority issue a certificate with this name.
     pub fn issue(&self, name: &str) {
         let issued = self.authority.issue(name, &[], NODE_DAYS);
         issued.expect("a certificate");

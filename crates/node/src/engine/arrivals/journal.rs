@@ -16,7 +16,7 @@ use holdfast_wire::frame::{BatchId, FlowToPrepare};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-/// A journal entry.
+/// An entry in the journal of arriving flows.
 #[derive(Debug, Serialize, Deserialize)]
 enum JournalEntry {
     Static { flow: Flow, blob: ByteBuf },

@@ -60,7 +60,7 @@ struct ArrivingConnection {
     id: u64,
     /// True if the program has received descriptor and state.
     is_received: bool,
-    /// Progress of the socket.
+    /// Progress of the connection's socket at this node.
     socket: ArrivalSocket,
     /// Options of the socket, as read by the donor.
     static_state: Option<TcpStaticState>,
@@ -78,21 +78,21 @@ enum ArrivalSocket {
     SharedUdp,
     /// No socket yet: the commit makes it in the listener's accept queue.
     Queued,
-    /// Bound, in repair mode.
+    /// The socket is bound, in repair mode.
     Prepared(PreparedSocket),
-    /// Connected, in repair mode.
+    /// The socket is connected, in repair mode.
     Restored(RestoredSocket),
     /// Restored by an earlier daemon, which may already have activated it.
     Reclaimed(OwnedFd),
-    /// Active.
+    /// The socket is active, out of repair mode.
     Active(OwnedFd),
-    /// Failed and closed.
+    /// The socket failed, and is closed.
     Closed,
 }
 
 /// A connection that is about to arrive, as the donor has announced it.
 pub struct AnnouncedConnection {
-    /// The flow.
+    /// Flow of the connection.
     pub flow: Flow,
     /// Session of the program that takes the connection.
     pub session: SessionId,

@@ -18,7 +18,7 @@ use crate::dataplane::Dataplane;
 /// Shares of new flows by node; 0 for a node that gets none.
 type NodeWeights = BTreeMap<NodeId, u32>;
 
-/// Where new clients of each service go.
+/// The choice of the nodes that get each service's new clients.
 pub struct ClientPlacement {
     /// The services by their rows.
     services: BTreeMap<u16, ServiceConfig>,
@@ -146,7 +146,7 @@ impl ClientPlacement {
         }
     }
 
-    /// Forgets a service.
+    /// Forgets the service with this row in the placement table.
     pub fn remove_service(&mut self, row: u16) {
         self.services.remove(&row);
         self.weights.remove(&row);

@@ -18,7 +18,7 @@ pub struct CpuPressure {
 }
 
 impl CpuPressure {
-    /// Opens the counter.
+    /// Opens the kernel's counter of the time that threads wait for a processor.
     pub fn new() -> Self {
         Self {
             file: File::open(PRESSURE_FILE).ok(),

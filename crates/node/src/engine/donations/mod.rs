@@ -148,12 +148,12 @@ impl Donations {
         self.connections.contains_key(flow)
     }
 
-    /// Adds a donation.
+    /// Adds the donation of a flow, at the start of its handoff.
     pub fn insert(&mut self, flow: Flow, donation: DonatedConnection) {
         self.connections.insert(flow, donation);
     }
 
-    /// Takes a donation that has ended.
+    /// Removes and returns a donation that has ended.
     pub fn remove(&mut self, flow: &Flow) -> Option<DonatedConnection> {
         self.connections.remove(flow)
     }
@@ -209,7 +209,7 @@ impl Donations {
     }
 }
 
-/// Drain and freeze.
+/// Drain of send queues, and freeze.
 impl Donations {
     /// Begins to wait for these flows' send queues to empty, until `deadline`.
     pub fn add_drain(&mut self, token: CommandToken, flows: Vec<Flow>, deadline: Duration) {

@@ -34,7 +34,7 @@ use crate::peer_channel::Peers;
 
 /// State of private flows outside the filters' maps.
 pub struct PrivateFlows {
-    /// This node.
+    /// Number of this node in the group.
     own_id: NodeId,
     /// Address of this node.
     own_address: IpAddr,

@@ -45,17 +45,17 @@ pub enum EtcdError {
     /// A key or the settings of TLS cannot be used.
     #[error("{}: {problem} (etcd.certificate, etcd.key)", .path.display())]
     Key {
-        /// The file.
+        /// File of the private key, or of the certificate.
         path: PathBuf,
-        /// The reason.
+        /// Reason why key or TLS settings cannot be used.
         problem: String,
     },
     /// The password cannot be read.
     #[error("{}: {source} (etcd.password_file)", .path.display())]
     Password {
-        /// The file.
+        /// File of the password.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the system in reading the password.
         source: io::Error,
     },
     /// The endpoint refused the request.
@@ -72,9 +72,9 @@ pub enum EtcdError {
     /// The key has another content than a view.
     #[error("key {key} {source}; name another etcd.prefix")]
     Content {
-        /// The key.
+        /// Key under which etcd should have the view.
         key: String,
-        /// The reason.
+        /// Reason why the content is not a view.
         source: SavedMembershipError,
     },
     /// The key has no view of this group.
@@ -82,7 +82,7 @@ pub enum EtcdError {
     OtherGroup(String),
 }
 
-/// The client of one endpoint.
+/// HTTP client of one etcd endpoint.
 pub(super) struct EtcdClient {
     endpoint: EtcdEndpoint,
     tls: Option<Arc<ClientConfig>>,

@@ -40,7 +40,7 @@ pub(super) struct EndpointAnswer {
     result: Result<StoreAnswer, EtcdError>,
 }
 
-/// A request that has no answer yet.
+/// A request to etcd that no endpoint has answered.
 struct OpenRequest {
     /// Endpoints that have the request.
     asked: usize,

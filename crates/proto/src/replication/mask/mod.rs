@@ -34,18 +34,18 @@ pub enum MaskStep {
     },
     /// The next byte is compared. If it is another one, the output is not of the described kind, and the steps end.
     Expected {
-        /// The byte.
+        /// Value that the next byte should have.
         byte: u8,
     },
     /// All bytes up to the next one of this value, which is included, are compared.
     Through {
-        /// The byte.
+        /// Value of the last byte of the step.
         byte: u8,
     },
     /// All bytes of this value that follow each other are compared. There may be none. The next step begins with a compared
     /// byte, because that byte ends the run.
     RunOf {
-        /// The byte.
+        /// Value of the repeated byte.
         byte: u8,
     },
     /// Messages with a type byte and a length: 4 bytes, big endian, counting themselves and the payload. The step ends
@@ -111,7 +111,7 @@ struct CompiledPattern {
 }
 
 impl Mask {
-    /// Returns a mask.
+    /// Returns a mask with these steps and patterns.
     ///
     /// # Errors
     /// The lists exceed a limit, or a pattern has no text.

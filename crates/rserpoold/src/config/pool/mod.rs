@@ -67,7 +67,7 @@ pub enum UdpEncapsulation {
     Off,
     /// Port 9899, or a port chosen by the system if another process uses 9899. Off if the kernel has SCTP.
     Standard,
-    /// This port; 0 lets the system choose.
+    /// UDP port of SCTP inside UDP; 0 lets the system choose.
     Port(u16),
 }
 

@@ -18,7 +18,7 @@ pub struct AsapTcpConfig {
     pub tcp_port: Option<u16>,
     /// Port with TLS, if there are certificates; 0 lets the system choose.
     pub tls_port: u16,
-    /// Certificates.
+    /// Certificates for ASAP over TLS.
     pub tls: Option<TlsConfig>,
     /// Limits for remote hosts.
     pub limits: TcpLimits,

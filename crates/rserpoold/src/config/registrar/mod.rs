@@ -67,7 +67,7 @@ pub struct RegistrarConfig {
     pub peers: Vec<RegistrarPeer>,
     /// ASAP over TCP and TLS.
     pub streams: AsapTcpConfig,
-    /// Announces.
+    /// Groups and interfaces for announces by multicast.
     pub multicast: MulticastConfig,
     /// Settings of the registrar machine.
     pub settings: RegistrarSettings,

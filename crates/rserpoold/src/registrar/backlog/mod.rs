@@ -19,7 +19,7 @@ use super::associations::endpoint_of;
 const FRESH_MAX: usize = 64;
 /// Bytes that wait for a peer, above which no requests are taken.
 const LONG_BYTES: usize = 1 << 20;
-/// Maximum time above that limit.
+/// Maximum time for which more than [`LONG_BYTES`] may wait for a peer.
 const LONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes above which a peer is given up at once, because data that the peer itself requests is not held back.
 const BYTES_MAX: usize = 8 << 20;
@@ -45,12 +45,12 @@ pub(super) struct Backlog {
     taken_counts: Vec<usize>,
 }
 
-/// Messages that wait for one association.
+/// Messages that wait for room in the buffer of one association.
 #[derive(Debug, Default)]
 struct PeerQueue {
     messages: VecDeque<MessageToSend>,
     bytes: usize,
-    /// Time since which the queue is long.
+    /// Time since which more than [`LONG_BYTES`] wait.
     long_since: Option<Duration>,
 }
 
