@@ -75,7 +75,7 @@ int replicate_show_syn_ack(struct __sk_buff *skb)
 
 /* Sends what follows from new roles. */
 SEC("tc")
-int replicate_poke(struct __sk_buff *skb)
+int replicate_send_window_update(struct __sk_buff *skb)
 {
 	__u32 argument;
 	struct scratch *s = read_command(skb, &argument);

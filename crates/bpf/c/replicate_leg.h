@@ -103,7 +103,7 @@ enum {
 	DO_WAKE = 16,      /* the primary is told how far it may send */
 	DO_GONE = 32,      /* the leg does not serve the connection */
 	DO_FINISHED = 64,  /* events */
-	DO_WENT_ON = 128,
+	DO_OUTPUT_AFTER_FIN = 128,
 	DO_DIVERGED = 256,
 	DO_CLOSED = 512,
 	IS_PRIMARY = 1024,
@@ -186,7 +186,7 @@ static __always_inline __u32 commit_fin(struct scratch *s, struct connection *c,
 		early |= (IS_LIVE(s, j) & is_finished(&c->leg[j]) & BEFORE(c->leg[j].fin_seq, leg->nxt)) << j;
 	s->early_legs = early;
 	__u32 passed = c->flags & CONNECTION_FIN_PASSED;
-	return FLAG(is_finished(leg) & !was_finished, DO_FINISHED) | FLAG((early > 0) & !passed, DO_WENT_ON);
+	return FLAG(is_finished(leg) & !was_finished, DO_FINISHED) | FLAG((early > 0) & !passed, DO_OUTPUT_AFTER_FIN);
 }
 
 static __always_inline void note_answer(struct leg_state *leg, __u32 client_nxt, __u64 now)
@@ -238,7 +238,7 @@ __noinline int repl_decide(__u32 i)
 	/* Output of a sound leg proves that others have ended too early. They leave the connection at once, so that this very segment can
 	 * reach the client: the leg would repeat it only after a timeout.
 	 */
-	c->present &= ~choose((what & DO_WENT_ON) > 0 && !(leg->flags & LEG_DIVERGED), s->early_legs, 0);
+	c->present &= ~choose((what & DO_OUTPUT_AFTER_FIN) > 0 && !(leg->flags & LEG_DIVERGED), s->early_legs, 0);
 	read_roles(s, c, roles);
 	is_primary = i == s->primary;
 	is_replica = is_primary ^ 1;
@@ -338,8 +338,8 @@ __noinline int repl_report(__u32 i, __u32 what)
 		return -1;
 	if (what & DO_FINISHED)
 		report_leg(s, i, REPLICATION_LEG_FINISHED, 0);
-	if (what & DO_WENT_ON)
-		report_leg(s, i, REPLICATION_WENT_ON, s->early_legs);
+	if (what & DO_OUTPUT_AFTER_FIN)
+		report_leg(s, i, REPLICATION_OUTPUT_AFTER_FIN, s->early_legs);
 	if (what & DO_DIVERGED) {
 		count(REPL_DIVERGED);
 		report_divergence(s, i);
@@ -386,7 +386,7 @@ static __always_inline int leg_segment(struct __sk_buff *skb, struct scratch *s,
 	if (what & DO_GONE)
 		return TC_ACT_SHOT;
 	count_leg_packet(what);
-	if (what & (DO_FINISHED | DO_WENT_ON | DO_DIVERGED | DO_CLOSED))
+	if (what & (DO_FINISHED | DO_OUTPUT_AFTER_FIN | DO_DIVERGED | DO_CLOSED))
 		repl_report(i, what);
 	__u32 follows = what & (DO_TELL | DO_REFLECT | DO_PUSH | DO_WAKE);
 	if (what & DO_PASS && !follows)

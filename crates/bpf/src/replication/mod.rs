@@ -189,8 +189,8 @@ impl Replicator {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn poke(&self, key: ConnectionKey) -> Result<bool, Error> {
-        self.command("replicate_poke", key, 0)
+    pub fn send_window_update(&self, key: ConnectionKey) -> Result<bool, Error> {
+        self.command("replicate_send_window_update", key, 0)
     }
 
     /// Resets a client and the legs of its connection, and forgets the connection. Returns false if there is no such connection.

@@ -65,7 +65,7 @@ pub const REPLICATION_LEG_RESET: u8 = 4;
 /// Value of [`ReplicationEvent::kind`]: a leg has ended its output.
 pub const REPLICATION_LEG_FINISHED: u8 = 5;
 /// Value of [`ReplicationEvent::kind`]: the legs `legs` ended their output earlier than the leg that goes on.
-pub const REPLICATION_WENT_ON: u8 = 6;
+pub const REPLICATION_OUTPUT_AFTER_FIN: u8 = 6;
 /// Value of [`ReplicationEvent::kind`]: the digests of two legs differ at a position.
 pub const REPLICATION_DIVERGED: u8 = 7;
 

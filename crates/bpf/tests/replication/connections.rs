@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_bpf::replication::monotonic_now;
 use holdfast_bpf::replication::shared_with_c::{
     CONNECTION_CLOSED, LegRoles, LegState, REPLICATION_CLOSED, REPLICATION_DIVERGED,
-    REPLICATION_LEG_FINISHED, REPLICATION_LEG_RESET, REPLICATION_WENT_ON, SERVICE_COMPARE,
+    REPLICATION_LEG_FINISHED, REPLICATION_LEG_RESET, REPLICATION_OUTPUT_AFTER_FIN, SERVICE_COMPARE,
 };
 use holdfast_bpf::replication::watch::{ConnectionWatch, Observation, WatchLimits};
 
@@ -243,7 +243,7 @@ fn killed_primary_is_replaced_without_user_space() {
         let event = setup.driver.wait_for(REPLICATION_LEG_FINISHED);
         assert_eq!((event.leg, event.acknowledged), (0, 1000));
         exchange.run(1_000_000);
-        let event = setup.driver.wait_for(REPLICATION_WENT_ON);
+        let event = setup.driver.wait_for(REPLICATION_OUTPUT_AFTER_FIN);
         assert_eq!(event.legs, 0b1);
         assert_eq!(setup.driver.connections()[0].1.present, 0b110);
         exchange.close();

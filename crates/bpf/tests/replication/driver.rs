@@ -88,12 +88,12 @@ impl Driver {
         receiver.recv().expect("the driver runs")
     }
 
-    /// Changes the roles of the service, and pokes all its connections.
+    /// Changes the roles of the service, and sends window updates in all its connections.
     pub fn promote(&self, roles: LegRoles) {
         self.with(move |replicator| {
             replicator.set_roles(SERVICE, roles);
             for (key, _) in replicator.connections.entries() {
-                replicator.poke(key).expect("poke");
+                replicator.send_window_update(key).expect("window update");
             }
         });
     }

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use holdfast_bpf::replication::shared_with_c::{
     Connection, ConnectionKey, HANDSHAKE_ANSWERED, HANDSHAKE_SHOWN, HAS_TIMESTAMPS, HalfOpen,
-    LEG_DIVERGED, LEG_RESET, LegRoles, LegState, REPLICATION_OPENED, REPLICATION_REFUSED,
-    REPLICATION_WENT_ON, SERVICE_COMPARE, SERVICE_STRIP_TIMESTAMPS,
+    LEG_DIVERGED, LEG_RESET, LegRoles, LegState, REPLICATION_OPENED, REPLICATION_OUTPUT_AFTER_FIN,
+    REPLICATION_REFUSED, SERVICE_COMPARE, SERVICE_STRIP_TIMESTAMPS,
 };
 
 use super::driver::{Driver, SERVICE};
@@ -313,7 +313,7 @@ fn refusal_is_reported_and_hidden() {
     assert_eq!((event.legs, event.answered), (0b10, 0));
     bench.syn_ack(0, &CLIENT_OPTIONS);
     assert!(bench.is_silent(0));
-    // Without the leg that refused, the poke finds the handshake complete.
+    // Without the leg that refused, the window update finds the handshake complete.
     let key = bench.key();
     bench.driver.with(move |replicator| {
         let roles = LegRoles {
@@ -321,7 +321,7 @@ fn refusal_is_reported_and_hidden() {
             live: 1,
         };
         replicator.set_roles(SERVICE, roles);
-        assert!(replicator.poke(key).expect("poke"));
+        assert!(replicator.send_window_update(key).expect("window update"));
     });
     bench.driver.wait_for(REPLICATION_OPENED);
     assert!(bench.show());
@@ -588,7 +588,7 @@ fn reset_and_end_of_a_leg_are_hidden_until_user_space_decides() {
             live: 1,
         });
         assert!(replicator.set_connection_roles(key, roles).expect("roles"));
-        assert!(replicator.poke(key).expect("poke"));
+        assert!(replicator.send_window_update(key).expect("window update"));
     });
     let end = bench.received(0);
     assert_eq!((end.flags, end.sequence), (FIN | ACK, LEG_ISN[0] + 4));
@@ -611,7 +611,7 @@ fn output_beyond_an_end_reaches_the_client() {
     // The first leg that is left is the primary now; the other one's output ends here.
     let (code, _) = bench.send_as_leg(2, &bench.output(2, 0, b"bye, no"));
     assert_eq!(code, DROPPED);
-    let event = bench.driver.wait_for(REPLICATION_WENT_ON);
+    let event = bench.driver.wait_for(REPLICATION_OUTPUT_AFTER_FIN);
     assert_eq!((event.leg, event.legs), (2, 0b001));
     assert_eq!(bench.connection().present, 0b110);
     let (_, shown) = bench.send_as_leg(1, &bench.output(1, 3, b", no"));
@@ -623,6 +623,8 @@ fn output_beyond_an_end_reaches_the_client() {
     bench.send_as_leg(1, &bench.output(1, 0, b"bye"));
     assert_eq!(bench.leg_state(1).nxt, LEG_ISN[0] + 8);
     let events = bench.driver.events();
-    let went_on = events.iter().filter(|e| e.kind == REPLICATION_WENT_ON);
-    assert_eq!(went_on.count(), 1);
+    let output_after_fin = events
+        .iter()
+        .filter(|e| e.kind == REPLICATION_OUTPUT_AFTER_FIN);
+    assert_eq!(output_after_fin.count(), 1);
 }

@@ -49,7 +49,9 @@ impl Replication {
                 leg,
                 acknowledged,
             } => self.on_leg_finished(now, client, leg, acknowledged),
-            DataPlaneEvent::WentOn { client, finished } => self.on_went_on(now, client, finished),
+            DataPlaneEvent::OutputAfterFin { client, finished } => {
+                self.on_output_after_fin(now, client, finished);
+            }
             DataPlaneEvent::LegSilent {
                 client,
                 leg,
@@ -131,7 +133,7 @@ impl Replication {
             for leg in refused.iter() {
                 self.drop_leg(now, leg, DropReason::Refused);
             }
-            self.outputs.push_back(Output::Poke { client });
+            self.outputs.push_back(Output::SendWindowUpdate { client });
         } else if serving.difference(refused).is_empty() {
             self.outputs.push_back(Output::ResetClient { client });
         }
@@ -192,7 +194,7 @@ impl Replication {
     }
 
     /// Takes a proof that some legs have ended a connection too early.
-    fn on_went_on(&mut self, now: Duration, client: SocketAddr, finished: LegSet) {
+    fn on_output_after_fin(&mut self, now: Duration, client: SocketAddr, finished: LegSet) {
         let live = self.connections.get(&client).map(|c| c.record.live);
         let live = live.unwrap_or_default();
         if live.difference(finished).is_empty() {
@@ -262,7 +264,7 @@ impl Replication {
     fn on_leg_lagging(&mut self, now: Duration, client: SocketAddr, leg: LegIndex, bytes: u32) {
         let is_level = matches!(
             self.legs.get(leg).map(|leg| &leg.phase),
-            Some(super::legs::LegPhase::Level)
+            Some(super::legs::LegPhase::CaughtUp)
         );
         let Some(connection) = self.connections.get_mut(&client) else {
             return;

@@ -62,7 +62,7 @@ pub enum DataPlaneEvent {
         acknowledged: u32,
     },
     /// Some legs have output after the position at which others ended theirs.
-    WentOn {
+    OutputAfterFin {
         /// Client whose connection has further output.
         client: SocketAddr,
         /// Legs that ended their output earlier.
@@ -158,7 +158,7 @@ pub enum DropReason {
     /// The leg's node has left the group.
     NodeRemoved,
     /// The new leg was not level in time, or could not be made.
-    NeverLevel,
+    NeverCaughtUp,
     /// The operator has stopped replication.
     Stopped,
 }
@@ -176,7 +176,7 @@ impl fmt::Display for DropReason {
             DropReason::MissedInput => "it ended a connection that other legs continue",
             DropReason::ServerEnded => "no server listens at its node",
             DropReason::NodeRemoved => "its node has left the group",
-            DropReason::NeverLevel => "it was not level with the primary in time",
+            DropReason::NeverCaughtUp => "it was not level with the primary in time",
             DropReason::Stopped => "the operator stopped replication",
         })
     }
@@ -245,7 +245,7 @@ pub enum Event {
         bytes: u32,
     },
     /// A new leg is level with the primary and counts.
-    Level {
+    CaughtUp {
         /// Leg that is level with the primary.
         leg: LegIndex,
     },
@@ -272,8 +272,8 @@ pub enum Output {
     SetWatchLimits(WatchLimits),
     /// Set the roles of all connections that have no roles of their own.
     SetRoles(ReplicationRoles),
-    /// Give a connection roles of its own, which hold until the next ones. With `same_as_group`, the connection follows the
-    /// group again.
+    /// Give a connection roles of its own, which hold until the next ones. With `follows_service_roles`, the connection follows
+    /// the roles of the service again.
     SetConnectionRoles {
         /// Client whose connection gets roles.
         client: SocketAddr,
@@ -282,15 +282,15 @@ pub enum Output {
         /// The legs that serve the connection.
         live: LegSet,
         /// True if the connection follows the group's roles again.
-        same_as_group: bool,
+        follows_service_roles: bool,
     },
     /// Send window updates and acknowledgements that follow from new roles of one connection.
-    Poke {
+    SendWindowUpdate {
         /// Client whose connection has new roles.
         client: SocketAddr,
     },
     /// Send window updates and acknowledgements that follow from new roles, in all connections.
-    PokeAll,
+    SendAllWindowUpdates,
     /// Complete a client's handshake; without effect on a complete one.
     ShowSynAck {
         /// Client whose handshake is completed.

@@ -66,7 +66,7 @@ impl Replication {
                 self.update_connection_roles(now, client);
             }
         }
-        self.outputs.push_back(Output::PokeAll);
+        self.outputs.push_back(Output::SendAllWindowUpdates);
         self.with_backup(|sender, io| sender.on_roles(now, io.roles, io));
     }
 
@@ -89,11 +89,11 @@ impl Replication {
         for client in self.clients() {
             self.update_connection_roles(now, client);
         }
-        self.outputs.push_back(Output::PokeAll);
+        self.outputs.push_back(Output::SendAllWindowUpdates);
         self.with_backup(|sender, io| sender.on_roles(now, io.roles, io));
     }
 
-    /// Decides on the legs of one connection, which has to be poked then.
+    /// Decides on the legs of one connection, whose window updates have to be sent then.
     pub(super) fn update_connection_roles(&mut self, now: Duration, client: SocketAddr) {
         let Some(connection) = self.connections.get(&client) else {
             return;
@@ -104,22 +104,27 @@ impl Replication {
         let Some(best) = self.legs.choose(live, &standing) else {
             return self.reset_client(now, client);
         };
-        let of_group = self.legs.primary;
+        let service_primary = self.legs.primary;
         let is_wrong = |leg| self.legs.doubt(leg, &standing).is_about_output();
-        let keeps_group = live.contains(of_group) && (!is_wrong(of_group) || is_wrong(best));
-        let primary = if keeps_group { of_group } else { best };
-        let same_as_group = primary == of_group && live == serving;
+        let keeps_service_primary =
+            live.contains(service_primary) && (!is_wrong(service_primary) || is_wrong(best));
+        let primary = if keeps_service_primary {
+            service_primary
+        } else {
+            best
+        };
+        let follows_service_roles = primary == service_primary && live == serving;
         let Some(connection) = self.connections.get_mut(&client) else {
             return;
         };
         connection.primary = primary;
-        if !same_as_group || connection.has_own_roles {
-            connection.has_own_roles = !same_as_group;
+        if !follows_service_roles || connection.has_own_roles {
+            connection.has_own_roles = !follows_service_roles;
             self.outputs.push_back(Output::SetConnectionRoles {
                 client,
                 primary,
                 live,
-                same_as_group,
+                follows_service_roles,
             });
         }
     }
@@ -136,7 +141,7 @@ impl Replication {
         self.report(Event::LeftConnection { client, leg });
         self.tell_backup(now, ConnectionChange::LegLeft { client, leg });
         self.update_connection_roles(now, client);
-        self.outputs.push_back(Output::Poke { client });
+        self.outputs.push_back(Output::SendWindowUpdate { client });
         self.check_server(leg);
     }
 
@@ -186,8 +191,8 @@ impl Replication {
         if let Some(phase) = phase
             && matches!(phase, LegPhase::CatchingUp { not_level, .. } if not_level.is_empty())
         {
-            *phase = LegPhase::Level;
-            self.report(Event::Level { leg });
+            *phase = LegPhase::CaughtUp;
+            self.report(Event::CaughtUp { leg });
             self.update_protection();
         }
     }

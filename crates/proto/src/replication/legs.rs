@@ -35,7 +35,7 @@ pub(super) enum LegPhase {
         not_level: BTreeSet<SocketAddr>,
     },
     /// The leg is level with the primary, and counts.
-    Level,
+    CaughtUp,
 }
 
 /// The suspicion that a leg's node is lost.
@@ -101,7 +101,7 @@ impl Legs {
     pub fn new(now: Duration, nodes: [Option<NodeId>; LEGS_MAX], primary: LegIndex) -> Legs {
         let level = |node| Leg {
             node,
-            phase: LegPhase::Level,
+            phase: LegPhase::CaughtUp,
             last_heard: now,
             suspicion: None,
             has_diverged: false,
@@ -187,8 +187,8 @@ impl Legs {
             return Doubt::Uncompared;
         }
         match leg.phase {
-            LegPhase::Level if leg.suspicion.is_none() => Doubt::None,
-            LegPhase::Level => Doubt::Suspected,
+            LegPhase::CaughtUp if leg.suspicion.is_none() => Doubt::None,
+            LegPhase::CaughtUp => Doubt::Suspected,
             LegPhase::CatchingUp { .. } | LegPhase::Preparing => Doubt::CatchingUp,
         }
     }

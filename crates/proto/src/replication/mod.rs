@@ -6,8 +6,8 @@
 //! outputs. This machine decides: which legs serve, which one the client sees, when a client is reset.
 //!
 //! ```text
-//!   data plane ── DataPlaneEvent ──►┌─────────────┐── SetRoles, SetConnectionRoles, Poke ──► data plane
-//!   heartbeats ── handle_heard ────►│ Replication │── ShowSynAck, ResetClient ─────────────► data plane
+//!   data plane ── DataPlaneEvent ──►┌─────────────┐── SetRoles, SetConnectionRoles, SendWindowUpdate ──► data plane
+//!   heartbeats ── handle_heard ────►│ Replication │── ShowSynAck, ResetClient ─────────────────────────► data plane
 //!   health ────── handle_server ───►│             │── Send ────► BackupCopy at the backup
 //!   operator ──── promote, stop ───►└─────────────┘── Probe, CheckServer, Event
 //! ```

@@ -102,7 +102,7 @@ impl Replication {
     pub fn handle_leg_failed(&mut self, now: Duration, leg: LegIndex) {
         let phase = self.legs.get(leg).map(|leg| &leg.phase);
         if matches!(phase, Some(LegPhase::Preparing)) {
-            self.drop_leg(now, leg, DropReason::NeverLevel);
+            self.drop_leg(now, leg, DropReason::NeverCaughtUp);
         }
     }
 

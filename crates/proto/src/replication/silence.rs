@@ -144,7 +144,7 @@ impl Replication {
     pub(super) fn catch_up_timeout(&self) -> Option<Duration> {
         let deadlines = self.legs.iter().filter_map(|(_, leg)| match leg.phase {
             LegPhase::CatchingUp { deadline, .. } => Some(deadline),
-            LegPhase::Preparing | LegPhase::Level => None,
+            LegPhase::Preparing | LegPhase::CaughtUp => None,
         });
         deadlines.min()
     }
@@ -156,10 +156,10 @@ impl Replication {
             if !matches!(phase, Some(LegPhase::CatchingUp { deadline, .. }) if *deadline <= now) {
                 continue;
             }
-            self.drop_leg(now, leg, DropReason::NeverLevel);
+            self.drop_leg(now, leg, DropReason::NeverCaughtUp);
             if let Some(state) = self.legs.get_mut(leg) {
-                state.phase = LegPhase::Level;
-                self.report(Event::Level { leg });
+                state.phase = LegPhase::CaughtUp;
+                self.report(Event::CaughtUp { leg });
             }
         }
     }

@@ -100,7 +100,7 @@ fn drops(outputs: &[Output]) -> Vec<(LegIndex, DropReason)> {
     events(outputs).into_iter().filter_map(drop).collect()
 }
 
-/// Returns the last roles of the group.
+/// Returns the last roles of the service.
 fn last_roles(outputs: &[Output]) -> Option<(LegIndex, LegSet)> {
     let roles = |output: &Output| match output {
         Output::SetRoles(roles) => Some((roles.primary, roles.live)),
@@ -109,12 +109,12 @@ fn last_roles(outputs: &[Output]) -> Option<(LegIndex, LegSet)> {
     outputs.iter().filter_map(roles).next_back()
 }
 
-fn pokes(outputs: &[Output]) -> Vec<SocketAddr> {
-    let poke = |output: &Output| match output {
-        Output::Poke { client } => Some(*client),
+fn window_updates(outputs: &[Output]) -> Vec<SocketAddr> {
+    let update = |output: &Output| match output {
+        Output::SendWindowUpdate { client } => Some(*client),
         _ => None,
     };
-    outputs.iter().filter_map(poke).collect()
+    outputs.iter().filter_map(update).collect()
 }
 
 fn resets(outputs: &[Output]) -> Vec<SocketAddr> {
@@ -224,7 +224,7 @@ fn ended_server_of_the_primary_costs_one_change_of_roles_and_one_poke_of_all_con
     let all = outputs(&mut machine);
     assert_eq!(drops(&all), [(leg(0), DropReason::ServerEnded)]);
     assert_eq!(last_roles(&all), Some((leg(1), legs(&[1, 2]))));
-    assert!(all.contains(&Output::PokeAll) && pokes(&all).is_empty());
+    assert!(all.contains(&Output::SendAllWindowUpdates) && window_updates(&all).is_empty());
     let promoted = Event::Promoted {
         leg: leg(1),
         former: leg(0),
@@ -292,11 +292,11 @@ fn reset_of_a_leg_is_hidden_while_another_goes_on_and_the_last_one_reaches_the_c
         client: client(1),
         primary: leg(1),
         live: legs(&[1, 2]),
-        same_as_group: false,
+        follows_service_roles: false,
     };
     assert!(all.contains(&own_roles), "{all:?}");
     assert!(all.contains(&Output::CheckServer { node: NODES[0] }));
-    assert_eq!(pokes(&all), [client(1)]);
+    assert_eq!(window_updates(&all), [client(1)]);
     assert_eq!(last_roles(&all), None);
     let all = feed(&mut machine, ms(2), reset(1, 1, 10));
     assert!(resets(&all).is_empty());
@@ -314,12 +314,12 @@ fn leg_that_missed_input_leaves_the_service() {
     assert!(drops(&all).is_empty(), "{all:?}");
     let all = feed(&mut machine, ms(3), progress(1, 11, [0; 4]));
     assert_eq!(drops(&all), [(leg(0), DropReason::MissedInput)]);
-    assert!(all.contains(&Output::PokeAll));
+    assert!(all.contains(&Output::SendAllWindowUpdates));
     let same = Output::SetConnectionRoles {
         client: client(1),
         primary: leg(1),
         live: legs(&[1, 2]),
-        same_as_group: true,
+        follows_service_roles: true,
     };
     assert!(all.contains(&same), "{all:?}");
 }
@@ -349,7 +349,7 @@ fn refused_handshake_drops_the_leg_only_if_another_answers() {
     let all = feed(&mut machine, ms(2), refused(&[0], &[2]));
     assert_eq!(drops(&all), [(leg(0), DropReason::Refused)]);
     assert_eq!(last_roles(&all), Some((leg(1), legs(&[1, 2]))));
-    assert_eq!(pokes(&all), [client(1)]);
+    assert_eq!(window_updates(&all), [client(1)]);
 }
 
 #[test]
@@ -595,11 +595,11 @@ fn end_waits_for_legs_that_lack_output() {
     feed(&mut machine, ms(1), finished(0));
     let all = run_until(&mut machine, ms(990), &[0, 1, 2]);
     assert_eq!(events(&all), [], "{all:?}");
-    let went_on = DataPlaneEvent::WentOn {
+    let output_after_fin = DataPlaneEvent::OutputAfterFin {
         client: client(1),
         finished: legs(&[0]),
     };
-    let all = feed(&mut machine, ms(991), went_on);
+    let all = feed(&mut machine, ms(991), output_after_fin);
     let left = Event::LeftConnection {
         client: client(1),
         leg: leg(0),
@@ -650,7 +650,7 @@ fn operator_promotes_a_sound_leg_and_stops_replication() {
     assert_eq!(machine.promote(ms(1), leg(2)), Ok(()));
     let all = outputs(&mut machine);
     assert_eq!(last_roles(&all), Some((leg(2), legs(&[0, 1, 2]))));
-    assert!(all.contains(&Output::PokeAll));
+    assert!(all.contains(&Output::SendAllWindowUpdates));
     assert_eq!(machine.stop(ms(2)), Ok(()));
     let all = outputs(&mut machine);
     assert_eq!(
@@ -693,7 +693,7 @@ fn new_leg_counts_once_it_is_level_in_all_connections() {
         Err(CommandError::CatchingUp(new))
     );
     let all = feed(&mut machine, ms(4), progress(1, 0, [0, 0, 0, 60_000]));
-    assert!(events(&all).contains(&Event::Level { leg: new }));
+    assert!(events(&all).contains(&Event::CaughtUp { leg: new }));
     assert_eq!(machine.promote(ms(5), new), Ok(()));
 }
 
@@ -725,7 +725,7 @@ fn new_leg_that_is_the_last_one_counts_at_its_deadline() {
     }
     assert_eq!(machine.roles().live, LegSet::of(new));
     let all = run_until(&mut machine, ms(31_000), &[3]);
-    assert!(events(&all).contains(&Event::Level { leg: new }));
+    assert!(events(&all).contains(&Event::CaughtUp { leg: new }));
     assert_eq!(machine.roles().live, LegSet::of(new));
 }
 
@@ -742,11 +742,11 @@ fn new_leg_that_is_never_level_is_dropped() {
     feed(&mut machine, ms(2), joined);
     assert_eq!(machine.handle_leg_ready(ms(2), new), Ok(()));
     let all = run_until(&mut machine, ms(30_002), &[0, 1, 2, 3]);
-    assert_eq!(drops(&all), [(new, DropReason::NeverLevel)]);
+    assert_eq!(drops(&all), [(new, DropReason::NeverCaughtUp)]);
     machine.add_leg(ms(31_000), NODES[3]).expect("free again");
     machine.handle_leg_failed(ms(31_001), new);
     let all = outputs(&mut machine);
-    assert_eq!(drops(&all), [(new, DropReason::NeverLevel)]);
+    assert_eq!(drops(&all), [(new, DropReason::NeverCaughtUp)]);
 }
 
 #[test]

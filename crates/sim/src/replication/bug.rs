@@ -22,7 +22,7 @@ pub enum ReplicationBug {
     IgnoresSignsOfLife,
     /// A leg that lacks input of a connection goes on serving others.
     IgnoresProgress,
-    /// Changed roles of the group do not reach the data plane.
+    /// Changed roles of the service do not reach the data plane.
     LosesRoles,
     /// The state machine's timers do not fire.
     NoTimers,

@@ -216,7 +216,7 @@ impl DataPlane {
         }
         let early = flow.finished_before(own.received_end(), live);
         if !early.is_empty() && !flow.is_end_passed {
-            self.events.push(DataPlaneEvent::WentOn {
+            self.events.push(DataPlaneEvent::OutputAfterFin {
                 client: address,
                 finished: early,
             });
@@ -413,7 +413,7 @@ impl DataPlane {
     }
 
     /// Sends what follows from new roles.
-    pub fn poke(&mut self, client: usize) {
+    pub fn send_window_update(&mut self, client: usize) {
         self.on_handshake_answer(client);
         let live = self.roles(client).1;
         let is_shown = |flow: &Flow| matches!(flow.handshake, Handshake::Shown);
@@ -428,9 +428,11 @@ impl DataPlane {
     }
 
     /// Sends what follows from new roles in all connections.
-    pub fn poke_all(&mut self) {
+    pub fn send_all_window_updates(&mut self) {
         let clients: Vec<usize> = self.flows.keys().copied().collect();
-        clients.into_iter().for_each(|client| self.poke(client));
+        clients
+            .into_iter()
+            .for_each(|client| self.send_window_update(client));
     }
 
     /// Completes a client's handshake.

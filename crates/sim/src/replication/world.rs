@@ -530,13 +530,15 @@ impl<'a> ReplicationWorld<'a> {
                 client,
                 primary,
                 live,
-                same_as_group,
+                follows_service_roles,
             } => {
-                let own = (!same_as_group).then_some((primary, live));
+                let own = (!follows_service_roles).then_some((primary, live));
                 self.data_plane.set_own_roles(client_index(client), own);
             }
-            Output::Poke { client } => self.data_plane.poke(client_index(client)),
-            Output::PokeAll => self.data_plane.poke_all(),
+            Output::SendWindowUpdate { client } => {
+                self.data_plane.send_window_update(client_index(client));
+            }
+            Output::SendAllWindowUpdates => self.data_plane.send_all_window_updates(),
             Output::ShowSynAck { client } => self.data_plane.show_syn_ack(client_index(client)),
             Output::ResetClient { client } => {
                 if bug != Some(ReplicationBug::SwallowsLastReset) {

@@ -257,7 +257,7 @@ fn successor_goes_on_with_the_connections_and_roles_of_the_copy() {
         client: client(2),
         primary: leg(1),
         live: legs(&[1]),
-        same_as_group: false,
+        follows_service_roles: false,
     };
     assert!(all.contains(&own_roles), "{all:?}");
     // Nobody compared the output that was on its way.
