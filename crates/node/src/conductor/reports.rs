@@ -298,7 +298,7 @@ fn purpose_text(purpose: MovePurpose) -> &'static str {
 fn outcome_text(outcome: &AuditOutcome) -> String {
     use holdfast_wire::conductor_frames::OfferEnd;
     match outcome {
-        AuditOutcome::Moved | AuditOutcome::DonorSays(OfferEnd::Moved) => "moved".to_owned(),
+        AuditOutcome::Moved | AuditOutcome::ReportedByDonor(OfferEnd::Moved) => "moved".to_owned(),
         AuditOutcome::Declined(reason) => format!("declined: {reason}"),
         AuditOutcome::Unanswered => "the node did not answer in time".to_owned(),
         AuditOutcome::AcceptorLeft => "the node left the group".to_owned(),
@@ -309,9 +309,13 @@ fn outcome_text(outcome: &AuditOutcome) -> String {
         AuditOutcome::SwitchedOff => "the drain or the balancing was switched off".to_owned(),
         AuditOutcome::Failed(failure) => format!("failed: {failure}"),
         AuditOutcome::NoNews => "no news of the move's end in time".to_owned(),
-        AuditOutcome::DonorSays(OfferEnd::Kept) => "the process stayed at the donor".to_owned(),
-        AuditOutcome::DonorSays(OfferEnd::Withdrawn) => "the donor withdrew the offer".to_owned(),
-        AuditOutcome::DonorSays(OfferEnd::Unknown) => {
+        AuditOutcome::ReportedByDonor(OfferEnd::Kept) => {
+            "the process stayed at the donor".to_owned()
+        }
+        AuditOutcome::ReportedByDonor(OfferEnd::Withdrawn) => {
+            "the donor withdrew the offer".to_owned()
+        }
+        AuditOutcome::ReportedByDonor(OfferEnd::Unknown) => {
             "the donor's daemon has restarted and does not know the offer".to_owned()
         }
         AuditOutcome::DonorLeft => "the donor left the group".to_owned(),

@@ -169,11 +169,11 @@ impl Conductor {
             // The move may have begun.
             OfferEnd::Withdrawn | OfferEnd::Unknown => self.rate.count(now, from, id),
         }
-        self.end_incoming(now, &incoming, AuditOutcome::DonorSays(end));
+        self.end_incoming(now, &incoming, AuditOutcome::ReportedByDonor(end));
     }
 
     fn end_incoming(&mut self, now: Duration, incoming: &Incoming, outcome: AuditOutcome) {
-        let has_moved = outcome == AuditOutcome::DonorSays(OfferEnd::Moved);
+        let has_moved = outcome == AuditOutcome::ReportedByDonor(OfferEnd::Moved);
         let record = AuditRecord {
             at: incoming.accepted_at,
             ended_at: now,

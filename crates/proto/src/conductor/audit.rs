@@ -52,7 +52,7 @@ pub enum AuditOutcome {
     /// The daemon did not learn the end of the move in time.
     NoNews,
     /// At the acceptor: the end that the donor reported.
-    DonorSays(OfferEnd),
+    ReportedByDonor(OfferEnd),
     /// At the acceptor: the donor left the group.
     DonorLeft,
 }

@@ -72,7 +72,7 @@ use holdfast_wire::conductor_frames::{
 use known_nodes::KnownNodes;
 use load::OwnLoad;
 use move_limits::{MoveRate, ProcessHistories};
-use policy::Shedding;
+use policy::TransferState;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, VecDeque};
@@ -91,7 +91,7 @@ pub struct Conductor {
     known: KnownNodes,
     /// Processes that a node declined for a lasting reason of their own, until these times.
     refusals: BTreeMap<(ProcessKey, NodeId), Duration>,
-    shedding: Shedding,
+    transfer_state: TransferState,
     drain: Option<Drain>,
     rate: MoveRate,
     histories: ProcessHistories,
@@ -125,7 +125,7 @@ impl Conductor {
             own: OwnLoad::default(),
             known: KnownNodes::default(),
             refusals: BTreeMap::new(),
-            shedding: Shedding::default(),
+            transfer_state: TransferState::default(),
             drain: None,
             rate: MoveRate::at_start(now, config.moves_per_minute_max),
             histories: ProcessHistories::default(),
@@ -246,7 +246,7 @@ impl Conductor {
     /// Switches balancing on or off at this node. A move under way is completed.
     pub fn handle_balancing(&mut self, now: Duration, is_on: bool) {
         self.config.is_balancing = is_on;
-        self.shedding = Shedding::default();
+        self.transfer_state = TransferState::default();
         if !is_on {
             self.withdraw_offer(now, MovePurpose::Balance);
         }
@@ -255,7 +255,7 @@ impl Conductor {
 
     /// Decides at once, without waiting for the load to have been high for a while, and begins the move. All limits hold.
     pub fn handle_balance_now(&mut self, now: Duration) -> Decision {
-        self.shedding.is_on = true;
+        self.transfer_state.is_on = true;
         let decision = self.plan(now);
         if let Decision::Move(plan) = &decision {
             self.offer(now, *plan);

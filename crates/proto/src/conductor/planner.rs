@@ -74,7 +74,7 @@ impl Conductor {
             deficit_max: deficits.fold(0.0, |most, location| location.deficit.max(most)),
         };
         let policy = self.config.policies.transfer;
-        self.shedding.update(now, &policy, loads);
+        self.transfer_state.update(now, &policy, loads);
     }
 
     pub(super) fn decide(&self, now: Duration) -> Decision {
@@ -93,9 +93,9 @@ impl Conductor {
         }
         let average = self.average_points(now).ok_or(StayReason::NobodyKnown)?;
         let (own_share, average_share) = (own.utilization(), Utilization::of(average, 100.0));
-        if !self.shedding.is_on {
+        if !self.transfer_state.is_on {
             let (own, average) = (own_share, average_share);
-            return Err(match self.shedding.high_since {
+            return Err(match self.transfer_state.high_since {
                 Some(_) => StayReason::NotSustained { own, average },
                 None => StayReason::Balanced { own, average },
             });

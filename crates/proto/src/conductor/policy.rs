@@ -99,7 +99,7 @@ impl TransferPolicy {
 
 /// State of the transfer policy at one node: whether the node gives processes away.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Shedding {
+pub(super) struct TransferState {
     /// Time since which the load is high.
     pub high_since: Option<Duration>,
     /// True if the node gives processes away.
@@ -115,7 +115,7 @@ pub(super) struct LoadPosition {
     pub deficit_max: f64,
 }
 
-impl Shedding {
+impl TransferState {
     /// Decides by the loads whether the node gives processes away.
     pub fn update(&mut self, now: Duration, policy: &TransferPolicy, loads: LoadPosition) {
         let excess = loads.own - loads.average;

@@ -632,7 +632,10 @@ fn acceptor_in_doubt_asks_until_it_learns_the_end() {
         Event::Audited(record) => Some(record.outcome.clone()),
         _ => None,
     });
-    assert_eq!(ended, Some(AuditOutcome::DonorSays(OfferEnd::Withdrawn)));
+    assert_eq!(
+        ended,
+        Some(AuditOutcome::ReportedByDonor(OfferEnd::Withdrawn))
+    );
 }
 
 #[test]

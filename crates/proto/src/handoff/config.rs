@@ -38,8 +38,8 @@ pub struct HandoffMachineConfig {
     pub holder_retry_max: Duration,
     /// Time until a failed `Resume`, `Close` or `Activate` is retried (20 ms), up to five times.
     pub command_retry_interval: Duration,
-    /// Longest rest between two batches (20 ms).
-    pub rest_max: Duration,
+    /// Longest pause between two batches (20 ms).
+    pub yield_pause_max: Duration,
     /// Longest wait for a send queue to drain when the request names none (2 s).
     pub drain_wait_max: Duration,
 }
@@ -63,7 +63,7 @@ impl HandoffMachineConfig {
             holder_retry_min: Duration::from_millis(50),
             holder_retry_max: Duration::from_secs(1),
             command_retry_interval: Duration::from_millis(20),
-            rest_max: Duration::from_millis(20),
+            yield_pause_max: Duration::from_millis(20),
             drain_wait_max: Duration::from_secs(2),
         }
     }

@@ -25,12 +25,12 @@ pub(super) struct Donor {
     pub freeze_queue: VecDeque<u64>,
     /// The one batch between divert and `Done`.
     pub freezing_batch: Option<u64>,
-    /// True if other programs lack processor time while this node hands off: between batches the donor then rests for
+    /// True if other programs lack processor time while this node hands off: between batches the donor then pauses for
     /// half as long as it was busy.
     pub is_yielding: bool,
-    /// True while the donor rests and begins no batch.
-    pub is_resting: bool,
-    /// Time at which the donor began, or continued after a rest; none if there is nothing to hand off.
+    /// True while the donor pauses and begins no batch.
+    pub is_paused: bool,
+    /// Time at which the donor began, or continued after a pause; none if there is nothing to hand off.
     pub busy_since: Option<Duration>,
 }
 
@@ -128,7 +128,7 @@ impl Donor {
             freeze_queue: VecDeque::new(),
             freezing_batch: None,
             is_yielding: false,
-            is_resting: false,
+            is_paused: false,
             busy_since: None,
         }
     }

@@ -200,7 +200,7 @@ impl Handoff {
 
     /// Starts the freeze of the next batch.
     pub(super) fn start_next_freeze(&mut self, now: Duration) {
-        while self.donor.freezing_batch.is_none() && !self.donor.is_resting {
+        while self.donor.freezing_batch.is_none() && !self.donor.is_paused {
             let Some(seq) = self.donor.freeze_queue.pop_front() else {
                 return;
             };
@@ -215,23 +215,23 @@ impl Handoff {
         }
     }
 
-    /// Rests at the end of a turn, if other programs need the processors: for half as long as the donor was busy.
+    /// Pauses at the end of a turn, if other programs need the processors: for half as long as the donor was busy.
     pub(super) fn start_yield_pause(&mut self, now: Duration) {
         let donor = &mut self.donor;
         let has_more = !donor.lanes.is_empty() || !donor.freeze_queue.is_empty();
         let busy_since = donor.busy_since.take_if(|_| donor.is_yielding || !has_more);
         if let Some(since) = busy_since.filter(|_| has_more) {
-            donor.is_resting = true;
-            let rest_time = (now.saturating_sub(since) / 2).min(self.core.config.rest_max);
+            donor.is_paused = true;
+            let pause = (now.saturating_sub(since) / 2).min(self.core.config.yield_pause_max);
             self.core
                 .timers
-                .insert((now + rest_time, HandoffTimer::RestEnd));
+                .insert((now + pause, HandoffTimer::YieldPauseEnd));
         }
     }
 
-    /// Ends the donor's rest, and goes on with its handoffs.
+    /// Ends the donor's pause, and goes on with its handoffs.
     pub(super) fn end_yield_pause(&mut self, now: Duration) {
-        self.donor.is_resting = false;
+        self.donor.is_paused = false;
         self.donor.busy_since = Some(now);
         let lanes: Vec<NodeId> = self.donor.lanes.keys().copied().collect();
         for acceptor in lanes {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 impl Handoff {
     /// Advances a lane: prepares read flows, reads waiting ones.
     pub(super) fn advance_lane(&mut self, now: Duration, acceptor: NodeId) {
-        if self.donor.is_resting {
+        if self.donor.is_paused {
             return;
         }
         while self.make_batch(now, acceptor) {}

@@ -26,8 +26,8 @@ pub(super) enum HandoffTimer {
     HolderRequest(u64),
     /// A failed command to repeat.
     RetryCommand(CommandToken),
-    /// The end of the donor's rest.
-    RestEnd,
+    /// The end of the donor's pause between two batches.
+    YieldPauseEnd,
 }
 
 /// Purpose of a command, kept until its completion.

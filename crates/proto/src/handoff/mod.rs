@@ -301,7 +301,7 @@ impl Handoff {
                 HandoffTimer::InboundBatch(batch) => self.on_inbound_timeout(batch),
                 HandoffTimer::HolderRequest(request) => self.repeat_request_to_holder(now, request),
                 HandoffTimer::RetryCommand(token) => self.retry_command(token),
-                HandoffTimer::RestEnd => self.end_yield_pause(now),
+                HandoffTimer::YieldPauseEnd => self.end_yield_pause(now),
             }
         }
         self.start_possible_actions(now);
@@ -317,7 +317,7 @@ impl Handoff {
         self.core.timers.first().map(|(due, _)| *due)
     }
 
-    /// Sets whether a donor of many batches rests after each one, for half as long as it was busy. On a node without
+    /// Sets whether a donor of many batches pauses after each one, for half as long as it was busy. On a node without
     /// spare processor time, its servers and their clients get the processors then. False at first.
     pub fn set_pause_between_batches(&mut self, is_yielding: bool) {
         self.donor.is_yielding = is_yielding;
