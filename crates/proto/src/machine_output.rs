@@ -1,6 +1,6 @@
 //! Outputs of the handoff machine and the migration machine: frames, commands and events for the daemon.
 
-use holdfast_wire::{Frame, NodeId};
+use holdfast_wire::{Epoch, Flow, Frame, NodeId};
 use std::collections::VecDeque;
 
 /// An action for the daemon. `C` is the machine's command, `E` its event.
@@ -17,6 +17,15 @@ pub enum MachineOutput<C, E> {
     Execute(C),
     /// Report an event to its observers.
     Event(E),
+}
+
+/// A flow and the epoch its entry gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlowEpoch {
+    /// Flow whose entry gets the epoch.
+    pub flow: Flow,
+    /// Epoch of the flow's entry on this node from then on.
+    pub epoch: Epoch,
 }
 
 /// A frame or completion that was ignored: late, repeated, or never requested.

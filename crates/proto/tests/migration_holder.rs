@@ -3,7 +3,7 @@
 
 use holdfast_proto::migration::{
     Command, Event, Migration, MigrationMachineConfig, Output, ProcessId, RecoveredMove,
-    RecoveredRole,
+    RecoveredMoveRole,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::frame::AcceptorPhaseTimes;
@@ -44,7 +44,7 @@ fn view(epoch: u64, holder: NodeId) -> View {
 }
 
 /// Returns a machine that has found a move of a process with one flow in its saved state.
-fn recovered(node: NodeId, role: RecoveredRole) -> Migration {
+fn recovered(node: NodeId, role: RecoveredMoveRole) -> Migration {
     let config = MigrationMachineConfig::new(node, 9);
     let mut machine = Migration::new(config, view(1, HOLDER));
     let found = RecoveredMove {
@@ -57,7 +57,7 @@ fn recovered(node: NodeId, role: RecoveredRole) -> Migration {
 }
 
 fn recovered_donor() -> Migration {
-    let role = RecoveredRole::Donor {
+    let role = RecoveredMoveRole::Donor {
         process: ProcessId(7),
         to: ACCEPTOR,
         clone: false,
@@ -68,7 +68,7 @@ fn recovered_donor() -> Migration {
 }
 
 fn recovered_acceptor(resumed: bool) -> Migration {
-    let role = RecoveredRole::Acceptor {
+    let role = RecoveredMoveRole::Acceptor {
         restored: Some((flows(), Vec::new())),
         committed: resumed,
         resumed,

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use holdfast_bpf::shared_with_c::{FlowState, FlowValue};
-use holdfast_proto::handoff::{FlowEpoch, RecoveredFlow, RecoveredRole};
+use holdfast_proto::handoff::{FlowEpoch, RecoveredFlow, RecoveredFlowRole};
 use holdfast_sys::sock_diag;
 use holdfast_wire::failure::Failure;
 use holdfast_wire::{ChangeKind, Flow, NodeId, OwnershipChange, Protocol};
@@ -31,7 +31,7 @@ impl Engine {
                 recovered_flow.filter(|_| !migrating_flows.contains(&flow))
             {
                 let slot = match recovered_flow.role {
-                    RecoveredRole::Acceptor => self.hold_recovered(&recovered_flow),
+                    RecoveredFlowRole::Acceptor => self.hold_recovered(&recovered_flow),
                     _ => 0,
                 };
                 self.recovered.add(flow, slot);
@@ -231,10 +231,10 @@ impl Engine {
 
 fn to_recovered_flow(flow: &Flow, state: FlowState, value: &FlowValue) -> Option<RecoveredFlow> {
     let (role, epoch) = match state {
-        FlowState::Prepared => (RecoveredRole::DonorPrepared, value.epoch),
-        FlowState::TransitOut => (RecoveredRole::Donor, value.epoch),
-        FlowState::TransitIn => (RecoveredRole::Acceptor, value.epoch),
-        FlowState::Flushing => (RecoveredRole::Acceptor, value.epoch.saturating_sub(1)),
+        FlowState::Prepared => (RecoveredFlowRole::DonorPrepared, value.epoch),
+        FlowState::TransitOut => (RecoveredFlowRole::Donor, value.epoch),
+        FlowState::TransitIn => (RecoveredFlowRole::Acceptor, value.epoch),
+        FlowState::Flushing => (RecoveredFlowRole::Acceptor, value.epoch.saturating_sub(1)),
         FlowState::Owned | FlowState::RedirectingData | FlowState::Moved | FlowState::Closing => {
             return None;
         }

@@ -45,7 +45,7 @@ use holdfast_api::control::ResidentProcess;
 use holdfast_proto::machine_output::IgnoredInput;
 use holdfast_proto::migration::{
     Completion, Event, Migration, MigrationMachineConfig as MachineConfig, MoveOutcome, Output,
-    RecoveredRole,
+    RecoveredMoveRole,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::failure::Failure;
@@ -380,11 +380,11 @@ impl Migrations {
             .recovered_moves()
             .into_iter()
             .filter_map(|recovered| match recovered.role {
-                RecoveredRole::Donor {
+                RecoveredMoveRole::Donor {
                     saved_flows: noted, ..
                 } => noted,
-                RecoveredRole::Acceptor { restored, .. } => restored,
-                RecoveredRole::Peer { .. } => None,
+                RecoveredMoveRole::Acceptor { restored, .. } => restored,
+                RecoveredMoveRole::Peer { .. } => None,
             });
         lists
             .flat_map(|(flows, _)| flows)
@@ -396,7 +396,7 @@ impl Migrations {
     pub(crate) fn running_flows(&self) -> BTreeSet<Flow> {
         let found = self.records.recovered_moves().into_iter();
         let lists = found.filter_map(|recovered| match recovered.role {
-            RecoveredRole::Acceptor {
+            RecoveredMoveRole::Acceptor {
                 restored,
                 resumed: true,
                 ..

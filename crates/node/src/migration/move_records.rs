@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_checkpoint::donor::{LockHandover, ProcessRef};
 use holdfast_daemon::private_files::{self, private_directory};
-use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
+use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredMoveRole};
 use holdfast_tcp_repair::{TcpDynamicState, TcpStaticState};
 use holdfast_wire::failure::{Failure, OperatorFault, SystemError, Text};
 use holdfast_wire::move_frames::{DonorFlowEpoch, PeerConnections};
@@ -165,7 +165,7 @@ fn to_recovered_move(id: MoveId, entries: &[RecordEntry]) -> Option<RecoveredMov
         } => Some(RecoveredMove {
             id,
             hops: *hops,
-            role: RecoveredRole::Donor {
+            role: RecoveredMoveRole::Donor {
                 process: ProcessId(*process),
                 to: *to,
                 clone: *clone,
@@ -176,7 +176,7 @@ fn to_recovered_move(id: MoveId, entries: &[RecordEntry]) -> Option<RecoveredMov
         RecordEntry::Acceptor { hops, .. } => Some(RecoveredMove {
             id,
             hops: *hops,
-            role: RecoveredRole::Acceptor {
+            role: RecoveredMoveRole::Acceptor {
                 restored,
                 committed: has_entry(|entry| matches!(entry, RecordEntry::Committed)),
                 resumed: has_entry(|entry| matches!(entry, RecordEntry::Running)),
@@ -245,21 +245,21 @@ impl MoveRecord {
 mod tests {
     use super::*;
 
-    fn expected_roles(flows: Vec<DonorFlowEpoch>) -> [RecoveredRole; 3] {
+    fn expected_roles(flows: Vec<DonorFlowEpoch>) -> [RecoveredMoveRole; 3] {
         [
-            RecoveredRole::Donor {
+            RecoveredMoveRole::Donor {
                 process: ProcessId(4242),
                 to: NodeId(2),
                 clone: false,
                 saved_flows: Some((flows.clone(), Vec::new())),
                 maybe_stopped: true,
             },
-            RecoveredRole::Acceptor {
+            RecoveredMoveRole::Acceptor {
                 restored: None,
                 committed: false,
                 resumed: false,
             },
-            RecoveredRole::Acceptor {
+            RecoveredMoveRole::Acceptor {
                 restored: Some((flows, Vec::new())),
                 committed: false,
                 resumed: false,
@@ -323,7 +323,8 @@ mod tests {
             .expect("records")
             .recovered_moves();
         let expected = expected_roles(flows);
-        let roles: Vec<&RecoveredRole> = found.iter().map(|recovered| &recovered.role).collect();
+        let roles: Vec<&RecoveredMoveRole> =
+            found.iter().map(|recovered| &recovered.role).collect();
         assert_eq!(roles, expected.iter().collect::<Vec<_>>());
         assert_eq!(found[0].hops, 3);
         assert!(!truncated_record.path.exists());

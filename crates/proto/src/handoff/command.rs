@@ -20,6 +20,8 @@
 //! | `Arbitrate` | holder | per change: reads the record, applies [`crate::flow_ownership::apply_change`], stores the result, all as one step |
 //! | `Lookup` | holder | reads records |
 
+pub use crate::machine_output::FlowEpoch;
+
 use super::FlowKeptReason;
 use bytes::Bytes;
 use core::time::Duration;
@@ -30,15 +32,6 @@ use holdfast_wire::{ChangeRefusal, Epoch, Flow, NodeId, OwnershipChange, Ownersh
 /// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandToken(pub u64);
-
-/// A flow and the epoch its entry gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FlowEpoch {
-    /// Flow whose entry gets the epoch.
-    pub flow: Flow,
-    /// Epoch of the flow's entry on this node from then on.
-    pub epoch: Epoch,
-}
 
 /// State to put into a prepared socket.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::donor_resume_or_close::EndingFlow;
 use super::event::FlowKeptReason;
 use super::handoff_core::{HolderRequestPurpose, MovingFlow};
 use super::requests_to_holder::{CHANGES_MAX, HolderAnswers};
-use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredRole};
+use super::{FlowEpoch, Handoff, RecoveredFlow, RecoveredFlowRole};
 use core::time::Duration;
 use holdfast_wire::failure::NodeFault;
 use holdfast_wire::{ChangeKind, Epoch, Flow, OwnershipChange};
@@ -35,12 +35,12 @@ impl Handoff {
         {
             self.core.moving_flows.insert(flow, MovingFlow::default());
             let frozen = match role {
-                RecoveredRole::Acceptor => {
+                RecoveredFlowRole::Acceptor => {
                     inbound.push(RecoveredInboundFlow { flow, epoch });
                     continue;
                 }
-                RecoveredRole::DonorPrepared => false,
-                RecoveredRole::Donor => true,
+                RecoveredFlowRole::DonorPrepared => false,
+                RecoveredFlowRole::Donor => true,
             };
             outbound.push(EndingFlow {
                 flow,

@@ -92,7 +92,7 @@ pub enum FlowHandoffRequestError {
 
 /// State of a flow in the pinned map, as a restarted daemon finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RecoveredRole {
+pub enum RecoveredFlowRole {
     /// Owned, and read for a handoff (`PrepareResponse` in the map). The epoch is the owner's.
     DonorPrepared,
     /// "Transit out". The epoch is the transit's.
@@ -106,10 +106,10 @@ pub enum RecoveredRole {
 pub struct RecoveredFlow {
     /// Flow that was found in a handoff.
     pub flow: Flow,
-    /// The epoch; see [`RecoveredRole`] for its meaning.
+    /// The epoch; see [`RecoveredFlowRole`] for its meaning.
     pub epoch: Epoch,
     /// State of the flow in the map.
-    pub role: RecoveredRole,
+    pub role: RecoveredFlowRole,
     /// The other node of the handoff, from the map (the destination of stragglers, if the flow turns out to have
     /// moved).
     pub peer: NodeId,

@@ -26,6 +26,8 @@
 //! | `Translate` | peer | see [`holdfast_wire::move_frames::TranslationStep`]; a preparation is saved. Below the hop count of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
+pub use crate::machine_output::FlowEpoch;
+
 use super::freeze_cost::ProcessTree;
 use bytes::Bytes;
 use core::time::Duration;
@@ -33,7 +35,7 @@ use holdfast_wire::failure::Failure;
 use holdfast_wire::move_frames::{
     DonorFlowEpoch, MoveOffer, PeerConnections, SocketStrategy, StepTime, TranslationStep,
 };
-use holdfast_wire::{ChangeRefusal, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
+use holdfast_wire::{ChangeRefusal, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 
 /// Identifies a command, unique during the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,15 +44,6 @@ pub struct CommandToken(pub u64);
 /// Identifies a process (with all its children) of this node, by the daemon's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u64);
-
-/// A flow and the epoch its entry gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FlowEpoch {
-    /// Flow whose entry gets the epoch.
-    pub flow: Flow,
-    /// Epoch of the flow's entry on this node from then on.
-    pub epoch: Epoch,
-}
 
 /// An operation for the daemon; the table in the module documentation defines each.
 #[derive(Debug, Clone, PartialEq, Eq)]

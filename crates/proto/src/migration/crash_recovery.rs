@@ -25,12 +25,12 @@ pub struct RecoveredMove {
     /// Number of earlier moves of the process.
     pub hops: u32,
     /// Role of this node in the move.
-    pub role: RecoveredRole,
+    pub role: RecoveredMoveRole,
 }
 
 /// Role of a node in a saved move.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RecoveredRole {
+pub enum RecoveredMoveRole {
     /// The node gives the process: `CopyRound` was commanded.
     Donor {
         /// Process that the node gives.
@@ -69,7 +69,7 @@ impl Migration {
     pub(super) fn on_recovered(&mut self, now: Duration, moves: Vec<RecoveredMove>) {
         for RecoveredMove { id, hops, role } in moves {
             match role {
-                RecoveredRole::Donor {
+                RecoveredMoveRole::Donor {
                     process,
                     to,
                     clone,
@@ -85,7 +85,7 @@ impl Migration {
                     outbound.maybe_stopped = frozen && !clone;
                     self.recover_outbound(now, id, outbound, noted);
                 }
-                RecoveredRole::Acceptor {
+                RecoveredMoveRole::Acceptor {
                     restored,
                     committed,
                     resumed: gone,
@@ -95,7 +95,7 @@ impl Migration {
                     inbound.is_committed = committed;
                     self.recover_inbound(now, id, inbound, restored, gone);
                 }
-                RecoveredRole::Peer { to, connections } => {
+                RecoveredMoveRole::Peer { to, connections } => {
                     self.recover_translation(now, id, (hops, to), connections);
                 }
             }

@@ -60,7 +60,7 @@ pub use command::{
     ResumeReport, RoundReport,
 };
 pub use config::MigrationMachineConfig;
-pub use crash_recovery::{RecoveredMove, RecoveredRole};
+pub use crash_recovery::{RecoveredMove, RecoveredMoveRole};
 pub use event::{Event, MoveMeasurements, MoveOutcome, MovePhaseTimes, ProcessKeptReason};
 pub use freeze_cost::{FreezeLoad, ProcessTree};
 pub use holdfast_wire::failure::MigrationStep;

@@ -5,7 +5,7 @@ use super::HandoffBug;
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::handoff::{
-    Command, CommandToken, FlowKeptReason, FrozenFlow, RecoveredFlow, RecoveredRole, RequestId,
+    Command, CommandToken, FlowKeptReason, FrozenFlow, RecoveredFlow, RecoveredFlowRole, RequestId,
     Results, SendQueueInfo, StaticFlow,
 };
 use holdfast_wire::failure::{Failure, KernelFault, NodeFault, ProgramFault, SystemError};
@@ -81,9 +81,9 @@ impl SimulatedNode {
         let entries = self.kernel.iter();
         let found = entries.filter_map(|(flow, entry)| {
             let role = match entry.state {
-                KernelFlowState::Prepared => RecoveredRole::DonorPrepared,
-                KernelFlowState::Outgoing => RecoveredRole::Donor,
-                KernelFlowState::Incoming => RecoveredRole::Acceptor,
+                KernelFlowState::Prepared => RecoveredFlowRole::DonorPrepared,
+                KernelFlowState::Outgoing => RecoveredFlowRole::Donor,
+                KernelFlowState::Incoming => RecoveredFlowRole::Acceptor,
                 _ => return None,
             };
             let (flow, epoch, peer) = (*flow, entry.epoch, entry.peer);

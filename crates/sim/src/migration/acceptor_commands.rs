@@ -3,7 +3,7 @@
 use super::MigrationBug;
 use super::host::{KernelFlowEntry, KernelFlowState, MoveRecord, ProcessIdentity};
 use super::world::{MigrationWorld, injected_outcome};
-use holdfast_proto::migration::{Command, RecoveredRole, Results, ResumeReport};
+use holdfast_proto::migration::{Command, RecoveredMoveRole, Results, ResumeReport};
 use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::{Flow, MoveId};
 
@@ -24,7 +24,7 @@ impl MigrationWorld {
                 Some(Results::Examined(refusals))
             }
             Command::Build { id, offer, .. } => {
-                let role = RecoveredRole::Acceptor {
+                let role = RecoveredMoveRole::Acceptor {
                     restored: None,
                     committed: false,
                     resumed: false,
@@ -43,7 +43,7 @@ impl MigrationWorld {
                 id, flows, peers, ..
             } => {
                 if let Some(written) = host.move_records.get_mut(id)
-                    && let RecoveredRole::Acceptor { restored, .. } = &mut written.role
+                    && let RecoveredMoveRole::Acceptor { restored, .. } = &mut written.role
                 {
                     *restored = Some((flows.clone(), peers.clone()));
                 }
@@ -109,7 +109,7 @@ impl MigrationWorld {
         let role = host.move_records.get(id).map(|written| &written.role);
         let done = matches!(
             role,
-            None | Some(RecoveredRole::Acceptor { resumed: true, .. })
+            None | Some(RecoveredMoveRole::Acceptor { resumed: true, .. })
         );
         if done || fails {
             let failed = injected_outcome(true).map(|()| ResumeReport::default());
@@ -139,7 +139,7 @@ impl MigrationWorld {
             }
             _ => {
                 if let Some(written) = host.move_records.get_mut(id)
-                    && let RecoveredRole::Acceptor { resumed: gone, .. } = &mut written.role
+                    && let RecoveredMoveRole::Acceptor { resumed: gone, .. } = &mut written.role
                 {
                     *gone = true;
                 }

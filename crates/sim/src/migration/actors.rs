@@ -7,7 +7,7 @@ use crate::node_group::{GroupWorld as _, change, node_id};
 use crate::random::Random;
 use holdfast_proto::migration::{
     Event, Migration, MigrationMachineConfig, MoveOutcome, MoveRequest, MoveRequestOptions,
-    ProcessId, ProcessKeptReason, RecoveredRole,
+    ProcessId, ProcessKeptReason, RecoveredMoveRole,
 };
 use holdfast_wire::move_frames::SocketStrategy;
 use holdfast_wire::{ChangeKind, Flow, OwnershipChange};
@@ -214,7 +214,7 @@ impl MigrationWorld {
             if self.bug == Some(MigrationBug::RestartThaws)
                 && matches!(
                     recovered_move.role,
-                    RecoveredRole::Donor {
+                    RecoveredMoveRole::Donor {
                         maybe_stopped: true,
                         ..
                     }
@@ -262,22 +262,22 @@ fn outcome_name(outcome: &MoveOutcome) -> String {
     }
 }
 
-fn role_name(role: &RecoveredRole) -> &'static str {
+fn role_name(role: &RecoveredMoveRole) -> &'static str {
     match role {
-        RecoveredRole::Donor {
+        RecoveredMoveRole::Donor {
             maybe_stopped: true,
             ..
         } => "donor, frozen",
-        RecoveredRole::Donor {
+        RecoveredMoveRole::Donor {
             saved_flows: Some(_),
             ..
         } => "donor, flows saved",
-        RecoveredRole::Donor { .. } => "donor",
-        RecoveredRole::Acceptor { resumed: true, .. } => "acceptor, resumed",
-        RecoveredRole::Acceptor {
+        RecoveredMoveRole::Donor { .. } => "donor",
+        RecoveredMoveRole::Acceptor { resumed: true, .. } => "acceptor, resumed",
+        RecoveredMoveRole::Acceptor {
             restored: Some(_), ..
         } => "acceptor, restored",
-        RecoveredRole::Acceptor { .. } => "acceptor",
-        RecoveredRole::Peer { .. } => "peer",
+        RecoveredMoveRole::Acceptor { .. } => "acceptor",
+        RecoveredMoveRole::Peer { .. } => "peer",
     }
 }

@@ -3,7 +3,7 @@
 use super::host::{MoveRecord, RunningCommand};
 use super::world::{MigrationDaemonAction, MigrationWorld};
 use crate::time::Time;
-use holdfast_proto::migration::{Command, CommandToken, RecoveredRole, Results};
+use holdfast_proto::migration::{Command, CommandToken, RecoveredMoveRole, Results};
 use holdfast_wire::failure::OperatorFault;
 use holdfast_wire::move_frames::TranslationStep;
 use holdfast_wire::{Flow, MoveId};
@@ -14,7 +14,7 @@ impl MigrationWorld {
         // The daemon stores that the process is committed before frames tell others.
         if let Command::Resume { id, .. } = &command
             && let Some(written) = self.hosts[node].move_records.get_mut(id)
-            && let RecoveredRole::Acceptor { committed, .. } = &mut written.role
+            && let RecoveredMoveRole::Acceptor { committed, .. } = &mut written.role
         {
             *committed = true;
         }
@@ -145,7 +145,7 @@ impl MigrationWorld {
         match step {
             TranslationStep::Prepare => {
                 let connections = connections.clone();
-                let role = RecoveredRole::Peer { to, connections };
+                let role = RecoveredMoveRole::Peer { to, connections };
                 let is_known = host.processes.values().any(|process| {
                     let mut ends = process.image.connections.iter();
                     ends.any(|end| has_connection(command, &end.flow))

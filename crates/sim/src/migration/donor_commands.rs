@@ -6,8 +6,8 @@ use super::host::{
 };
 use super::world::{MigrationWorld, injected_outcome};
 use holdfast_proto::migration::{
-    CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, ProcessTree, RecoveredRole, Results,
-    RoundReport,
+    CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, ProcessTree, RecoveredMoveRole,
+    Results, RoundReport,
 };
 use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::{Flow, MoveId};
@@ -38,7 +38,7 @@ impl MigrationWorld {
                 id, flows, peers, ..
             } => {
                 if let Some(written) = host.move_records.get_mut(id)
-                    && let RecoveredRole::Donor {
+                    && let RecoveredMoveRole::Donor {
                         saved_flows: noted, ..
                     } = &mut written.role
                     && bug != Some(MigrationBug::NotesNotStored)
@@ -120,7 +120,7 @@ impl MigrationWorld {
         let Some(of) = host.processes.get(process).cloned().filter(|_| !fails) else {
             return Results::Copied(Err(ProgramFault::ProgramEnded.into()));
         };
-        let role = RecoveredRole::Donor {
+        let role = RecoveredMoveRole::Donor {
             process: *process,
             to: *to,
             clone,
@@ -172,7 +172,7 @@ impl MigrationWorld {
         };
         if step == 0 {
             if let Some(written) = host.move_records.get_mut(id)
-                && let RecoveredRole::Donor {
+                && let RecoveredMoveRole::Donor {
                     maybe_stopped: frozen,
                     ..
                 } = &mut written.role
@@ -242,7 +242,7 @@ impl MigrationWorld {
     pub(super) fn thaw(&mut self, node: usize, id: MoveId) {
         let host = &mut self.hosts[node];
         let role = host.move_records.get(&id).map(|written| &written.role);
-        if let Some(RecoveredRole::Donor {
+        if let Some(RecoveredMoveRole::Donor {
             process,
             maybe_stopped: true,
             ..
@@ -252,7 +252,7 @@ impl MigrationWorld {
             process.running = true;
         }
         if let Some(written) = host.move_records.get_mut(&id)
-            && let RecoveredRole::Donor {
+            && let RecoveredMoveRole::Donor {
                 saved_flows: noted,
                 maybe_stopped: frozen,
                 ..

@@ -1,7 +1,9 @@
 //! A host: processes and the kernel's state, which survive its daemon, and the daemon's commands in progress.
 
 use crate::time::Time;
-use holdfast_proto::migration::{Command, CommandToken, ProcessId, RecoveredMove, RecoveredRole};
+use holdfast_proto::migration::{
+    Command, CommandToken, ProcessId, RecoveredMove, RecoveredMoveRole,
+};
 use holdfast_wire::move_frames::{DonorFlowEpoch, PeerConnections};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use std::collections::BTreeMap;
@@ -64,7 +66,7 @@ pub(super) struct SimulatedProcess {
 #[derive(Debug, Clone)]
 pub(super) struct MoveRecord {
     pub(super) hops: u32,
-    pub(super) role: RecoveredRole,
+    pub(super) role: RecoveredMoveRole,
 }
 
 /// A command in progress.
@@ -121,7 +123,7 @@ impl SimulatedHost {
 
     pub(super) fn outbound_process(&self, id: MoveId) -> Option<ProcessId> {
         match &self.move_records.get(&id)?.role {
-            RecoveredRole::Donor { process, .. } => Some(*process),
+            RecoveredMoveRole::Donor { process, .. } => Some(*process),
             _ => None,
         }
     }
