@@ -11,9 +11,9 @@ const FRAMES_PER_NODE_MAX: usize = 64;
 /// Maximum number of flows that one node's waiting frames name; the first frame may name any number.
 const FLOWS_PER_NODE_MAX: usize = 1 << 17;
 
-/// A request of this node to itself as holder.
+/// A request of this node's machines to this node as holder.
 #[derive(Debug)]
-pub enum OwnRequest {
+pub enum LocalHolderRequest {
     /// Changes that the handoff machine requests.
     Handoff(handoff::CommandToken, Vec<OwnershipChange>),
     /// Changes that the migration machine requests.
@@ -27,19 +27,19 @@ pub enum OwnRequest {
 pub struct DeferredRequests {
     /// The frames of each other node, in their order of arrival; none without frames.
     nodes: BTreeMap<NodeId, Vec<Frame>>,
-    /// Requests of this node's own machines.
-    own: Vec<OwnRequest>,
+    /// Requests of this node's machines to this node as holder.
+    local_requests: Vec<LocalHolderRequest>,
 }
 
 impl DeferredRequests {
     /// Returns true if nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.own.is_empty()
+        self.nodes.is_empty() && self.local_requests.is_empty()
     }
 
-    /// Returns true if a request of this node waits. Later ones wait behind it.
-    pub fn has_own(&self) -> bool {
-        !self.own.is_empty()
+    /// Returns true if a local request waits. Later ones wait behind it.
+    pub fn has_local_request(&self) -> bool {
+        !self.local_requests.is_empty()
     }
 
     /// Returns true if a frame of another node waits. Later frames of that node wait behind it: a request must not
@@ -67,8 +67,8 @@ impl DeferredRequests {
     }
 
     /// Lets a request of this node to itself as holder wait.
-    pub fn add_own(&mut self, request: OwnRequest) {
-        self.own.push(request);
+    pub fn add_local_request(&mut self, request: LocalHolderRequest) {
+        self.local_requests.push(request);
     }
 
     /// Takes all frames with their senders; the frames of each node are in their order of arrival.
@@ -79,9 +79,9 @@ impl DeferredRequests {
         frames.collect()
     }
 
-    /// Takes all requests of this node, in order.
-    pub fn take_own(&mut self) -> Vec<OwnRequest> {
-        std::mem::take(&mut self.own)
+    /// Takes all local requests, in order.
+    pub fn take_local_requests(&mut self) -> Vec<LocalHolderRequest> {
+        std::mem::take(&mut self.local_requests)
     }
 }
 

@@ -17,7 +17,7 @@ use holdfast_wire::{
 };
 
 use super::Engine;
-use super::deferred_requests::OwnRequest;
+use super::deferred_requests::LocalHolderRequest;
 use crate::config::{Config, ServiceConfig};
 use crate::dataplane::{flow_from_key, flow_key, record_from_map, record_to_map};
 
@@ -513,7 +513,9 @@ impl Engine {
         changes: Vec<OwnershipChange>,
     ) {
         if asker == self.group.own() && !self.admits_own_changes(&changes) {
-            return self.deferred.add_own(OwnRequest::Handoff(token, changes));
+            return self
+                .deferred
+                .add_local_request(LocalHolderRequest::Handoff(token, changes));
         }
         let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
         self.complete_handoff_command(Completion { token, results });

@@ -13,13 +13,13 @@ use holdfast_wire::move_frames::DonorFlowEpoch;
 use holdfast_wire::{Flow, Frame, MoveId, NodeId, OwnershipChange};
 
 use super::Engine;
-use super::deferred_requests::OwnRequest;
+use super::deferred_requests::LocalHolderRequest;
 use super::fault_injection::InjectionPoint;
 use super::operator_view::error_body;
 use super::process_flows::{flows_of_sockets, owned_flows};
 use crate::control::ReplySender;
 use crate::migration::{
-    MachineOutput, MoveInquiry, SocketEndpoint, WorkerEvent, name_of_command, name_of_results,
+    MigrationOutput, MoveInquiry, SocketEndpoint, WorkerEvent, name_of_command, name_of_results,
     token_of,
 };
 
@@ -354,9 +354,9 @@ impl Engine {
         while let Some(next) = self.migrations.next_output() {
             had_output = true;
             match next {
-                MachineOutput::Send(to, frame) => self.send_migration_frame(to, &frame),
-                MachineOutput::Execute(command) => self.execute_migration_command(*command),
-                MachineOutput::Report(changes) => {
+                MigrationOutput::Send(to, frame) => self.send_migration_frame(to, &frame),
+                MigrationOutput::Execute(command) => self.execute_migration_command(*command),
+                MigrationOutput::Report(changes) => {
                     let now = self.now();
                     self.machine.handle_changes(now, changes);
                 }
@@ -412,7 +412,8 @@ impl Engine {
         changes: Vec<OwnershipChange>,
     ) {
         if !self.admits_own_changes(&changes) {
-            return (self.deferred).add_own(OwnRequest::MigrationChanges(token, changes));
+            return (self.deferred)
+                .add_local_request(LocalHolderRequest::MigrationChanges(token, changes));
         }
         let asker = self.group.own();
         let results = Results::Arbitrated(self.decide_ownership_changes(asker, &changes));
@@ -426,7 +427,8 @@ impl Engine {
     /// Answers a query of the migration machine of this node, the holder, or lets it wait.
     pub(super) fn answer_migration_query(&mut self, token: CommandToken, flows: Vec<Flow>) {
         if !self.admits_own_query() {
-            return (self.deferred).add_own(OwnRequest::MigrationQuery(token, flows));
+            return (self.deferred)
+                .add_local_request(LocalHolderRequest::MigrationQuery(token, flows));
         }
         let results = Results::LookedUp(self.records_of(&flows));
         let now = self.now();

@@ -17,7 +17,7 @@ use holdfast_proto::{handoff, migration};
 use holdfast_wire::membership_frames::Member;
 use holdfast_wire::{ChangeRefusal, Flow, Frame, NodeId, OwnershipChange, OwnershipRecord};
 
-use super::deferred_requests::OwnRequest;
+use super::deferred_requests::LocalHolderRequest;
 use super::holder::Holder;
 use super::{Engine, network_setup};
 use crate::dataplane::boot_time_ns;
@@ -251,8 +251,8 @@ impl Engine {
         self.steer_waiting_clients();
         self.deferred.take_frames();
         // The machines have asked the new holder, and ignore these answers.
-        for request in self.deferred.take_own() {
-            self.refuse_own_request(request);
+        for request in self.deferred.take_local_requests() {
+            self.refuse_local_request(request);
         }
     }
 
@@ -329,7 +329,7 @@ impl Engine {
     pub(super) fn admits_own_changes(&mut self, changes: &[OwnershipChange]) -> bool {
         let own = self.group.own();
         !self.group.is_contact()
-            || (!self.deferred.has_own()
+            || (!self.deferred.has_local_request()
                 && self.has_lease()
                 && self.admit_changes(own, changes) == Admission::Admitted)
     }
@@ -357,40 +357,40 @@ impl Engine {
         for (from, frame) in self.deferred.take_frames() {
             self.on_holder_request(from, frame);
         }
-        for request in self.deferred.take_own() {
+        for request in self.deferred.take_local_requests() {
             match request {
-                OwnRequest::Handoff(token, changes) => {
+                LocalHolderRequest::Handoff(token, changes) => {
                     let own = self.group.own();
                     self.arbitrate(token, own, changes);
                 }
-                OwnRequest::MigrationChanges(token, changes) => {
+                LocalHolderRequest::MigrationChanges(token, changes) => {
                     self.decide_migration_changes(token, changes);
                 }
-                OwnRequest::MigrationQuery(token, flows) => {
+                LocalHolderRequest::MigrationQuery(token, flows) => {
                     self.answer_migration_query(token, flows);
                 }
             }
         }
     }
 
-    fn refuse_own_request(&mut self, request: OwnRequest) {
+    fn refuse_local_request(&mut self, request: LocalHolderRequest) {
         let now = self.now();
         let refusals = |changes: Vec<OwnershipChange>| {
             let refusal = |_| Err(ChangeRefusal { current: None });
             changes.iter().map(refusal).collect()
         };
         match request {
-            OwnRequest::Handoff(token, changes) => {
+            LocalHolderRequest::Handoff(token, changes) => {
                 let results = handoff::Results::Arbitrated(refusals(changes));
                 let completion = handoff::Completion { token, results };
                 self.machine.handle_completion(now, completion);
             }
-            OwnRequest::MigrationChanges(token, changes) => {
+            LocalHolderRequest::MigrationChanges(token, changes) => {
                 let results = migration::Results::Arbitrated(refusals(changes));
                 let completion = migration::Completion { token, results };
                 self.migrations.on_completion(now, completion);
             }
-            OwnRequest::MigrationQuery(token, flows) => {
+            LocalHolderRequest::MigrationQuery(token, flows) => {
                 let results = migration::Results::LookedUp(vec![None; flows.len()]);
                 let completion = migration::Completion { token, results };
                 self.migrations.on_completion(now, completion);

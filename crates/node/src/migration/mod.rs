@@ -101,7 +101,7 @@ pub(crate) struct Migrations {
 }
 
 /// An action of the migration machine that only the engine can carry out.
-pub(crate) enum MachineOutput {
+pub(crate) enum MigrationOutput {
     /// Send a frame. A failure means that the peer is lost.
     Send(NodeId, Frame),
     /// Carry out the command (see [`Migrations::execute`]).
@@ -181,12 +181,12 @@ impl Migrations {
     }
 
     /// Returns the next piece of work; `None` if there is none.
-    pub(crate) fn next_output(&mut self) -> Option<MachineOutput> {
+    pub(crate) fn next_output(&mut self) -> Option<MigrationOutput> {
         loop {
             return Some(match self.machine.poll_output()? {
-                Output::Send { to, frame } => MachineOutput::Send(to, frame),
-                Output::Execute(command) => MachineOutput::Execute(Box::new(command)),
-                Output::Event(Event::ReportChanges { changes }) => MachineOutput::Report(changes),
+                Output::Send { to, frame } => MigrationOutput::Send(to, frame),
+                Output::Execute(command) => MigrationOutput::Execute(Box::new(command)),
+                Output::Event(Event::ReportChanges { changes }) => MigrationOutput::Report(changes),
                 Output::Event(event) => {
                     self.on_event(&event);
                     continue;
