@@ -21,7 +21,7 @@ pub use client::{
 };
 pub use message::{
     ANSWER_BYTES_MAX, EnrolmentAnswer, EnrolmentRefusal, EnrolmentRequest, GroupReach,
-    GroupSettings, KnownNode, MessageError, REQUEST_MESSAGE_BYTES_MAX, decode, encode,
+    JoinSettings, KnownNode, MessageError, REQUEST_MESSAGE_BYTES_MAX, decode, encode,
 };
 pub use node_file::NodeFile;
 #[cfg(feature = "enrolment")]

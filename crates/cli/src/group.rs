@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::ca::{CertificateAuthority, CertificateRequest, NodeRole, RENEWED_DAYS};
 use holdfast_api::control::{NewToken, TOKEN_LIFETIME_S, TokenEntry, TokenRequest, TokenState};
-use holdfast_api::enrolment::{DEFAULT_ENROLMENT_PORT, GroupReach, GroupSettings, NodeFile};
+use holdfast_api::enrolment::{DEFAULT_ENROLMENT_PORT, GroupReach, JoinSettings, NodeFile};
 use serde::Serialize;
 
 use crate::daemon_client::DaemonArgs;
@@ -223,7 +223,7 @@ fn make_files(args: &CreateArgs) -> Result<CreateReport> {
         authority_dir: (!args.sign_offline).then(|| authority_dir.clone()),
         only_serves: false,
         has_revocation_list: true,
-        group: GroupSettings {
+        group: JoinSettings {
             name: args.group.clone(),
             reach: match (args.reach, args.shared_mac) {
                 (ReachArg::Broadcast, Some(MacAddress(shared_mac))) => {

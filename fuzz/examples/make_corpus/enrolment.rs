@@ -5,7 +5,7 @@ use bytes::Bytes;
 use holdfast_api::ca::NodeKey;
 use holdfast_api::enrolment::{
     ANSWER_BYTES_MAX, AuthorityId, EnrolmentAnswer, EnrolmentRefusal, EnrolmentRequest, GroupReach,
-    GroupSettings, JoinToken, KnownNode, REQUEST_MESSAGE_BYTES_MAX, encode,
+    JoinSettings, JoinToken, KnownNode, REQUEST_MESSAGE_BYTES_MAX, encode,
 };
 use holdfast_wire::Frame;
 use holdfast_wire::credential_frames::{self, CredentialFrame, RenewalRefusal, RevocationNumber};
@@ -52,7 +52,7 @@ pub fn write_enrolment() -> std::io::Result<()> {
         proof: [[2; 32]; 2],
         request: certificate_request.clone(),
     };
-    let group = Box::new(GroupSettings {
+    let group = Box::new(JoinSettings {
         name: "web".to_owned(),
         reach: GroupReach::Broadcast { shared_mac: [2; 6] },
         contact: Some("n1".to_owned()),

@@ -36,12 +36,12 @@ pub enum EnrolmentAnswer {
         #[serde(with = "serde_bytes")]
         certificate: Vec<u8>,
         /// Settings of the group for the host's configuration.
-        group: Box<GroupSettings>,
+        group: Box<JoinSettings>,
     },
     /// The host may join, but the node has no authority: the request is to be signed with `holdfast ca sign`.
     SignOffline {
         /// Settings of the group for the host's configuration.
-        group: Box<GroupSettings>,
+        group: Box<JoinSettings>,
     },
     /// The host gets no certificate.
     Refused {
@@ -88,7 +88,7 @@ pub enum EnrolmentRefusal {
 
 /// Settings of the group that a new node needs in its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupSettings {
+pub struct JoinSettings {
     /// Name of the group.
     pub name: String,
     /// Reach of the group.
@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    fn settings() -> impl Strategy<Value = GroupSettings> {
+    fn settings() -> impl Strategy<Value = JoinSettings> {
         let node = ("[a-z]{1,9}", any::<u16>(), any::<([u8; 4], u16)>());
         let node = node.prop_map(|(name, id, address)| KnownNode {
             name,
@@ -196,7 +196,7 @@ mod tests {
         let contact = proptest::option::of("[a-z]{1,9}");
         let revocations = proptest::option::of(vec(any::<u8>(), 0..40));
         ("[a-z]{1,9}", reach, contact, vec(node, 0..4), revocations).prop_map(
-            |(name, reach, contact, nodes, revocations)| GroupSettings {
+            |(name, reach, contact, nodes, revocations)| JoinSettings {
                 name,
                 reach,
                 contact,

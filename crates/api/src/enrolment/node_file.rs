@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::message::{GroupReach, GroupSettings};
+use super::message::{GroupReach, JoinSettings};
 
 /// Contents of the configuration.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ pub struct NodeFile {
     /// True if `tls_dir` has `ca.crl`.
     pub has_revocation_list: bool,
     /// Settings of the group that the node's configuration repeats.
-    pub group: GroupSettings,
+    pub group: JoinSettings,
 }
 
 impl NodeFile {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use holdfast_api::ca::{NodeRole, certificate_to_pem, revocation_list_to_pem};
 use holdfast_api::enrolment::{
-    DEFAULT_ENROLMENT_PORT, EnrolmentAnswer, GroupSettings, JoinToken, NodeFile,
+    DEFAULT_ENROLMENT_PORT, EnrolmentAnswer, JoinSettings, JoinToken, NodeFile,
     certificate_matches, certified_role, enrol, first_certificate,
 };
 use serde::Serialize;
@@ -196,7 +196,7 @@ fn read_line(input: impl BufRead) -> std::io::Result<String> {
 }
 
 /// Writes the revocation list, if the group has one.
-fn write_revocations(files: &NodeFiles, group: &GroupSettings) -> Result<()> {
+fn write_revocations(files: &NodeFiles, group: &JoinSettings) -> Result<()> {
     match &group.revocations {
         Some(list) => files.write("ca.crl", &revocation_list_to_pem(list)),
         None => Ok(()),
@@ -206,7 +206,7 @@ fn write_revocations(files: &NodeFiles, group: &GroupSettings) -> Result<()> {
 fn node_file(
     args: &JoinArgs,
     files: &NodeFiles,
-    group: GroupSettings,
+    group: JoinSettings,
     (local_address, only_serves): (IpAddr, bool),
 ) -> Result<NodeFile> {
     let interface = match &args.interface {

@@ -365,7 +365,7 @@ fn joining_settings_are_checked() {
 
 #[test]
 fn file_of_a_joined_node_is_valid() {
-    use holdfast_api::enrolment::{GroupReach, GroupSettings, KnownNode, NodeFile};
+    use holdfast_api::enrolment::{GroupReach, JoinSettings, KnownNode, NodeFile};
     let node = |number: u16| KnownNode {
         name: format!("n{number}"),
         id: number,
@@ -381,7 +381,7 @@ fn file_of_a_joined_node_is_valid() {
         authority_dir: None,
         only_serves: true,
         has_revocation_list: true,
-        group: GroupSettings {
+        group: JoinSettings {
             name: "web".to_owned(),
             reach: GroupReach::Broadcast {
                 shared_mac: [2, 0, 0x5e, 0, 0, 1],

@@ -23,7 +23,7 @@ use std::sync::mpsc::Sender;
 use bytes::Bytes;
 use holdfast_api::ca::NodeRole;
 use holdfast_api::control::{NewToken, RevocationStatus, TokenEntry, TokenList};
-use holdfast_api::enrolment::GroupSettings;
+use holdfast_api::enrolment::JoinSettings;
 use holdfast_daemon::tls::SignedList;
 use holdfast_proto::credentials::InstallError;
 use holdfast_wire::NodeId;
@@ -108,7 +108,7 @@ pub struct GroupKnowledge {
     /// Names of all nodes, which new nodes may not have.
     pub node_names: BTreeSet<String>,
     /// Settings for the configuration of a new node, without revocation list.
-    pub settings: GroupSettings,
+    pub settings: JoinSettings,
 }
 
 /// An event of the credentials' worker thread.
@@ -209,7 +209,7 @@ pub fn configured_group(config: &Config) -> GroupKnowledge {
     GroupKnowledge {
         is_member: config.group.self_run.is_none(),
         node_names: nodes.iter().map(|node| node.name.clone()).collect(),
-        settings: GroupSettings {
+        settings: JoinSettings {
             name: config.group.name.clone(),
             reach: match config.group.reach {
                 crate::config::PacketRouting::Steer => GroupReach::Steer,

@@ -13,7 +13,7 @@ use holdfast_api::ca::{
 };
 use holdfast_api::control::{ErrorBody, RevocationStatus};
 use holdfast_api::enrolment::{
-    EnrolmentAnswer, EnrolmentRefusal, GroupSettings, certificate_matches,
+    EnrolmentAnswer, EnrolmentRefusal, JoinSettings, certificate_matches,
 };
 use holdfast_daemon::log_limit::LogLimit;
 use holdfast_daemon::private_files::{private_directory, replace_file};
@@ -455,7 +455,7 @@ impl Worker {
         let authority = self.lists.authorities().next();
         let mut lists = self.lists.lists();
         let list = lists.find(|list| Some(list.authority) == authority);
-        let group = Box::new(GroupSettings {
+        let group = Box::new(JoinSettings {
             revocations: list.map(|list| list.der.clone()),
             ..self.group.settings.clone()
         });

@@ -61,7 +61,7 @@ impl Engine {
 
     /// Learns a new view of the group: the nodes to ask for certificates, and the facts for hosts that join.
     pub(super) fn set_credential_view(&mut self) {
-        use holdfast_api::enrolment::{GroupSettings, KnownNode};
+        use holdfast_api::enrolment::{JoinSettings, KnownNode};
         let view = self.group.view();
         self.credentials
             .machine()
@@ -75,7 +75,7 @@ impl Engine {
             address: node.address,
         };
         let nodes = self.group.nodes().filter(|(id, _)| is_seed(*id));
-        let settings = GroupSettings {
+        let settings = JoinSettings {
             contact: None,
             nodes: nodes.map(known).collect(),
             ..configured_group(&self.config).settings
