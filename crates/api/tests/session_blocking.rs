@@ -303,20 +303,20 @@ fn session_survives_daemon_restart() {
         panic!("Reclaim")
     };
     assert_eq!((items.len(), descriptors.len()), (4, 4));
-    let was = |flow| {
+    let state_of = |flow| {
         items
             .iter()
             .find(|item: &&ReclaimItem| item.flow == flow)
             .unwrap()
-            .transit
+            .state
             .clone()
     };
     let donated = ReclaimedFlowState::Donated { to: "n2".into() };
-    assert_eq!(was(gone_flow), donated);
-    assert_eq!(was(kept_flow), donated);
+    assert_eq!(state_of(gone_flow), donated);
+    assert_eq!(state_of(kept_flow), donated);
     let incoming = |id, received| ReclaimedFlowState::Incoming { id, received };
-    assert_eq!(was(flow_of(&incoming_clients[0])), incoming(5, true));
-    assert_eq!(was(flow_of(&incoming_clients[1])), incoming(6, false));
+    assert_eq!(state_of(flow_of(&incoming_clients[0])), incoming(5, true));
+    assert_eq!(state_of(flow_of(&incoming_clients[1])), incoming(6, false));
     for (item, descriptor) in items.iter().zip(descriptors) {
         assert_eq!(
             TcpStream::from(descriptor).peer_addr().unwrap(),

@@ -32,7 +32,7 @@ pub fn write_pool_messages() -> std::io::Result<()> {
             options: SessionOptions::default(),
         },
         ToPool::Data {
-            session,
+            receiver: session,
             bytes: b"data".to_vec(),
         },
         ToPool::StoreState {

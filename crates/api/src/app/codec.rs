@@ -160,16 +160,16 @@ mod tests {
                 descriptor,
             },
         );
-        let transit = prop_oneof![
+        let state = prop_oneof![
             ".{0,9}".prop_map(|to| ReclaimedFlowState::Donated { to }),
             any::<(u64, bool)>()
                 .prop_map(|(id, received)| ReclaimedFlowState::Incoming { id, received }),
         ];
-        let reclaim_item = (flow_strategy(), any::<u32>(), transit, any::<bool>()).prop_map(
-            |(flow, service, was, descriptor)| ReclaimItem {
+        let reclaim_item = (flow_strategy(), any::<u32>(), state, any::<bool>()).prop_map(
+            |(flow, service, state, descriptor)| ReclaimItem {
                 flow,
                 service,
-                transit: was,
+                state,
                 descriptor,
             },
         );

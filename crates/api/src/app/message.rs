@@ -118,8 +118,8 @@ pub struct ReclaimItem {
     pub flow: FlowText,
     /// The program's service that the flow belongs to.
     pub service: u32,
-    /// The answer that the flow was waiting for.
-    pub transit: ReclaimedFlowState,
+    /// State of the flow when the connection broke, which decides about the answer.
+    pub state: ReclaimedFlowState,
     /// True if a descriptor is attached, as in [`HandOffItem`].
     pub descriptor: bool,
 }

@@ -61,8 +61,8 @@ impl Element {
     /// # Errors
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, session: u64, bytes: &[u8]) -> io::Result<()> {
-        let bytes = bytes.to_vec();
-        self.send_to_daemon(&ToPool::Data { session, bytes })
+        let (receiver, bytes) = (session, bytes.to_vec());
+        self.send_to_daemon(&ToPool::Data { receiver, bytes })
     }
 
     /// Gives a user the state of its session to store. Must be called before sending the answer that the state

@@ -28,9 +28,9 @@ pub enum ToPool {
     },
     /// A message of a session, [`DATA_BYTES_MAX`] at most.
     Data {
-        /// The element's number for the session; from a user, the number of the connection. If the connection has
-        /// ended, the message is dropped: it never goes to another element.
-        session: u64,
+        /// From an element: its number for the session; from a user: the number of the connection. If the connection
+        /// has ended, the message is dropped: it never goes to another element.
+        receiver: u64,
         /// Content of the message.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn longest_messages_fit_a_packet() {
-        let (session, bytes) = (u64::MAX, vec![7; DATA_BYTES_MAX]);
-        let data = ToPool::Data { session, bytes };
+        let (receiver, bytes) = (u64::MAX, vec![7; DATA_BYTES_MAX]);
+        let data = ToPool::Data { receiver, bytes };
         let encoded = encode(&data).expect("an encoding");
         assert!(encoded.len() <= MESSAGE_BYTES_MAX);
         assert_eq!(decode::<ToPool>(&encoded).expect("a message"), data);

@@ -68,8 +68,8 @@ impl PoolSession {
     /// # Errors
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
     pub fn send(&self, connection: u64, bytes: &[u8]) -> io::Result<()> {
-        let (session, bytes) = (connection, bytes.to_vec());
-        self.send_to_daemon(&ToPool::Data { session, bytes })
+        let (receiver, bytes) = (connection, bytes.to_vec());
+        self.send_to_daemon(&ToPool::Data { receiver, bytes })
     }
 
     /// Ends sending on the connection; must be repeated on each new connection.

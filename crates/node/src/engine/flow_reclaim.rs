@@ -24,7 +24,7 @@ impl Engine {
         let Some(flow) = flow_from_text(&item.flow) else {
             return;
         };
-        match item.transit {
+        match item.state {
             ReclaimedFlowState::Donated { to } => self.reclaim_donated(session, flow, socket, &to),
             ReclaimedFlowState::Incoming { id, received } => {
                 let reclaimed = ReclaimedArrival {

@@ -78,8 +78,8 @@ impl PoolEventLoop {
                 self.deregister(number);
                 Ok(())
             }
-            (ProgramRole::Element, ToPool::Data { session, bytes }) => {
-                self.send_to_user(number, session, bytes, permit);
+            (ProgramRole::Element, ToPool::Data { receiver, bytes }) => {
+                self.send_to_user(number, receiver, bytes, permit);
                 Ok(())
             }
             (ProgramRole::Element, ToPool::StoreState { session, state }) => {
@@ -90,8 +90,8 @@ impl PoolEventLoop {
                 self.close_user(number, session);
                 Ok(())
             }
-            (ProgramRole::User(id), ToPool::Data { session, bytes }) => {
-                self.send_to_element(id, session, bytes, permit);
+            (ProgramRole::User(id), ToPool::Data { receiver, bytes }) => {
+                self.send_to_element(id, receiver, bytes, permit);
                 Ok(())
             }
             (ProgramRole::User(id), ToPool::Finish { connection }) => {

@@ -235,7 +235,7 @@ fn invalid_message_is_refused_without_affecting_others() {
         encoded(&ToPool::Open { handle, options })
     };
     let finish = encoded(&ToPool::Finish { connection: 0 });
-    let (session, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
+    let (receiver, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
     for (packets, expected_text) in [
         (vec![vec![PROTOCOL_VERSION, 250, 3]], "malformed"),
         (vec![vec![9]], "version"),
@@ -243,7 +243,7 @@ fn invalid_message_is_refused_without_affecting_others() {
         (vec![open("\\q")], "pool handle"),
         (vec![open("web"), open("web")], "channel of this kind"),
         (
-            vec![open("web"), encoded(&ToPool::Data { session, bytes })],
+            vec![open("web"), encoded(&ToPool::Data { receiver, bytes })],
             "split it",
         ),
         (

@@ -89,24 +89,24 @@ impl<T: FlowTag> SessionCore<T> {
             match &entry.handoff {
                 None => owned_flows.entry(entry.service).or_default().push(*flow),
                 Some(leaving) => {
-                    let transit = ReclaimedFlowState::Donated {
+                    let state = ReclaimedFlowState::Donated {
                         to: leaving.to.clone(),
                     };
                     reclaim_items.push((
-                        reclaim_item(*flow, entry.service, transit, &leaving.descriptor),
+                        reclaim_item(*flow, entry.service, state, &leaving.descriptor),
                         leaving.descriptor.clone(),
                     ));
                 }
             }
         }
         for (id, incoming) in &self.incoming {
-            let transit = ReclaimedFlowState::Incoming {
+            let state = ReclaimedFlowState::Incoming {
                 id: *id,
                 received: incoming.unread.is_some(),
             };
             let descriptor = incoming.descriptor.clone().map(|fd| fd as SharedDescriptor);
             reclaim_items.push((
-                reclaim_item(incoming.flow, incoming.service, transit, &descriptor),
+                reclaim_item(incoming.flow, incoming.service, state, &descriptor),
                 descriptor,
             ));
         }
@@ -319,13 +319,13 @@ impl<T: FlowTag> SessionCore<T> {
 fn reclaim_item(
     flow: FlowText,
     service: u32,
-    transit: ReclaimedFlowState,
+    state: ReclaimedFlowState,
     descriptor: &Option<SharedDescriptor>,
 ) -> ReclaimItem {
     ReclaimItem {
         flow,
         service,
-        transit,
+        state,
         descriptor: descriptor.is_some(),
     }
 }
