@@ -82,12 +82,12 @@ impl TlsSecurity for MemberTls {
 
 /// Counter of TCP connections that were refused or failed; some of them are logged.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals {
+pub(crate) struct FailedConnections {
     count: u64,
     log_limit: LogLimit,
 }
 
-impl Refusals {
+impl FailedConnections {
     /// Counts a TCP connection that was refused or failed, and logs the reason within the limit on lines.
     pub(crate) fn record(&mut self, remote: SocketAddr, reason: &str) {
         self.count += 1;

@@ -15,7 +15,7 @@ use holdfast_wire::rserpool::asap::{self, Message};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::links::{AssociationKey, LinkTable};
-use crate::asap_over_tcp::Refusals;
+use crate::asap_over_tcp::FailedConnections;
 use crate::config::pool::PoolConfig;
 use crate::sctp_addresses::{reachable_addresses, source_towards};
 
@@ -35,7 +35,7 @@ pub(super) struct PoolEndpoints {
     /// Hosts that could not be reached, and whether the next attempt is inside UDP.
     next_inside_udp: HashMap<SocketAddr, bool>,
     /// Registrars over TCP that were not reached.
-    refusals: Refusals,
+    failed_connections: FailedConnections,
 }
 
 /// Endpoint of an element's sessions.
@@ -53,7 +53,7 @@ impl PoolEndpoints {
             service_addresses: HashSet::new(),
             stalled: BTreeSet::new(),
             next_inside_udp: HashMap::new(),
-            refusals: Refusals::default(),
+            failed_connections: FailedConnections::default(),
         }
     }
 
@@ -251,7 +251,7 @@ impl PoolEndpoints {
 
     /// Records that a registrar refused a connection over TCP or TLS.
     pub(super) fn record_refusal(&mut self, remote: SocketAddr, reason: &str) {
-        self.refusals.record(remote, reason);
+        self.failed_connections.record(remote, reason);
     }
 
     /// Ends an association after the data sent so far.

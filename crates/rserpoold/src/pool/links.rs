@@ -20,7 +20,7 @@ pub(super) enum LinkOwner {
     /// An element by number, on its side towards registrars.
     Element(u64),
     /// An element by number, on its side towards its users.
-    Service(u64),
+    ElementUsers(u64),
 }
 
 /// An association or a registrar connection: its endpoint (0 is the daemon's own, otherwise that of the element
@@ -35,7 +35,7 @@ pub(super) struct AssociationKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkTarget {
     /// An SCTP association, or a registrar connection, by its key.
-    Sctp(AssociationKey),
+    Association(AssociationKey),
     /// A stream or a UDP socket, by number.
     Stream(u64),
     /// This daemon itself, when its user probes its elements.
@@ -138,7 +138,7 @@ impl LinkTable {
         if let Some(association) = self.associations.get_mut(&assoc_key) {
             association.owners.push((owner, link));
             self.targets
-                .insert((owner, link), LinkTarget::Sctp(assoc_key));
+                .insert((owner, link), LinkTarget::Association(assoc_key));
         }
     }
 
@@ -235,7 +235,7 @@ impl LinkTable {
                 return Some(DetachedLink::Stream(stream));
             }
             LinkTarget::Local => return None,
-            LinkTarget::Sctp(assoc_key) => assoc_key,
+            LinkTarget::Association(assoc_key) => assoc_key,
         };
         let association = self.associations.get_mut(&assoc_key)?;
         association.owners.retain(|own| *own != (owner, link));
@@ -357,7 +357,7 @@ mod tests {
             .expect("a name");
         assert_eq!(links.link_for(LinkOwner::Element(1), assoc_key), Some(name));
         let target = links.target(LinkOwner::Element(1), name);
-        assert_eq!(target, Some(LinkTarget::Sctp(assoc_key)));
+        assert_eq!(target, Some(LinkTarget::Association(assoc_key)));
         assert_eq!(links.remove(assoc_key), [(LinkOwner::Element(1), name)]);
         // The stack reuses the number; the name must differ.
         links.mark_up(assoc_key, &[address("10.0.0.2:3863")]);

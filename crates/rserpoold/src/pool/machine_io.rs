@@ -57,12 +57,12 @@ impl PoolEventLoop {
                 self.elements
                     .with_machine(number, |machine| machine.handle_message(now, link, message));
             }
-            MachineInput::Connected(LinkOwner::Service(_), _) => {}
-            MachineInput::Lost(LinkOwner::Service(number), link)
-            | MachineInput::Ended(LinkOwner::Service(number), link) => {
+            MachineInput::Connected(LinkOwner::ElementUsers(_), _) => {}
+            MachineInput::Lost(LinkOwner::ElementUsers(number), link)
+            | MachineInput::Ended(LinkOwner::ElementUsers(number), link) => {
                 self.elements.on_user_lost(number, link, &mut self.programs);
             }
-            MachineInput::Message(LinkOwner::Service(number), link, message) => {
+            MachineInput::Message(LinkOwner::ElementUsers(number), link, message) => {
                 if let Some(service) = self.elements.service_mut(number) {
                     service.sessions.handle_message(link, message);
                 }
@@ -96,7 +96,7 @@ impl PoolEventLoop {
                 let due = element.and_then(|element| element.machine.poll_timeout());
                 self.timers.set(owner, due);
             }
-            LinkOwner::Service(number) => {
+            LinkOwner::ElementUsers(number) => {
                 while let Some(service) = self.elements.service_mut(number)
                     && let Some(output) = service.sessions.poll_output()
                 {
@@ -120,7 +120,7 @@ impl PoolEventLoop {
     /// Handles a new association of a user with an element.
     pub(super) fn on_user_association(&mut self, assoc_key: AssociationKey, from: Vec<SocketAddr>) {
         let number = assoc_key.endpoint;
-        let owner = LinkOwner::Service(number);
+        let owner = LinkOwner::ElementUsers(number);
         let Some(link) = self.links.link_for(owner, assoc_key) else {
             return;
         };
@@ -153,7 +153,7 @@ impl PoolEventLoop {
                     self.elements
                         .with_machine(number, |machine| machine.handle_timeout(now));
                 }
-                LinkOwner::Service(_) => {}
+                LinkOwner::ElementUsers(_) => {}
             }
             self.execute_outputs(owner);
             self.process_inputs();
@@ -296,7 +296,7 @@ impl PoolEventLoop {
 
     fn send_control(&mut self, owner: LinkOwner, link: LinkId, message: &Message) {
         match (self.links.target(owner, link), message) {
-            (Some(LinkTarget::Sctp(assoc_key)), _) => {
+            (Some(LinkTarget::Association(assoc_key)), _) => {
                 self.endpoints
                     .send_asap(&mut self.links, assoc_key, message);
             }
@@ -324,7 +324,7 @@ impl PoolEventLoop {
             }
         };
         if assoc_key.endpoint != 0 {
-            let owner = LinkOwner::Service(assoc_key.endpoint);
+            let owner = LinkOwner::ElementUsers(assoc_key.endpoint);
             return self.deliver_to_owner(owner, assoc_key, message);
         }
         let is_guest = self.probes.is_guest(assoc_key);

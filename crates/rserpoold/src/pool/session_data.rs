@@ -36,7 +36,7 @@ impl PoolEventLoop {
         let now = self.now();
         self.users.machine_mut().handle_sent(now, session);
         match self.links.target(LinkOwner::User, link) {
-            Some(LinkTarget::Sctp(assoc_key)) if !bytes.is_empty() => {
+            Some(LinkTarget::Association(assoc_key)) if !bytes.is_empty() => {
                 let packet = Packet::new(DATA_PPID, bytes.into());
                 self.endpoints
                     .send(&mut self.links, assoc_key, packet, permit);
@@ -45,7 +45,7 @@ impl PoolEventLoop {
                 let output = StreamOutput::Data(bytes.into(), permit);
                 self.streams.send(number, output);
             }
-            Some(LinkTarget::Sctp(_) | LinkTarget::Local) | None => {}
+            Some(LinkTarget::Association(_) | LinkTarget::Local) | None => {}
         }
     }
 
@@ -66,8 +66,8 @@ impl PoolEventLoop {
         permit: Option<OwnedSemaphorePermit>,
     ) {
         let link = LinkId::Accepted(session);
-        let target = self.links.target(LinkOwner::Service(number), link);
-        if let Some(LinkTarget::Sctp(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
+        let target = self.links.target(LinkOwner::ElementUsers(number), link);
+        if let Some(LinkTarget::Association(assoc_key)) = target.filter(|_| !bytes.is_empty()) {
             let now = self.now();
             if let Some(service) = self.elements.service_mut(number) {
                 service.sessions.handle_sent(now, link);
@@ -85,7 +85,7 @@ impl PoolEventLoop {
                 .sessions
                 .handle_state(LinkId::Accepted(session), state);
         }
-        self.execute_outputs(LinkOwner::Service(number));
+        self.execute_outputs(LinkOwner::ElementUsers(number));
     }
 
     /// Ends a user's session at the request of the element's program.
@@ -95,8 +95,8 @@ impl PoolEventLoop {
 
     /// Ends a user's session after the data sent so far.
     pub(super) fn end_user(&mut self, number: u64, link: LinkId) {
-        let target = self.links.target(LinkOwner::Service(number), link);
-        if let Some(LinkTarget::Sctp(assoc_key)) = target {
+        let target = self.links.target(LinkOwner::ElementUsers(number), link);
+        if let Some(LinkTarget::Association(assoc_key)) = target {
             self.endpoints.shutdown(assoc_key);
         }
     }
@@ -128,7 +128,7 @@ impl PoolEventLoop {
                         .send_to_program(session, data, &mut self.programs);
                 }
             }
-            LinkOwner::Service(number) => {
+            LinkOwner::ElementUsers(number) => {
                 let now = self.now();
                 if let Some(service) = self.elements.service_mut(number) {
                     service.sessions.handle_received(now, link);

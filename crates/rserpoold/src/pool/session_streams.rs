@@ -70,12 +70,12 @@ impl SessionStreams {
         let number = self.opened;
         let (sender, sent) = mpsc::unbounded_channel();
         self.handles.insert(number, sender);
-        let owner = StreamOwner {
+        let task = StreamTask {
             number,
             mailbox: self.mailbox.clone(),
             unread,
         };
-        self.runtime.spawn(run(owner, kind, address, sent));
+        self.runtime.spawn(run(task, kind, address, sent));
         number
     }
 
@@ -92,7 +92,7 @@ impl SessionStreams {
 }
 
 /// Data of the task that runs a session's TCP connection or UDP socket.
-struct StreamOwner {
+struct StreamTask {
     /// Number of the stream.
     number: u64,
     mailbox: Mailbox<PoolRequest>,
@@ -100,7 +100,7 @@ struct StreamOwner {
     unread: Arc<ByteGauge>,
 }
 
-impl StreamOwner {
+impl StreamTask {
     async fn send_event(&self, event: StreamEvent) {
         self.mailbox
             .send(PoolRequest::Stream(self.number, event))
@@ -116,24 +116,24 @@ impl StreamOwner {
 
 /// Connects, and transfers data both ways until either side ends the stream.
 async fn run(
-    owner: StreamOwner,
+    task: StreamTask,
     kind: StreamKind,
     address: SocketAddr,
     outputs: mpsc::UnboundedReceiver<StreamOutput>,
 ) {
     let ended = match kind {
-        StreamKind::Tcp => run_tcp(&owner, address, outputs).await,
-        StreamKind::Udp => run_udp(&owner, address, outputs).await,
+        StreamKind::Tcp => run_tcp(&task, address, outputs).await,
+        StreamKind::Udp => run_udp(&task, address, outputs).await,
     };
     if let Err(error) = &ended {
         tracing::debug!(%address, %error, "a session's stream failed");
     }
     let in_order = ended.is_ok();
-    owner.send_event(StreamEvent::Down { in_order }).await;
+    task.send_event(StreamEvent::Down { in_order }).await;
 }
 
 async fn run_tcp(
-    owner: &StreamOwner,
+    task: &StreamTask,
     address: SocketAddr,
     mut sent: mpsc::UnboundedReceiver<StreamOutput>,
 ) -> io::Result<()> {
@@ -143,17 +143,17 @@ async fn run_tcp(
         () = wait_abandoned(&mut sent) => return Ok(()),
     };
     stream.set_nodelay(true)?;
-    owner.send_event(StreamEvent::Up).await;
+    task.send_event(StreamEvent::Up).await;
     let (reader, mut writer) = stream.into_split();
     let read = async {
         loop {
-            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
+            task.unread.wait_at_most(UNREAD_BYTES_MAX).await;
             // A buffer is allocated only once the pool element has sent data, since most sessions are silent.
             reader.readable().await?;
             let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
             match reader.try_read_buf(&mut bytes) {
                 Ok(0) => return io::Result::Ok(()),
-                Ok(_) => owner.send_data(bytes).await,
+                Ok(_) => task.send_data(bytes).await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -180,7 +180,7 @@ async fn wait_abandoned(outputs: &mut mpsc::UnboundedReceiver<StreamOutput>) {
 }
 
 async fn run_udp(
-    owner: &StreamOwner,
+    task: &StreamTask,
     address: SocketAddr,
     mut sent: mpsc::UnboundedReceiver<StreamOutput>,
 ) -> io::Result<()> {
@@ -190,17 +190,17 @@ async fn run_udp(
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(address).await?;
-    owner.send_event(StreamEvent::Up).await;
+    task.send_event(StreamEvent::Up).await;
     let read = async {
         loop {
-            owner.unread.wait_at_most(UNREAD_BYTES_MAX).await;
+            task.unread.wait_at_most(UNREAD_BYTES_MAX).await;
             socket.readable().await?;
             let mut bytes = Vec::with_capacity(usize::from(u16::MAX));
             match socket.try_recv_buf(&mut bytes) {
                 Ok(length) if length > DATA_BYTES_MAX => {
                     tracing::warn!(%address, length, "dropped a datagram that exceeds the message limit");
                 }
-                Ok(_) => owner.send_data(bytes).await,
+                Ok(_) => task.send_data(bytes).await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return io::Result::Err(error),
             }

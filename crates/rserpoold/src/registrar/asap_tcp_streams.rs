@@ -9,7 +9,7 @@ use holdfast_sctp::{
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::asap_over_tcp::{Refusals, framing_rules};
+use crate::asap_over_tcp::{FailedConnections, framing_rules};
 use crate::config::registrar::RegistrarConfig;
 use crate::start_error::{StartError, start_error};
 
@@ -23,8 +23,8 @@ const OTHER_DESCRIPTORS: usize = 256;
 pub(super) struct StreamsStatus {
     /// Listening addresses: without TLS, and with TLS.
     pub(super) addresses: (Vec<SocketAddr>, Vec<SocketAddr>),
-    /// Connections that were refused.
-    pub(super) refusals: Refusals,
+    /// Connections that were refused or failed.
+    pub(super) failed_connections: FailedConnections,
 }
 
 /// Returns the endpoint for elements and users, with TCP and TLS if configured.

@@ -177,7 +177,7 @@ impl RegistrarEventLoop {
             TransportEvent::Refused {
                 remote,
                 reason: why,
-            } => self.streams.refusals.record(remote, &why),
+            } => self.streams.failed_connections.record(remote, &why),
             TransportEvent::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {

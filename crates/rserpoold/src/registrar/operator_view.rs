@@ -85,7 +85,7 @@ impl RegistrarEventLoop {
             limit_refusals: counted.limit_refusals,
             reports_ignored: counted.reports_ignored,
             associations_refused: counted.associations_refused,
-            connections_refused: self.streams.refusals.count(),
+            connections_refused: self.streams.failed_connections.count(),
             associations_aborted: counted.associations_aborted,
             multicast_ignored: counted.multicast_ignored,
             sends_refused: self.sends_refused,
