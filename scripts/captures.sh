@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Our own traffic under other eyes: tests that speak SCTP run in a network namespace of their own under tcpdump, or in a lab
-# whose hosts are captured (crates/testbed/src/pool_lab/captures.rs), and tshark reads what they said.
+# whose hosts are captured (crates/testbed/src/process_lab/captures.rs), and tshark reads what they said.
 #
 #   captures.sh run PROGRAM ARGUMENTS...   what cargo runs a test program by: captures it if it is one of those below and
 #                                          HOLDFAST_CAPTURES names a folder

@@ -6,7 +6,7 @@ use holdfast_api::control::{BlockingControlClient, PolicyDetail, ResolveQuery};
 use holdfast_api::pool::{Element, ElementService, RegistrationRequest};
 use holdfast_lab::{LabSpec, LinkEntry, Topology};
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::{PoolLab, command_words};
+use holdfast_testbed::process_lab::{ProcessLab, command_words};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -20,7 +20,7 @@ fn reported_distance(daemon: &BlockingControlClient) -> Option<u32> {
     found.elements.first()?.policy.distance_ms
 }
 
-fn start_registrar(lab: &mut PoolLab, host: &str, peer: Option<&str>) {
+fn start_registrar(lab: &mut ProcessLab, host: &str, peer: Option<&str>) {
     let own_address = lab.address(host).expect("a host");
     let text = format!(
         "[registrar]\nlisten = [\"{own_address}\"]\ndistance_step_ms = {ROUNDING_STEP_MS}\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
@@ -67,7 +67,7 @@ fn delays_are_summed_before_rounding() {
         .clients(0)
         .topology(topology)
         .program(find_program("holdfast").expect("holdfast"));
-    let mut lab = PoolLab::from_spec(&spec).expect("a lab");
+    let mut lab = ProcessLab::from_spec(&spec).expect("a lab");
     start_registrar(&mut lab, "n2", None);
     start_registrar(&mut lab, "n3", Some("n2"));
     lab.start_pool_daemon("n1", &["n2"]).expect("a pool daemon");

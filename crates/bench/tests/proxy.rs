@@ -20,7 +20,7 @@ use holdfast_testbed::cluster::{
     Cluster, ClusterService, ClusterSpec, IpFamily, SelfRunSpec, find_program,
 };
 use holdfast_testbed::connection_load::open_connections;
-use holdfast_testbed::pool_lab::find_system_program;
+use holdfast_testbed::process_lab::find_system_program;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

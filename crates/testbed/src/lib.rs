@@ -10,7 +10,7 @@ pub mod longest_waits;
 pub mod network_counters;
 pub mod new_clients;
 pub mod openarena;
-pub mod pool_lab;
+pub mod process_lab;
 pub mod process_moves;
 pub mod programs;
 pub mod server_fleet;

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::cluster::find_program;
 use crate::connection_load::{ConnectionLoad, message_interval, open_connections};
-use crate::pool_lab::{PoolLab, command_words, find_system_program};
+use crate::process_lab::{ProcessLab, command_words, find_system_program};
 
 /// Host of the zone server; `n2` is left free as a migration target.
 pub const SERVER_HOST: &str = "n1";
@@ -52,7 +52,7 @@ pub struct ZoneSpec {
 pub struct ZoneServerLab {
     /// The client connections.
     pub load: ConnectionLoad,
-    lab: PoolLab,
+    lab: ProcessLab,
 }
 
 /// Status that the zone server reports.
@@ -83,7 +83,7 @@ impl ZoneServerLab {
             .clients(1)
             .topology(spec.topology.clone())
             .program(find_program("holdfast")?);
-        let mut lab = PoolLab::from_spec(&hosts)?;
+        let mut lab = ProcessLab::from_spec(&hosts)?;
         let mut arguments = vec![
             format!(
                 "--listen={}",
@@ -115,7 +115,7 @@ impl ZoneServerLab {
 
     /// Returns the lab of the servers and clients.
     #[must_use]
-    pub fn lab(&self) -> &PoolLab {
+    pub fn lab(&self) -> &ProcessLab {
         &self.lab
     }
 
@@ -174,7 +174,7 @@ impl Drop for ZoneServerLab {
     }
 }
 
-fn read_status(lab: &PoolLab) -> Result<ZoneStatus> {
+fn read_status(lab: &ProcessLab) -> Result<ZoneStatus> {
     let address = SocketAddr::new(lab.address(SERVER_HOST)?, STATUS_PORT);
     let mut stream = lab
         .lab()
@@ -187,7 +187,7 @@ fn read_status(lab: &PoolLab) -> Result<ZoneStatus> {
 
 /// Starts a database below the lab's folder that accepts every user without a password; returns its address once it
 /// accepts connections.
-fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
+fn start_database(lab: &mut ProcessLab) -> Result<SocketAddr> {
     let data = lab.directory().join("database");
     let address = SocketAddr::new(lab.address(DATABASE_HOST)?, DATABASE_PORT);
     let (program, arguments) = database_command(&data, address)?;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use super::protocols::{ProtocolConnection, ServerProtocol};
 use super::{BACKEND_HOST, BACKEND_PORT, CLIENT_HOST, SERVER_PORT};
 use holdfast_testbed::cluster::IpFamily;
-use holdfast_testbed::pool_lab::find_system_program;
+use holdfast_testbed::process_lab::find_system_program;
 use holdfast_testbed::process_moves::NodeGroup;
 
 /// A server and its protocol.

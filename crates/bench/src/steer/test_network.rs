@@ -12,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
 use nix::unistd::Pid;
 
-use holdfast_testbed::pool_lab::find_system_program;
+use holdfast_testbed::process_lab::find_system_program;
 
 /// Processor of the generator.
 pub const GENERATOR_CPU: usize = 0;

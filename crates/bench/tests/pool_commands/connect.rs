@@ -9,7 +9,7 @@ use std::thread::spawn;
 
 use holdfast_api::pool::{Element, ElementEvent, ElementService, RegistrationRequest};
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::command_words;
+use holdfast_testbed::process_lab::command_words;
 
 use super::{PATIENCE, PoolHost};
 

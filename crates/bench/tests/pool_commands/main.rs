@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::control::PoolQuery;
 use holdfast_bench::demo::pool::PoolDemoSpec;
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::PoolLab;
+use holdfast_testbed::process_lab::ProcessLab;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -39,7 +39,7 @@ fn lock_lab() -> Option<MutexGuard<'static, ()>> {
 
 /// One host with registrar, elements and users, as in a new user's first trial.
 struct PoolHost {
-    lab: PoolLab,
+    lab: ProcessLab,
     _lab_lock: MutexGuard<'static, ()>,
 }
 
@@ -47,7 +47,7 @@ impl PoolHost {
     fn up(name: &str) -> Option<PoolHost> {
         let lab_lock = lock_lab()?;
         let name = format!("{name}-{}", std::process::id());
-        let lab = PoolLab::up(&name, 1).expect("a lab");
+        let lab = ProcessLab::up(&name, 1).expect("a lab");
         let mut host = PoolHost {
             lab,
             _lab_lock: lab_lock,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use holdfast_api::pool::{PoolSession, SelectionRule, SessionEvent, SessionOptions};
 use holdfast_sys::sock_diag::tcp_service_connections;
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::{PoolLab, command_words};
+use holdfast_testbed::process_lab::{ProcessLab, command_words};
 
 use super::connect::LONG_LINGER_S;
 use super::{PATIENCE, echo_program, lock_lab, to_text};
@@ -25,9 +25,9 @@ const BUSY_SESSIONS_MAX: usize = SESSIONS / 4;
 const PROBE_LIFETIME: Duration = Duration::from_millis(1_100);
 
 /// Brings up a registrar, two servers on separate hosts, and a pool daemon for users.
-fn start_pool() -> PoolLab {
+fn start_pool() -> ProcessLab {
     let name = format!("prequal-{}", std::process::id());
-    let mut lab = PoolLab::up(&name, 3).expect("a lab");
+    let mut lab = ProcessLab::up(&name, 3).expect("a lab");
     lab.start_registrar("n1", None).expect("a registrar");
     let registrar = lab.registrar_arguments(&["n1"]).expect("a host");
     let holdfast = find_program("holdfast").expect("holdfast");
@@ -51,7 +51,7 @@ fn start_pool() -> PoolLab {
 }
 
 /// Returns the result of a closure that runs in a host's network namespace.
-fn in_host<T: Send>(lab: &PoolLab, host: &str, work: impl FnOnce() -> T + Send) -> T {
+fn in_host<T: Send>(lab: &ProcessLab, host: &str, work: impl FnOnce() -> T + Send) -> T {
     let run_inside = || {
         lab.lab().enter_net_namespace(host).expect("a host");
         work()
@@ -60,7 +60,7 @@ fn in_host<T: Send>(lab: &PoolLab, host: &str, work: impl FnOnce() -> T + Send) 
 }
 
 /// Waits until a server has this number of connections.
-fn wait_for_connections(lab: &PoolLab, host: &str, connections: u32) {
+fn wait_for_connections(lab: &ProcessLab, host: &str, connections: u32) {
     let at = SocketAddr::new(lab.address(host).expect("a host"), PORT);
     let has_connections = || {
         let count = in_host(lab, host, || tcp_service_connections(at)).expect("told");
@@ -71,7 +71,7 @@ fn wait_for_connections(lab: &PoolLab, host: &str, connections: u32) {
 }
 
 /// Opens a session that sends one request, and returns its element's address.
-fn open_session(lab: &PoolLab) -> IpAddr {
+fn open_session(lab: &ProcessLab) -> IpAddr {
     let socket = lab.run_path("c1", "pool-app.sock").expect("a host");
     let options = SessionOptions {
         rule: SelectionRule::Prequal,
@@ -126,7 +126,7 @@ fn probing_users_choose_less_busy_element() {
 }
 
 /// Runs `holdfast pool connect` with a daemon of its own, which has no answers to probes yet.
-fn run_connect_command(lab: &PoolLab) {
+fn run_connect_command(lab: &ProcessLab) {
     let mut command = lab.lab().command("c1").expect("a host");
     command
         .arg(find_program("holdfast").expect("holdfast"))

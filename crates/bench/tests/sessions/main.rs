@@ -11,7 +11,7 @@ use holdfast_api::control::PoolDetail;
 use holdfast_api::pool::{PoolSession, SessionEvent};
 use holdfast_testbed::capture::RunningCapture;
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::{PoolLab, command_words};
+use holdfast_testbed::process_lab::{ProcessLab, command_words};
 
 /// Longest wait for any condition, with a margin for a heavily loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,9 +19,9 @@ const REGISTRARS: [&str; 2] = ["n1", "n2"];
 const ELEMENTS: [&str; 3] = ["n3", "n4", "n5"];
 
 /// Brings up registrars, and elements that number lines.
-fn start_pool(name: &str) -> PoolLab {
+fn start_pool(name: &str) -> ProcessLab {
     let name = format!("{name}-{}", std::process::id());
-    let mut lab = PoolLab::up(&name, 5).expect("a lab");
+    let mut lab = ProcessLab::up(&name, 5).expect("a lab");
     lab.start_registrar("n1", None).expect("a registrar");
     wait_until_ready(&lab, "n1");
     lab.start_registrar("n2", Some("n1")).expect("a registrar");
@@ -42,7 +42,7 @@ fn start_pool(name: &str) -> PoolLab {
     lab
 }
 
-fn wait_until_ready(lab: &PoolLab, host: &str) {
+fn wait_until_ready(lab: &ProcessLab, host: &str) {
     let client = lab.control_client(host, "registrar").expect("a client");
     let is_ready = || {
         client
@@ -56,7 +56,7 @@ fn wait_until_ready(lab: &PoolLab, host: &str) {
 }
 
 /// Returns the path of the pool daemon's socket for programs, once the socket exists.
-fn pool_socket(lab: &PoolLab, host: &str) -> PathBuf {
+fn pool_socket(lab: &ProcessLab, host: &str) -> PathBuf {
     let path = lab.run_path(host, "pool-app.sock").expect("a host");
     let socket_exists = || path.exists().then_some(());
     lab.wait_for("a pool daemon", PATIENCE, socket_exists)
@@ -64,7 +64,7 @@ fn pool_socket(lab: &PoolLab, host: &str) -> PathBuf {
     path
 }
 
-fn start_lines_server(lab: &mut PoolLab, host: &str) {
+fn start_lines_server(lab: &mut ProcessLab, host: &str) {
     pool_socket(lab, host);
     let mut arguments = command_words(["--key"]);
     arguments.push(lab.directory().join("key").display().to_string());
@@ -73,19 +73,19 @@ fn start_lines_server(lab: &mut PoolLab, host: &str) {
         .expect("an element");
 }
 
-fn pool_detail(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
+fn pool_detail(lab: &ProcessLab, registrar: &str) -> Option<PoolDetail> {
     let client = lab.control_client(registrar, "registrar").ok()?;
     client.run(|client| client.pool("lines")).ok()
 }
 
-fn wait_until_listed(lab: &PoolLab, registrar: &str, count: usize) {
+fn wait_until_listed(lab: &ProcessLab, registrar: &str, count: usize) {
     let are_all_listed = || (pool_detail(lab, registrar)?.elements.len() == count).then_some(());
     lab.wait_for("the elements in the pool", PATIENCE, are_all_listed)
         .expect("a pool");
 }
 
 /// Returns the host with this address.
-fn host_at(lab: &PoolLab, address: std::net::IpAddr) -> String {
+fn host_at(lab: &ProcessLab, address: std::net::IpAddr) -> String {
     let has_address = |host: &&&str| lab.address(host).is_ok_and(|own| own == address);
     (*ELEMENTS.iter().find(has_address).expect("an element")).to_owned()
 }
@@ -100,7 +100,7 @@ struct PoolUser {
 }
 
 impl PoolUser {
-    fn open(lab: &PoolLab) -> PoolUser {
+    fn open(lab: &ProcessLab) -> PoolUser {
         let path = lab.run_path("c1", "pool-app.sock").expect("a path");
         let session = Arc::new(PoolSession::open(path, "lines").expect("a session"));
         let (sender, events) = channel();
@@ -128,7 +128,7 @@ impl PoolUser {
     }
 
     /// Waits until the session has an element.
-    fn wait_until_up(&mut self, lab: &PoolLab, expect_resumed: bool) {
+    fn wait_until_up(&mut self, lab: &ProcessLab, expect_resumed: bool) {
         loop {
             match self.next_event() {
                 SessionEvent::Up {
@@ -186,7 +186,12 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Kills the element with `kill`, and follows the session to the next element, which has the session's state. The user
 /// goes on within two round trips after the loss was detected, counted in the captured packets between user and
 /// element.
-fn kill_element(lab: &PoolLab, user: &mut PoolUser, what: &str, kill: impl FnOnce(&PoolLab, &str)) {
+fn kill_element(
+    lab: &ProcessLab,
+    user: &mut PoolUser,
+    what: &str,
+    kill: impl FnOnce(&ProcessLab, &str),
+) {
     let file = lab.directory().join(format!("{}.pcap", user.element_host));
     let capture = RunningCapture::start(lab.lab(), "c1", "sctp or udp port 9899", &file);
     let capture = capture.expect("a capture");
@@ -238,7 +243,7 @@ fn session_fails_over_with_state() {
 }
 
 /// Kills the registrar at `victim`: the registrar at `other` lists all elements at all times, and users resolve there.
-fn kill_registrar(lab: &PoolLab, user: &mut PoolUser, victim: &str, other: &str) {
+fn kill_registrar(lab: &ProcessLab, user: &mut PoolUser, victim: &str, other: &str) {
     let client = lab.control_client(other, "registrar").expect("a client");
     let status = || client.run(|client| client.registrar()).expect("a status");
     let (other_id, before) = (status().id, status().counters.reregistrations);

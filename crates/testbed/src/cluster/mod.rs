@@ -349,7 +349,7 @@ impl Drop for Cluster {
             );
         }
         for supervised in self.daemons.iter().chain(&self.programs) {
-            supervised.stop();
+            supervised.stop_restarting();
         }
         // Dropping the lab kills every process in it, so that the supervisors see their children end.
         drop(self.lab.take());

@@ -132,7 +132,7 @@ impl SupervisedProgram {
     }
 
     /// Restarts the program no more; a running one goes on.
-    pub fn stop(&self) {
+    pub fn stop_restarting(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
@@ -162,7 +162,7 @@ impl SupervisedProgram {
 
 impl Drop for SupervisedProgram {
     fn drop(&mut self) {
-        self.stop();
+        self.stop_restarting();
         if let Some(thread) = self.thread.take() {
             // The thread ends with its child, which ends with the lab. A panic in the thread has nothing to add.
             let _ = thread.join();

@@ -11,7 +11,7 @@ use super::players::Players;
 use super::protocol::connectionless::{self, ServerNotice, ServerStatus};
 use super::{ClientPhase, ClientSettings};
 use crate::cluster::find_program;
-use crate::pool_lab::PoolLab;
+use crate::process_lab::ProcessLab;
 
 /// Host of the server.
 const SERVER_HOST: &str = "n1";
@@ -103,7 +103,7 @@ impl GameFiles {
 
 /// A lab with a server at `n1`, and a client host for each player.
 pub struct ArenaMatch {
-    lab: PoolLab,
+    lab: ProcessLab,
     seats: u16,
     snapshots: u32,
 }
@@ -124,7 +124,7 @@ impl ArenaMatch {
             .nodes(nodes)
             .clients(seats)
             .program(find_program("holdfast")?);
-        let mut lab = PoolLab::from_spec(&spec)?;
+        let mut lab = ProcessLab::from_spec(&spec)?;
         let home = lab.directory().join("openarena");
         let words = game.prepare_server(&home, SERVER_PORT, usize::from(seats), snapshots)?;
         lab.run(SERVER_HOST, "openarena", Path::new("env"), &words)?;
@@ -143,7 +143,7 @@ impl ArenaMatch {
 
     /// Returns the lab of the server and the players.
     #[must_use]
-    pub fn lab(&self) -> &PoolLab {
+    pub fn lab(&self) -> &ProcessLab {
         &self.lab
     }
 

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use super::{CLIENT_HOST, RunningProgram};
 use crate::connection_load::{self, RequestProtocol, open_connections};
-use crate::pool_lab::find_system_program;
+use crate::process_lab::find_system_program;
 
 /// Interval between messages of a connection.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use super::program_load::{LoadTool, ProgramLoad};
 use super::{ECHO_JAVA, HTTP_GO, ProgramSetup, UnmodifiedProgram};
 use crate::connection_load::{MESSAGE_BYTES, RequestProtocol};
-use crate::pool_lab::find_system_program;
+use crate::process_lab::find_system_program;
 
 /// All unmodified programs of the table.
 pub const PROGRAMS: &[UnmodifiedProgram] = &[

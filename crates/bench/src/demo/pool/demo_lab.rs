@@ -7,7 +7,7 @@ use holdfast_api::control::{BlockingControlClient, PoolDetail};
 
 use super::{EVENT_TIMEOUT, PoolDemoSpec};
 use holdfast_testbed::cluster::find_program;
-use holdfast_testbed::pool_lab::{PoolLab, command_words, find_system_program};
+use holdfast_testbed::process_lab::{ProcessLab, command_words, find_system_program};
 
 /// Handle of the pool.
 pub const POOL: &str = "web";
@@ -15,7 +15,7 @@ const REGISTRARS: [&str; 2] = ["n1", "n2"];
 
 /// The lab and the hosts of its web servers.
 pub struct PoolDemoLab {
-    lab: PoolLab,
+    lab: ProcessLab,
     elements: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ impl PoolDemoLab {
             spec.elements
         );
         find_system_program("nginx", "nginx")?;
-        let mut lab = PoolLab::up(&spec.name, spec.elements + 2)?;
+        let mut lab = ProcessLab::up(&spec.name, spec.elements + 2)?;
         lab.start_registrar("n1", None)?;
         wait_for_registrar(&lab, "n1")?;
         lab.start_registrar("n2", Some("n1"))?;
@@ -65,7 +65,7 @@ impl PoolDemoLab {
     }
 
     /// Returns the lab of registrars, web servers and client.
-    pub fn lab(&self) -> &PoolLab {
+    pub fn lab(&self) -> &ProcessLab {
         &self.lab
     }
 
@@ -147,7 +147,7 @@ impl PoolDemoLab {
     }
 }
 
-fn wait_for_registrar(lab: &PoolLab, host: &str) -> Result<()> {
+fn wait_for_registrar(lab: &ProcessLab, host: &str) -> Result<()> {
     let client = lab.control_client(host, "registrar")?;
     let is_ready = || {
         client
@@ -159,13 +159,13 @@ fn wait_for_registrar(lab: &PoolLab, host: &str) -> Result<()> {
     lab.wait_for("a registrar that serves", EVENT_TIMEOUT, is_ready)
 }
 
-fn pool_detail(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
+fn pool_detail(lab: &ProcessLab, registrar: &str) -> Option<PoolDetail> {
     let client = lab.control_client(registrar, "registrar").ok()?;
     client.run(|client| client.pool(POOL)).ok()
 }
 
 /// Starts `holdfast pool register --handle web ... -- nginx ...`: a stock server that returns its host's name.
-fn start_element(lab: &mut PoolLab, host: &str) -> Result<()> {
+fn start_element(lab: &mut ProcessLab, host: &str) -> Result<()> {
     let directory = lab.directory().join(host);
     fs::create_dir_all(&directory).context("create a directory for nginx")?;
     let own = directory.display();

@@ -12,7 +12,7 @@ use holdfast_sim::zone_network::LinkProperties;
 
 use holdfast_testbed::cluster::find_program;
 use holdfast_testbed::cluster::priority::priority_prefix;
-use holdfast_testbed::pool_lab::{PoolLab, command_words, find_system_program};
+use holdfast_testbed::process_lab::{ProcessLab, command_words, find_system_program};
 
 /// Longest wait for any expected event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ pub(super) enum HostRole {
 
 /// Regions with their daemons.
 pub(super) struct RegionsLab {
-    lab: PoolLab,
+    lab: ProcessLab,
 }
 
 /// Returns a host's name.
@@ -51,7 +51,7 @@ impl RegionsLab {
             .topology(topology)
             .program(find_program("holdfast")?);
         let mut regions = RegionsLab {
-            lab: PoolLab::from_spec(&spec)?,
+            lab: ProcessLab::from_spec(&spec)?,
         };
         let step = f64::from(config.registrar.distance_step) / lapse;
         ensure!(

@@ -1,4 +1,4 @@
-//! Registrars, pool elements and pool users as processes in a lab's hosts, one kind per host.
+//! Processes in the hosts of a lab: registrars, pool elements, pool users and other programs.
 
 mod captures;
 
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const LOG_LINES_SHOWN: usize = 20;
 
 /// A lab with its processes.
-pub struct PoolLab {
+pub struct ProcessLab {
     // Declared before the lab, because the processes end with it.
     children: Vec<(String, Child)>,
     captures: SctpCaptures,
@@ -33,27 +33,27 @@ pub struct PoolLab {
     directory: TempDir,
 }
 
-impl PoolLab {
+impl ProcessLab {
     /// Creates a lab of `nodes` nodes and one client, without processes.
     ///
     /// # Errors
     /// The machine lacks a requirement.
-    pub fn up(name: &str, nodes: u16) -> Result<PoolLab> {
+    pub fn up(name: &str, nodes: u16) -> Result<ProcessLab> {
         let spec = LabSpec::new(name)
             .nodes(nodes)
             .clients(1)
             .program(find_program("holdfast")?);
-        PoolLab::from_spec(&spec)
+        ProcessLab::from_spec(&spec)
     }
 
     /// Creates a lab as specified, without processes.
     ///
     /// # Errors
     /// The machine lacks a requirement.
-    pub fn from_spec(spec: &LabSpec) -> Result<PoolLab> {
+    pub fn from_spec(spec: &LabSpec) -> Result<ProcessLab> {
         let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
         let lab = Lab::up(spec)?;
-        Ok(PoolLab {
+        Ok(ProcessLab {
             children: Vec::new(),
             captures: SctpCaptures::start(&lab)?,
             directory: directory.context("create a directory for logs")?,
@@ -273,7 +273,7 @@ association_retransmissions = 3
     }
 }
 
-impl Drop for PoolLab {
+impl Drop for ProcessLab {
     fn drop(&mut self) {
         drop(std::mem::take(&mut self.captures));
         // Dropping the lab kills every process in it.
