@@ -310,33 +310,37 @@ pub struct SurveyedOpenFiles {
 impl SurveyedOpenFiles {
     /// Groups the descriptors of a survey by their open files.
     pub fn new(survey: &DescriptorSurvey) -> Self {
-        let mut classes = Self::default();
+        let mut open_files = Self::default();
         for (table, seen) in survey {
             for descriptor in &seen.descriptors {
                 let source = FdSource::Process(seen.holders[0].pid, descriptor.number);
-                let class = match descriptor.file_identity {
-                    Some(file) => classes.add_identified(source, &descriptor.info, file),
-                    None => classes.add(source, &descriptor.info),
+                let index = match descriptor.file_identity {
+                    Some(file) => open_files.add_identified(source, &descriptor.info, file),
+                    None => open_files.add(source, &descriptor.info),
                 };
-                classes.list[class].slots.push((*table, descriptor.number));
-                classes.by_slot.insert((*table, descriptor.number), class);
+                open_files.list[index]
+                    .slots
+                    .push((*table, descriptor.number));
+                open_files
+                    .by_slot
+                    .insert((*table, descriptor.number), index);
             }
         }
-        classes
+        open_files
     }
 
-    /// Returns the class of a file with a known identity, and creates the class if there is none.
+    /// Returns the index of an open file with a known identity, and adds the file if it is new.
     fn add_identified(&mut self, place: FdSource, info: &FdInfo, file: u64) -> usize {
-        if let Some(class) = self.by_file.get(&file) {
-            return *class;
+        if let Some(index) = self.by_file.get(&file) {
+            return *index;
         }
-        let class = self.add_class(place, info, true);
-        self.by_file.insert(file, class);
-        self.by_key.entry(file_key(info)).or_default().push(class);
-        class
+        let index = self.add_open_file(place, info, true);
+        self.by_file.insert(file, index);
+        self.by_key.entry(file_key(info)).or_default().push(index);
+        index
     }
 
-    /// Returns the class of a file, and creates the class if there is none. The search goes by key first, then by the
+    /// Returns the index of an open file, and adds the file if it is new. The search goes by key first, then by the
     /// order in which the kernel compares files, so that the cost is logarithmic in the number of files with the same
     /// key. Files with a known identity are not sorted in that order.
     pub fn add(&mut self, place: FdSource, info: &FdInfo) -> usize {
@@ -358,26 +362,26 @@ impl SurveyedOpenFiles {
         match found {
             Ok(at) => same_key[at],
             Err(at) => {
-                let class = self.add_class(place, info, false);
+                let index = self.add_open_file(place, info, false);
                 self.by_key
                     .entry(file_key(info))
                     .or_default()
-                    .insert(at, class);
-                class
+                    .insert(at, index);
+                index
             }
         }
     }
 
-    fn add_class(&mut self, place: FdSource, info: &FdInfo, listed: bool) -> usize {
-        let class = self.list.len();
-        self.by_inode.entry(info.inode).or_default().push(class);
+    fn add_open_file(&mut self, place: FdSource, info: &FdInfo, listed: bool) -> usize {
+        let index = self.list.len();
+        self.by_inode.entry(info.inode).or_default().push(index);
         self.list.push(SurveyedOpenFile {
             source: place,
             slots: Vec::new(),
             info: info.clone(),
             has_identity: listed,
         });
-        class
+        index
     }
 
     /// Returns all files with the key of this file, the file itself included.
@@ -390,8 +394,8 @@ impl SurveyedOpenFiles {
         self.by_inode.get(&inode).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the file of a descriptor in a table.
-    pub fn class_at(&self, table: u32, fd: u32) -> Option<usize> {
+    /// Returns the index of the open file of a descriptor in a table.
+    pub fn index_at(&self, table: u32, fd: u32) -> Option<usize> {
         self.by_slot.get(&(table, fd)).copied()
     }
 }

@@ -186,7 +186,7 @@ impl FdStore {
                 named_file::seek_in_directory(fd, *offset)?;
             }
             OpenFileKind::Event { count, .. } => anon_inode::set_count(fd, *count)?,
-            OpenFileKind::Timer(timer) => anon_inode::arm(fd, timer)?,
+            OpenFileKind::Timer(timer) => anon_inode::arm_timerfd(fd, timer)?,
             OpenFileKind::TerminalMaster { terminal } => {
                 terminal::set_terminal_state(fd, &self.image.terminals[terminal])?;
             }

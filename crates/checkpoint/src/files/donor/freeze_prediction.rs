@@ -48,7 +48,7 @@ struct PredictedTable {
 /// State known of a descriptor in addition to the listing.
 #[derive(Clone, Copy, Debug)]
 struct PredictedSlot {
-    class_index: usize,
+    open_file_index: usize,
     has_extra_lines: bool,
     /// Digest of an epoll set in the files snapshot.
     epoll_digest: Option<EpollDigest>,
@@ -99,14 +99,14 @@ impl FreezePrediction {
         let survey =
             descriptor_listings::survey_from_listings(pids, listings, &snapshot.fdinfo_cache)
                 .ok()?;
-        let classes = SurveyedOpenFiles::new(&survey);
-        let ids = matching_ids(snapshot, &survey, &classes)?;
-        let watches = expected_digests(snapshot, &survey, &classes, &ids);
+        let open_files = SurveyedOpenFiles::new(&survey);
+        let ids = matching_ids(snapshot, &survey, &open_files)?;
+        let watches = expected_digests(snapshot, &survey, &open_files, &ids);
         let firsts = firsts.into_iter();
         let tables = firsts
             .map(|(at, more)| {
                 PredictedTable::new(
-                    (&survey, &classes, &watches),
+                    (&survey, &open_files, &watches),
                     (at, processes[at].pid),
                     &more,
                 )
@@ -116,8 +116,8 @@ impl FreezePrediction {
             expected: Arc::clone(expected),
             processes,
             tables,
-            reads: RequiredReads::new(snapshot, &classes, (&ids, &watches), expected),
-            open_files: (survey, classes, ids),
+            reads: RequiredReads::new(snapshot, &open_files, (&ids, &watches), expected),
+            open_files: (survey, open_files, ids),
         })
     }
 
@@ -133,12 +133,16 @@ impl FreezePrediction {
         if !current.eq(self.processes.iter().map(|process| Some(*process))) {
             return false;
         }
-        let (survey, pool, _) = &mut self.open_files;
+        let (survey, open_files, _) = &mut self.open_files;
         for table in &self.tables {
             let listed = &listings[table.listing].descriptors;
             let renewed = survey.get_mut(&table.number).and_then(|seen| {
                 let changed = table.compare(&seen.descriptors, listed)?;
-                table.update((seen, pool, &mut self.reads), (listed, &changed), kept)
+                table.update(
+                    (seen, open_files, &mut self.reads),
+                    (listed, &changed),
+                    kept,
+                )
             });
             if renewed.is_none() {
                 return false;
@@ -187,9 +191,9 @@ fn are_processes_of(processes: &[PredictedProcess], pids: &[i32]) -> bool {
 fn matching_ids(
     snapshot: &FilesSnapshot,
     survey: &DescriptorSurvey,
-    classes: &SurveyedOpenFiles,
+    open_files: &SurveyedOpenFiles,
 ) -> Option<Vec<FileId>> {
-    let mut ids: Vec<Option<FileId>> = vec![None; classes.list.len()];
+    let mut ids: Vec<Option<FileId>> = vec![None; open_files.list.len()];
     let mut seen_pids = HashSet::new();
     for (number, seen) in survey {
         let table = snapshot.image.tables.get(number)?;
@@ -203,7 +207,7 @@ fn matching_ids(
                 file: *file,
                 close_on_exec: descriptor.info.close_on_exec,
             };
-            let id = &mut ids[classes.class_at(*number, descriptor.number)?];
+            let id = &mut ids[open_files.index_at(*number, descriptor.number)?];
             let is_same = id.map_or_else(|| seen_pids.insert(*file), |id| id == *file);
             *id = Some(*file);
             if !is_same
@@ -226,7 +230,7 @@ fn matching_ids(
 fn expected_digests(
     snapshot: &FilesSnapshot,
     survey: &DescriptorSurvey,
-    classes: &SurveyedOpenFiles,
+    open_files: &SurveyedOpenFiles,
     ids: &[FileId],
 ) -> Vec<Option<EpollDigest>> {
     let watches_of = |id: &FileId| match &snapshot.image.files.get(id)?.kind {
@@ -239,11 +243,11 @@ fn expected_digests(
     let mut files = HashMap::new();
     for (number, seen) in survey {
         for descriptor in &seen.descriptors {
-            let class = classes.class_at(*number, descriptor.number);
+            let index = open_files.index_at(*number, descriptor.number);
             files.extend(
-                class
+                index
                     .zip(descriptor.file_identity)
-                    .map(|(class, file)| (ids[class], file)),
+                    .map(|(index, file)| (ids[index], file)),
             );
         }
     }
@@ -260,7 +264,7 @@ fn expected_digests(
 
 impl PredictedTable {
     fn new(
-        (survey, pool, watches): (
+        (survey, open_files, watches): (
             &DescriptorSurvey,
             &SurveyedOpenFiles,
             &[Option<EpollDigest>],
@@ -276,11 +280,11 @@ impl PredictedTable {
             .iter()
             .zip(extra_lines)
             .map(|(one, has_more)| {
-                let class = pool.class_at(*number, one.number)?;
+                let index = open_files.index_at(*number, one.number)?;
                 Some(PredictedSlot {
-                    class_index: class,
+                    open_file_index: index,
                     has_extra_lines: *has_more,
-                    epoll_digest: watches[class],
+                    epoll_digest: watches[index],
                 })
             });
         Some(Self {
@@ -322,7 +326,7 @@ impl PredictedTable {
 
     fn update(
         &self,
-        (seen, pool, required_reads): (
+        (seen, open_files, required_reads): (
             &mut ScannedDescriptorTable,
             &mut SurveyedOpenFiles,
             &mut RequiredReads,
@@ -344,14 +348,15 @@ impl PredictedTable {
             if file_key(&info) != file_key(&one.info) {
                 return None;
             }
-            let class = &mut pool.list[known.class_index];
-            let shown = (class.info.flags, class.info.has_owner) == (info.flags, info.has_owner);
+            let open_file = &mut open_files.list[known.open_file_index];
+            let shown =
+                (open_file.info.flags, open_file.info.has_owner) == (info.flags, info.has_owner);
             let has_news = !shown || !known.has_same_extra_lines(&listed[at]);
-            required_reads.set_required(known.class_index, has_news);
-            if class.slots.first() == Some(&(self.number, one.number)) {
-                class.info.clone_from(&info);
+            required_reads.set_required(known.open_file_index, has_news);
+            if open_file.slots.first() == Some(&(self.number, one.number)) {
+                open_file.info.clone_from(&info);
             } else {
-                copy_shared_fields(&mut class.info, &info);
+                copy_shared_fields(&mut open_file.info, &info);
             }
             one.info = info;
         }
@@ -367,46 +372,47 @@ fn copy_shared_fields(info: &mut FdInfo, now: &FdInfo) {
 impl RequiredReads {
     fn new(
         snapshot: &FilesSnapshot,
-        classes: &SurveyedOpenFiles,
+        open_files: &SurveyedOpenFiles,
         (ids, watches): (&[FileId], &[Option<EpollDigest>]),
         expected: &BTreeSet<FileId>,
     ) -> Self {
         let known = ids.iter().zip(watches);
-        let quiet = classes
+        let quiet = open_files
             .list
             .iter()
             .zip(known)
-            .map(|(class, (id, watches))| {
+            .map(|(open_file, (id, watches))| {
                 let (Some(before), &FdSource::Process(pid, fd)) =
-                    (snapshot.image.files.get(id), &class.source)
+                    (snapshot.image.files.get(id), &open_file.source)
                 else {
                     return false;
                 };
                 let is_expected_socket = || {
                     expected.contains(id)
                         && snapshot.socket_fds.get(id) == Some(&(pid, fd))
-                        && inet_sockets::is_unchanged(&class.info, before)
+                        && inet_sockets::is_unchanged(&open_file.info, before)
                 };
                 let is_plain_set = || {
                     let sends_no_signals =
-                        before.owner.is_none() && !class.info.has_signal_receiver();
+                        before.owner.is_none() && !open_file.info.has_signal_receiver();
                     watches.is_some() && sends_no_signals && before.locks.is_empty()
                 };
-                let is_as_in_snapshot = class.has_identity && before.flags == class.info.flags;
+                let is_as_in_snapshot =
+                    open_file.has_identity && before.flags == open_file.info.flags;
                 is_as_in_snapshot && (is_expected_socket() || is_plain_set())
             });
         let quiet: Vec<bool> = quiet.collect();
-        let loud = (0..quiet.len()).filter(|class| !quiet[*class]).collect();
+        let loud = (0..quiet.len()).filter(|index| !quiet[*index]).collect();
         Self {
             skippable: quiet,
             required: loud,
         }
     }
 
-    fn set_required(&mut self, class: usize, news: bool) {
-        if news && self.skippable[class] {
-            self.skippable[class] = false;
-            self.required.push(class);
+    fn set_required(&mut self, index: usize, news: bool) {
+        if news && self.skippable[index] {
+            self.skippable[index] = false;
+            self.required.push(index);
         }
     }
 }

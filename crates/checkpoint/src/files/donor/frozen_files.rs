@@ -145,7 +145,7 @@ impl FilesSnapshot {
         let mut saver =
             OpenFileSaver::new(pids, survey, &self.limits, Some(self), TreeRunState::Frozen);
         saver.inet_sockets.skip_copy = skip_copy;
-        let (image, _, inet) = saver.run()?;
+        let (image, _, inet) = saver.save_tree()?;
         let snapshot_ids = self.sockets.keys();
         Ok(FrozenFiles {
             changes: image.changes_since(&self.image),
@@ -179,7 +179,7 @@ impl FilesSnapshot {
         for (number, table) in &saver.survey {
             limits.insert(*number, nofile_limits(table.holders[0].pid)?);
         }
-        prepared.put_back((saver.survey, saver.classes, saver.ids));
+        prepared.put_back((saver.survey, saver.open_files, saver.ids));
         Ok(FrozenFiles {
             changes: saver.image.changes_of_same_files(&self.image, &limits),
             closed_sockets: BTreeSet::new(),

@@ -1,20 +1,20 @@
 //! Reading the descriptors of a running tree.
 
 mod descriptor_copier;
+mod file_being_saved;
 mod freeze_prediction;
 mod frozen_files;
 mod inet_sockets;
 mod open_file_saver;
 mod outside_holders;
 mod signal_owner;
-mod source_file;
 
 pub use descriptor_copier::DescriptorCopier;
+pub use file_being_saved::FileBeingSaved;
 pub use frozen_files::{FrozenFiles, SocketFds};
 pub use open_file_saver::{OpenFileSaver, SaveResult};
 pub use outside_holders::OutsideHolders;
 pub use signal_owner::has_owner;
-pub use source_file::SourceFile;
 
 use super::descriptor_listings::DescriptorListing;
 use super::descriptor_survey::{FileKey, survey_descriptors};
@@ -150,7 +150,7 @@ impl FilesSnapshot {
             inet_sockets: inet,
             blockers,
             first_error: failed,
-        } = saver.run_partial()?;
+        } = saver.save_movable_files()?;
         let mut snapshot = Self {
             image,
             sockets: inet.socket_statics,

@@ -3,7 +3,7 @@
 use super::outside_holders::OutsideHolders;
 use super::signal_owner::{has_owner, nofile_limits, read_signal_owner};
 use super::{
-    AssignedNumbers, DescriptorCopier, FilesSnapshot, ProcessFd, SaveLimits, SourceFile,
+    AssignedNumbers, DescriptorCopier, FileBeingSaved, FilesSnapshot, ProcessFd, SaveLimits,
     inet_sockets,
 };
 use crate::files::descriptor_survey::{
@@ -73,14 +73,14 @@ pub struct OpenFileSaver<'a> {
     /// True if the tree is stopped, so that data for its descriptors can be read completely.
     pub frozen: bool,
     /// All open files.
-    pub classes: SurveyedOpenFiles,
+    pub open_files: SurveyedOpenFiles,
     /// Image built from the open files.
     pub image: FilesImage,
     /// Files held by processes outside the tree.
     pub outside_holders: OutsideHolders,
     /// The kernel's list of Unix sockets, once it was queried.
     pub unix: Option<kinds::unix::DiagSockets>,
-    /// Pipes with an open end that was not found yet: class, and text in `/proc/PID/fd`.
+    /// Pipes with an open end that was not found yet: index of the open file, and text in `/proc/PID/fd`.
     pub unpaired_pipes: Vec<(usize, String)>,
     /// The tree's PIDs as the caller sees them.
     pub pids: Vec<i32>,
@@ -90,7 +90,7 @@ pub struct OpenFileSaver<'a> {
     first_error: Option<FilesError>,
     /// Descriptor tables in which the open files were found.
     pub(super) survey: DescriptorSurvey,
-    /// Numbers of the first open files in the pool.
+    /// Numbers of the first of `open_files`.
     pub(super) ids: Vec<FileId>,
     snapshot: Option<&'a FilesSnapshot>,
     used_ids: HashSet<FileId>,
@@ -110,14 +110,20 @@ impl<'a> OpenFileSaver<'a> {
         snapshot: Option<&'a FilesSnapshot>,
         stage: TreeRunState,
     ) -> Self {
-        let classes = SurveyedOpenFiles::new(&survey);
-        Self::with_ids(pids, (survey, classes, Vec::new()), limits, snapshot, stage)
+        let open_files = SurveyedOpenFiles::new(&survey);
+        Self::with_ids(
+            pids,
+            (survey, open_files, Vec::new()),
+            limits,
+            snapshot,
+            stage,
+        )
     }
 
     /// Creates a saver for descriptors that are grouped already; `ids` are the numbers of the first open files.
     pub(super) fn with_ids(
         pids: &[i32],
-        (survey, pool, ids): (DescriptorSurvey, SurveyedOpenFiles, Vec<FileId>),
+        (survey, open_files, ids): (DescriptorSurvey, SurveyedOpenFiles, Vec<FileId>),
         limits: &SaveLimits,
         snapshot: Option<&'a FilesSnapshot>,
         stage: TreeRunState,
@@ -131,7 +137,7 @@ impl<'a> OpenFileSaver<'a> {
         Self {
             limits: limits.clone(),
             frozen,
-            classes: pool,
+            open_files,
             image: FilesImage::default(),
             outside_holders: outside,
             unix: None,
@@ -156,7 +162,7 @@ impl<'a> OpenFileSaver<'a> {
     }
 
     /// Saves all open files and descriptor tables of the tree.
-    pub fn run(
+    pub fn save_tree(
         mut self,
     ) -> Result<(FilesImage, AssignedNumbers, inet_sockets::InetSockets), FilesError> {
         self.assign_ids();
@@ -167,7 +173,7 @@ impl<'a> OpenFileSaver<'a> {
 
     /// Saves the movable files of a running tree. The others are left out together with everything that refers to them,
     /// and are reported.
-    pub fn run_partial(mut self) -> Result<PartialSave, FilesError> {
+    pub fn save_movable_files(mut self) -> Result<PartialSave, FilesError> {
         self.assign_ids();
         let blockers = self.save_all(&[], 0)?;
         self.image.drop_dangling();
@@ -205,50 +211,50 @@ impl<'a> OpenFileSaver<'a> {
         others: usize,
     ) -> Result<Vec<DescriptorBlocker>, FilesError> {
         let mut blockers = Vec::new();
-        for class in these {
-            self.save_one(*class, &mut blockers)?;
+        for index in these {
+            self.save_one(*index, &mut blockers)?;
         }
-        let mut class = others;
-        while class < self.classes.list.len() {
-            self.save_one(class, &mut blockers)?;
-            class += 1;
+        let mut index = others;
+        while index < self.open_files.list.len() {
+            self.save_one(index, &mut blockers)?;
+            index += 1;
         }
-        for (class, link) in kinds::pipe::pipes_open_outside(self) {
-            blockers.push(self.blocker(class, link, BlockReason::OtherEndOutside(None)));
+        for (index, link) in kinds::pipe::pipes_open_outside(self) {
+            blockers.push(self.blocker(index, link, BlockReason::OtherEndOutside(None)));
         }
         Ok(blockers)
     }
 
     fn save_one(
         &mut self,
-        class: usize,
+        index: usize,
         blockers: &mut Vec<DescriptorBlocker>,
     ) -> Result<(), FilesError> {
         let mut link = String::new();
-        match self.save_class(class, &mut link) {
+        match self.save_open_file(index, &mut link) {
             Ok(Some(file)) => {
-                self.image.files.insert(self.ids[class], file);
+                self.image.files.insert(self.ids[index], file);
             }
             Ok(None) => {}
             Err(SaveFailure::Failed(error)) if self.frozen => return Err(error),
             // Usually the file was closed, or the number was reused, during the read.
             Err(SaveFailure::Failed(error)) => drop(self.first_error.get_or_insert(error)),
-            Err(SaveFailure::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
+            Err(SaveFailure::Reason(reason)) => blockers.push(self.blocker(index, link, reason)),
         }
         Ok(())
     }
 
     /// Returns the number of an open file of the tree.
-    pub fn file_id(&self, class: usize) -> FileId {
-        self.ids[class]
+    pub fn file_id(&self, index: usize) -> FileId {
+        self.ids[index]
     }
 
     /// Returns the number of an open file in flight; it is saved after the open files in descriptor tables.
     pub fn add_in_flight(&mut self, copy: OwnedFd) -> Result<FileId, FilesError> {
         let info = read_own_fdinfo(&copy).with_step("/proc/self/fdinfo")?;
-        let class = self.classes.add(FdSource::InFlight(copy), &info);
+        let index = self.open_files.add(FdSource::InFlight(copy), &info);
         self.assign_ids();
-        Ok(self.ids[class])
+        Ok(self.ids[index])
     }
 
     /// Returns the number of a pipe or content.
@@ -277,9 +283,9 @@ impl<'a> OpenFileSaver<'a> {
     }
 
     fn assign_ids(&mut self) {
-        for class in self.ids.len()..self.classes.list.len() {
+        for index in self.ids.len()..self.open_files.list.len() {
             let previous_id = self
-                .previous_id(class)
+                .previous_id(index)
                 .filter(|id| !self.used_ids.contains(id));
             let id = previous_id.unwrap_or_else(|| {
                 self.next_file += 1;
@@ -290,62 +296,62 @@ impl<'a> OpenFileSaver<'a> {
         }
     }
 
-    fn previous_id(&self, class: usize) -> Option<FileId> {
+    fn previous_id(&self, index: usize) -> Option<FileId> {
         let numbers = &self.snapshot?.numbers;
-        let class = &self.classes.list[class];
-        let key = file_key(&class.info);
-        class.slots.iter().find_map(|slot| {
+        let open_file = &self.open_files.list[index];
+        let key = file_key(&open_file.info);
+        open_file.slots.iter().find_map(|slot| {
             let (before, id) = numbers.files.get(slot)?;
             (*before == key).then_some(*id)
         })
     }
 
     /// Saves an open file; `None` for a descriptor that a running process closed meanwhile.
-    fn save_class(&mut self, class: usize, link: &mut String) -> SaveResult<Option<OpenFile>> {
-        let id = self.ids[class];
+    fn save_open_file(&mut self, index: usize, link: &mut String) -> SaveResult<Option<OpenFile>> {
+        let id = self.ids[index];
         let before = self
             .snapshot
             .and_then(|snapshot| snapshot.image.files.get(&id));
-        let unchanged = inet_sockets::saved_if_unchanged(&self.classes.list[class].info, before);
+        let unchanged = inet_sockets::saved_if_unchanged(&self.open_files.list[index].info, before);
         let unchanged = unchanged.filter(|_| self.frozen);
         if unchanged.is_some()
-            && self.classes.list[class].has_identity
+            && self.open_files.list[index].has_identity
             && self.inet_sockets.skip_copy.contains(&id)
         {
-            self.record_socket_fd(class);
+            self.record_socket_fd(index);
             return Ok(unchanged);
         }
-        let Some(copy) = self.copy(class)? else {
+        let Some(copy) = self.copy(index)? else {
             return Ok(None);
         };
         // Without a listing, it is unknown yet if the file has an owner for its signals.
         let sends_no_signals = || -> Result<bool, FilesError> {
-            Ok(self.classes.list[class].has_identity || !has_owner(copy.as_fd())?)
+            Ok(self.open_files.list[index].has_identity || !has_owner(copy.as_fd())?)
         };
         if unchanged.is_some() && sends_no_signals()? {
             let previous = self.snapshot.and_then(|snapshot| snapshot.sockets.get(&id));
             let previous = previous.map(|known| &**known);
-            self.record_socket_fd(class);
+            self.record_socket_fd(index);
             self.inet_sockets.add_copy(id, copy, previous)?;
             return Ok(unchanged);
         }
-        let info = self.classes.list[class].info.clone();
+        let info = self.open_files.list[index].info.clone();
         let before = before.cloned();
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let target = fs::read_link(&path).with_step(&path)?;
         *link = target.to_string_lossy().into_owned();
-        let source = SourceFile {
+        let source = FileBeingSaved {
             copy,
             link: link.clone(),
             path: target.into(),
             info,
-            class,
+            open_file_index: index,
             previous: before,
         };
         let locks = self.read_locks(&source)?;
         let owner = read_signal_owner(self, &source)?;
         let kind = kinds::save(self, &source)?;
-        let process_fd = self.classes.list[class].source.process_fd();
+        let process_fd = self.open_files.list[index].source.process_fd();
         if let Some(pid) = self
             .outside_holders
             .holder_of_file(&source.link, process_fd)
@@ -354,12 +360,12 @@ impl<'a> OpenFileSaver<'a> {
         }
         let flags = source.info.flags;
         if let (OpenFileKind::Epoll { .. }, FdSource::Process(pid, fd)) =
-            (&kind, &self.classes.list[class].source)
+            (&kind, &self.open_files.list[index].source)
         {
             self.epoll_sets.insert((*pid, *fd));
         }
         if matches!(kind, OpenFileKind::Inet { .. }) {
-            self.record_socket_fd(class);
+            self.record_socket_fd(index);
             if self.frozen {
                 self.inet_sockets.add_copy(id, source.copy, None)?;
             } else {
@@ -374,16 +380,16 @@ impl<'a> OpenFileSaver<'a> {
         }))
     }
 
-    fn record_socket_fd(&mut self, class: usize) {
-        if let FdSource::Process(pid, fd) = self.classes.list[class].source {
+    fn record_socket_fd(&mut self, index: usize) {
+        if let FdSource::Process(pid, fd) = self.open_files.list[index].source {
             self.inet_sockets
                 .socket_fds
-                .insert(self.ids[class], (pid, fd));
+                .insert(self.ids[index], (pid, fd));
         }
     }
 
-    fn copy(&mut self, class: usize) -> SaveResult<Option<OwnedFd>> {
-        let address = match &self.classes.list[class].source {
+    fn copy(&mut self, index: usize) -> SaveResult<Option<OwnedFd>> {
+        let address = match &self.open_files.list[index].source {
             FdSource::InFlight(copy) => return Ok(Some(copy.try_clone().with_step("dup")?)),
             FdSource::Process(pid, fd) => (*pid, *fd),
         };
@@ -400,7 +406,7 @@ impl<'a> OpenFileSaver<'a> {
                 // The descriptor was closed too, and its number is reused already.
                 let is_other_file = || -> Result<bool, FilesError> {
                     let found = rustix::fs::fstat(&copy).with_step("fstat")?;
-                    Ok(found.st_ino != self.classes.list[class].info.inode)
+                    Ok(found.st_ino != self.open_files.list[index].info.inode)
                 };
                 Ok((self.frozen || !is_other_file()?).then_some(copy))
             }
@@ -409,9 +415,12 @@ impl<'a> OpenFileSaver<'a> {
 
     /// Returns the locks of an open file. `fdinfo` shows a lock only at descriptors of the table, or of the open
     /// file, that took it.
-    fn read_locks(&self, source: &SourceFile) -> SaveResult<Vec<super::super::image::FileLock>> {
+    fn read_locks(
+        &self,
+        source: &FileBeingSaved,
+    ) -> SaveResult<Vec<super::super::image::FileLock>> {
         let mut locks = Vec::new();
-        for (table, fd) in &self.classes.list[source.class].slots {
+        for (table, fd) in &self.open_files.list[source.open_file_index].slots {
             let descriptors = &self.survey[table].descriptors;
             let Ok(at) = descriptors.binary_search_by_key(fd, |one| one.number) else {
                 continue;
@@ -435,10 +444,11 @@ impl<'a> OpenFileSaver<'a> {
 
     fn fill_tables(&mut self) -> Result<AssignedNumbers, FilesError> {
         let mut numbers = AssignedNumbers::default();
-        for (class, file) in self.classes.list.iter().zip(&self.ids) {
+        for (open_file, file) in self.open_files.list.iter().zip(&self.ids) {
             if self.image.files.contains_key(file) {
-                for slot in &class.slots {
-                    numbers.files.insert(*slot, (file_key(&class.info), *file));
+                for slot in &open_file.slots {
+                    let key = file_key(&open_file.info);
+                    numbers.files.insert(*slot, (key, *file));
                 }
             }
         }
@@ -466,8 +476,8 @@ impl<'a> OpenFileSaver<'a> {
         Ok(numbers)
     }
 
-    fn blocker(&self, class: usize, path: String, reason: BlockReason) -> DescriptorBlocker {
-        let (pid, fd) = match &self.classes.list[class].source {
+    fn blocker(&self, index: usize, path: String, reason: BlockReason) -> DescriptorBlocker {
+        let (pid, fd) = match &self.open_files.list[index].source {
             FdSource::Process(pid, fd) => (*pid, Some(*fd)),
             FdSource::InFlight(_) => (self.pids[0], None),
         };

@@ -1,7 +1,7 @@
 //! State of an open file that `/proc` and `fcntl` report.
 
+use super::file_being_saved::FileBeingSaved;
 use super::open_file_saver::{OpenFileSaver, SaveResult};
-use super::source_file::SourceFile;
 use crate::files::descriptor_survey::live_inner_pid;
 use crate::files::error::{BlockReason, FilesError, StepContext};
 use crate::files::image::SignalOwner;
@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 /// Returns the receiver of signals about an open file. An owner that has ended counts as none.
 pub fn read_signal_owner(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
 ) -> SaveResult<Option<SignalOwner>> {
     if source.info.flags & libc::O_PATH as u32 != 0 {
         return Ok(None);

@@ -3,7 +3,7 @@
 use super::{epoll, inotify};
 use crate::file_rights::FileOpener;
 use crate::files::descriptor_survey::read_own_fdinfo;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, StepContext};
 use crate::files::fdinfo::FdInfo;
 use crate::files::image::{OpenFileKind, TimerFdState};
@@ -26,7 +26,7 @@ const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 const CLOCK_REALTIME_ALARM: i32 = 8;
 
 /// Saves a file without a path, or returns the reason why it cannot move.
-pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let name = source.link.trim_start_matches("anon_inode:");
     let kind = match name {
         "[eventfd]" => save_eventfd(source),
@@ -45,18 +45,18 @@ pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<Op
     Ok(kind.ok_or(BlockReason::Unknown)?)
 }
 
-fn save_eventfd(source: &SourceFile) -> Option<OpenFileKind> {
+fn save_eventfd(source: &FileBeingSaved) -> Option<OpenFileKind> {
     let count = u64::from_str_radix(source.info.value("eventfd-count")?, 16).ok()?;
     let semaphore = source.info.value("eventfd-semaphore")? == "1";
     Some(OpenFileKind::Event { count, semaphore })
 }
 
-fn save_signalfd(source: &SourceFile) -> Option<OpenFileKind> {
+fn save_signalfd(source: &FileBeingSaved) -> Option<OpenFileKind> {
     let mask = u64::from_str_radix(source.info.value("sigmask")?, 16).ok()?;
     Some(OpenFileKind::Signal { mask })
 }
 
-fn save_pidfd(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+fn save_pidfd(saver: &OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let pid = source.info.number("Pid").ok_or(BlockReason::PidfdOutside)?;
     // The kernel shows -1 once the process has been waited for.
     if pid == -1 {
@@ -71,7 +71,7 @@ fn save_pidfd(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<Open
 
 fn save_timerfd(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
 ) -> SaveResult<Option<OpenFileKind>> {
     let Some(mut timer) = read_timer(&source.info) else {
         return Ok(None);
@@ -172,7 +172,7 @@ pub fn set_count(fd: &OwnedFd, count: u64) -> Result<(), FilesError> {
 }
 
 /// Arms a restored timerfd with its saved state.
-pub fn arm(fd: &OwnedFd, timer: &TimerFdState) -> Result<(), FilesError> {
+pub fn arm_timerfd(fd: &OwnedFd, timer: &TimerFdState) -> Result<(), FilesError> {
     let time = |ns: u64| Timespec {
         tv_sec: (ns / NS_PER_SECOND) as i64,
         tv_nsec: (ns % NS_PER_SECOND) as _,

@@ -1,7 +1,7 @@
 //! Epoll sets.
 
 use crate::files::acceptor::FdStore;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError};
 use crate::files::fdinfo::EpollLine;
 use crate::files::image::changes::PreviousValues;
@@ -18,7 +18,7 @@ const MODE_BITS: u32 = 0xf000_0000;
 
 /// Saves a set. A watched file is searched by descriptor number first, because most numbers still refer to the same
 /// file.
-pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let mut occurrences: HashMap<u32, u32> = HashMap::new();
     let mut watches = Vec::new();
     for line in source.info.epoll() {
@@ -44,28 +44,28 @@ pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<Op
 
 fn find_watched(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     line: &EpollLine,
     nth: u32,
 ) -> Option<usize> {
-    let pool = &saver.classes;
-    let set = &pool.list[source.class];
+    let open_files = &saver.open_files;
+    let set = &open_files.list[source.open_file_index];
     let by_number = set
         .slots
         .iter()
-        .filter_map(|(table, _)| pool.class_at(*table, line.fd));
-    let same_inode = by_number.filter(|class| pool.list[*class].info.inode == line.inode);
-    let same_inode_any_number = pool.with_inode(line.inode);
-    for class in same_inode.chain(same_inode_any_number.iter().copied()) {
-        let candidate = &pool.list[class];
+        .filter_map(|(table, _)| open_files.index_at(*table, line.fd));
+    let same_inode = by_number.filter(|index| open_files.list[*index].info.inode == line.inode);
+    let same_inode_any_number = open_files.with_inode(line.inode);
+    for index in same_inode.chain(same_inode_any_number.iter().copied()) {
+        let candidate = &open_files.list[index];
         // No other file has this inode, which is not the shared inode of all anonymous files: the kernel need not be
         // asked.
         if same_inode_any_number.len() == 1 && line.inode != set.info.inode {
-            return Some(class);
+            return Some(index);
         }
         let (file, set) = (candidate.source.process_fd(), set.source.process_fd());
         if syscalls::is_watched(file, set, line.fd, nth).unwrap_or(false) {
-            return Some(class);
+            return Some(index);
         }
     }
     None

@@ -1,7 +1,7 @@
 //! inotify instances.
 
 use crate::file_rights::FileOpener;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, FilesRefusal, StepContext};
 use crate::files::fdinfo::InotifyLine;
 use crate::files::image::limits::WATCH_DESCRIPTOR_MAX;
@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 const REQUESTABLE_BITS: u32 = 0x0fff | 1 << 26 | 1 << 31;
 
 /// Saves an instance; the watched files are found by the file handles that the kernel shows.
-pub fn save(saver: &OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+pub fn save(saver: &OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let unread = ioctl_fionread(&source.copy).with_step("FIONREAD")? > 0;
     if saver.frozen && unread {
         return Err(BlockReason::InotifyUnread.into());

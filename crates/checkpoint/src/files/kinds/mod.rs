@@ -13,13 +13,13 @@ pub mod terminal;
 pub mod unix;
 
 use super::acceptor::FdStore;
-use super::donor::{OpenFileSaver, SaveResult, SourceFile};
+use super::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use super::error::{BlockReason, FilesError, StepContext};
 use super::image::{FileId, OpenFile, OpenFileKind};
 use rustix::fs::{FileType, Stat, fstat};
 
 /// Saves an open file of any kind.
-pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+pub fn save(saver: &mut OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let stat = fstat(&source.copy).with_step("fstat")?;
     if source.info.flags & libc::O_PATH as u32 != 0 {
         return named_file::save_o_path_file(source, &stat);
@@ -40,7 +40,7 @@ pub fn save(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<Op
 
 fn save_regular(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let identity = (stat.st_dev, stat.st_ino);

@@ -2,7 +2,7 @@
 
 use super::fingerprint;
 use crate::file_rights::{FileOpener, is_refusal};
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, FilesRefusal, StepContext};
 use crate::files::image::{FilePath, OpenFileKind};
 use crate::procfs;
@@ -34,7 +34,7 @@ const MQUEUE_MAGIC: i64 = 0x1980_0202;
 /// Saves a regular file.
 pub fn save_regular(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let magic = fstatfs(&source.copy).with_step("fstatfs")?.f_type;
@@ -69,7 +69,7 @@ pub fn save_regular(
 }
 
 /// Saves path and position of an open directory.
-pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
+pub fn save_directory(source: &FileBeingSaved, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
     // `F_NOTIFY` makes its caller the owner; nothing else sets an owner of a directory.
     if crate::files::donor::has_owner(source.fd())? {
@@ -80,14 +80,14 @@ pub fn save_directory(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKi
 }
 
 /// Saves the path of a file opened with `O_PATH`.
-pub fn save_o_path_file(source: &SourceFile, stat: &Stat) -> SaveResult<OpenFileKind> {
+pub fn save_o_path_file(source: &FileBeingSaved, stat: &Stat) -> SaveResult<OpenFileKind> {
     let path = current_path(source, stat, 0)?;
     Ok(OpenFileKind::Path { path })
 }
 
 /// Returns the present path of a file: the path that the kernel shows, or another name nearby.
 fn current_path(
-    source: &SourceFile,
+    source: &FileBeingSaved,
     file: &Stat,
     search_entries_max: usize,
 ) -> SaveResult<FilePath> {

@@ -2,7 +2,7 @@
 
 use crate::file_rights::{FileOpener, FileOwnerAndMode};
 use crate::files::acceptor::FdStore;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, FilesRefusal, StepContext};
 use crate::files::image::limits::CHUNK_BYTES_MAX;
 use crate::files::image::{
@@ -40,7 +40,7 @@ const STATUS_ONLY_FLAGS: i32 = O_LARGEFILE
 /// Saves an open file without a name, and its content at the first encounter.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let content = saver.object_id(&source.info);
@@ -92,7 +92,7 @@ fn to_nanoseconds(seconds: i64, more: impl Into<u64>) -> i64 {
         .saturating_add(more.into() as i64)
 }
 
-fn read_form(source: &SourceFile) -> SaveResult<ContentForm> {
+fn read_form(source: &FileBeingSaved) -> SaveResult<ContentForm> {
     let path = named_file::former_name(&source.path);
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
         return Ok(ContentForm::Memory {

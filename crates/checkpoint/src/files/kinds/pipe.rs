@@ -2,7 +2,7 @@
 
 use super::named_file;
 use crate::files::acceptor::FdStore;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, StepContext};
 use crate::files::image::{ByteString, FileId, FilePath, ObjectId, OpenFile, OpenFileKind, Pipe};
 use crate::files::syscalls;
@@ -20,7 +20,7 @@ use std::path::Path;
 /// Saves an end of a pipe, and the pipe itself at the first encounter.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let pipe = saver.object_id(&source.info);
@@ -50,7 +50,7 @@ pub fn save(
     Ok(OpenFileKind::Pipe { pipe })
 }
 
-fn fifo_path(source: &SourceFile, stat: &Stat) -> SaveResult<Option<FilePath>> {
+fn fifo_path(source: &FileBeingSaved, stat: &Stat) -> SaveResult<Option<FilePath>> {
     if source.link.starts_with("pipe:") {
         return Ok(None);
     }
@@ -66,17 +66,17 @@ fn fifo_path(source: &SourceFile, stat: &Stat) -> SaveResult<Option<FilePath>> {
 /// Returns the flags of all ends in the tree.
 fn end_flags<'a>(
     saver: &'a OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
 ) -> impl Iterator<Item = u32> + 'a {
-    let same_pipe = saver.classes.with_same_key(&source.info).iter();
-    same_pipe.map(|class| saver.classes.list[*class].info.flags)
+    let same_pipe = saver.open_files.with_same_key(&source.info).iter();
+    same_pipe.map(|index| saver.open_files.list[*index].info.flags)
 }
 
 /// Refuses a pipe that a process outside the tree has open. Such a process is found among the host's processes, or
 /// concluded from an end that is open but missing in the tree, unless that end is in flight.
 fn refuse_outside_holders(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     fifo: bool,
 ) -> SaveResult<()> {
     if let Some(pid) = saver.outside_holders.holder_of_link(&source.link) {
@@ -99,7 +99,7 @@ fn refuse_outside_holders(
     {
         saver
             .unpaired_pipes
-            .push((source.class, source.link.clone()));
+            .push((source.open_file_index, source.link.clone()));
     }
     Ok(())
 }
@@ -111,18 +111,18 @@ pub fn pipes_open_outside(saver: &OpenFileSaver<'_>) -> Vec<(usize, String)> {
     if !saver.frozen && saver.image.files.values().any(is_unix) {
         return Vec::new();
     }
-    let access = |class: usize| saver.classes.list[class].info.flags & libc::O_ACCMODE as u32;
-    let is_whole = |class: usize| {
+    let access = |index: usize| saver.open_files.list[index].info.flags & libc::O_ACCMODE as u32;
+    let is_whole = |index: usize| {
         let mut ends = saver
-            .classes
-            .with_same_key(&saver.classes.list[class].info)
+            .open_files
+            .with_same_key(&saver.open_files.list[index].info)
             .iter();
-        ends.any(|end| access(*end) != access(class))
+        ends.any(|end| access(*end) != access(index))
     };
     let half = saver
         .unpaired_pipes
         .iter()
-        .filter(|(class, _)| !is_whole(*class));
+        .filter(|(index, _)| !is_whole(*index));
     half.cloned().collect()
 }
 

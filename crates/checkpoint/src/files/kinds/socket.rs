@@ -1,7 +1,7 @@
 //! Sockets: dispatch by address family, and netlink sockets.
 
 use super::unix;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, StepContext};
 use crate::files::image::{ByteString, NetlinkSocket, OpenFileKind, SocketOption};
 use crate::files::syscalls;
@@ -79,7 +79,7 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
 /// Saves an open socket of any family; refuses one that cannot move.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let fd = source.fd();
@@ -108,7 +108,7 @@ pub fn save(
 
 fn save_netlink(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     socket: i32,
 ) -> SaveResult<OpenFileKind> {
     let fd = source.fd();

@@ -2,7 +2,7 @@
 
 use super::named_file;
 use crate::files::acceptor::FdStore;
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, FilesError, FilesRefusal, StepContext};
 use crate::files::image::{ByteString, FileId, ObjectId, OpenFileKind, PseudoTerminal};
 use crate::files::syscalls;
@@ -50,7 +50,7 @@ fn device_numbers(stat: &Stat) -> (u32, u32) {
 /// Saves a character device.
 pub fn save_device(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     stat: &Stat,
 ) -> SaveResult<OpenFileKind> {
     let device = device_numbers(stat);
@@ -69,7 +69,7 @@ pub fn save_device(
     Ok(OpenFileKind::Device { path, device })
 }
 
-fn save_master(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<OpenFileKind> {
+fn save_master(saver: &mut OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<OpenFileKind> {
     let fd = source.fd();
     let mut value = [0u8; 4];
     syscalls::ioctl(fd, TIOCGPTN, &mut value).with_step("TIOCGPTN")?;
@@ -85,7 +85,10 @@ fn save_master(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult
     let packets = flag(TIOCGPKT, "TIOCGPKT")?;
     let exclusive = flag(TIOCGEXCL, "TIOCGEXCL")?;
     // The path is resolved below the process's root: its mounts may differ from this daemon's.
-    let holder = saver.classes.list[source.class].source.process_fd().0;
+    let holder = saver.open_files.list[source.open_file_index]
+        .source
+        .process_fd()
+        .0;
     let path = format!("/proc/{holder}/root/dev/pts/{terminal}");
     let file = stat(&path).map_err(|_| BlockReason::Unreachable)?;
     // A master reports and sets the modes of its slave.
@@ -111,7 +114,7 @@ fn save_master(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult
 }
 
 /// Refuses a terminal with unread data, which cannot be copied without removing it.
-fn refuse_unread(source: &SourceFile, slave: &str) -> SaveResult<()> {
+fn refuse_unread(source: &FileBeingSaved, slave: &str) -> SaveResult<()> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let slave = open(slave, flags, Mode::empty()).ok();
     // Data that arrives at the slave may be echoed.
@@ -140,7 +143,7 @@ fn flush_input(terminal: &OwnedFd) -> SaveResult<()> {
 }
 
 /// Returns the session that the terminal controls and its foreground group, if the session is one of the tree.
-fn controlled_session(saver: &OpenFileSaver<'_>, source: &SourceFile) -> Option<(i32, i32)> {
+fn controlled_session(saver: &OpenFileSaver<'_>, source: &FileBeingSaved) -> Option<(i32, i32)> {
     let inner = |pid: rustix::process::Pid| saver.inner_pid(pid.as_raw_nonzero().get());
     let session = inner(rustix::termios::tcgetsid(&source.copy).ok()?)?;
     let group = rustix::termios::tcgetpgrp(&source.copy)
@@ -151,15 +154,15 @@ fn controlled_session(saver: &OpenFileSaver<'_>, source: &SourceFile) -> Option<
 
 fn save_slave(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     terminal: ObjectId,
 ) -> SaveResult<OpenFileKind> {
     // The master of the terminal must move too.
     let is_master_in_tree = saver
-        .classes
+        .open_files
         .list
         .iter()
-        .any(|class| class.info.number("tty-index") == Some(terminal));
+        .any(|open_file| open_file.info.number("tty-index") == Some(terminal));
     if !is_master_in_tree || source.link != format!("/dev/pts/{terminal}") {
         return Err(BlockReason::TerminalOutside.into());
     }

@@ -3,7 +3,7 @@
 use super::diag::{DiagEntry, list_sockets};
 use super::receive_queue::{PeekedMessage, peek};
 use super::{address, peer_credentials};
-use crate::files::donor::{OpenFileSaver, SaveResult, SourceFile};
+use crate::files::donor::{FileBeingSaved, OpenFileSaver, SaveResult};
 use crate::files::error::{BlockReason, StepContext};
 use crate::files::image::{
     ByteString, FileId, OpenFileKind, UnixConnectionState, UnixMessage, UnixName, UnixSocket,
@@ -23,7 +23,7 @@ const SIOCOUTQ: u64 = 0x5411;
 /// Saves a Unix socket: its name, its connection, and its queue if the tree is stopped.
 pub fn save(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     socket: i32,
 ) -> SaveResult<OpenFileKind> {
     if let Some(pid) = saver.outside_holders.holder_of_link(&source.link) {
@@ -56,14 +56,14 @@ pub fn save(
 }
 
 /// Returns true if out-of-band data (`MSG_OOB`) was sent and not read.
-fn has_out_of_band_data(source: &SourceFile) -> SaveResult<bool> {
+fn has_out_of_band_data(source: &FileBeingSaved) -> SaveResult<bool> {
     let mut poll_fds = [PollFd::new(&source.copy, PollFlags::PRI)];
     poll(&mut poll_fds, Some(&Timespec::default())).with_step("poll")?;
     Ok(poll_fds[0].revents().contains(PollFlags::PRI))
 }
 
 /// Returns the socket's entry in the kernel's list, which is read anew if the socket is younger than the list.
-fn diag_entry(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<DiagEntry> {
+fn diag_entry(saver: &mut OpenFileSaver<'_>, source: &FileBeingSaved) -> SaveResult<DiagEntry> {
     let inode = source.info.inode as u32;
     let find_entry = |saver: &OpenFileSaver<'_>| {
         let sockets = &saver.unix.as_ref()?.sockets;
@@ -75,7 +75,7 @@ fn diag_entry(saver: &mut OpenFileSaver<'_>, source: &SourceFile) -> SaveResult<
     Ok(find_entry(saver).ok_or(BlockReason::OtherNamespace)?)
 }
 
-fn read_name(source: &SourceFile) -> SaveResult<UnixName> {
+fn read_name(source: &FileBeingSaved) -> SaveResult<UnixName> {
     let raw = address::bound_name(source.fd()).with_step("getsockname")?;
     match raw.first() {
         None => return Ok(UnixName::None),
@@ -95,7 +95,7 @@ fn read_name(source: &SourceFile) -> SaveResult<UnixName> {
 
 /// Returns the present path of a socket's file, which the socket itself holds under any name. `None` if the file was
 /// removed.
-fn find_bound_file(source: &SourceFile) -> SaveResult<Option<(String, Stat)>> {
+fn find_bound_file(source: &FileBeingSaved) -> SaveResult<Option<(String, Stat)>> {
     let file = match address::open_bound_file(source.fd()) {
         Ok(file) => file,
         // An accepted socket may have a name without a file.
@@ -119,7 +119,7 @@ fn find_bound_file(source: &SourceFile) -> SaveResult<Option<(String, Stat)>> {
 
 fn read_connection_state(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     socket: i32,
     entry: &DiagEntry,
 ) -> SaveResult<UnixConnectionState> {
@@ -164,19 +164,22 @@ fn listening_link(saver: &OpenFileSaver<'_>, entry: &DiagEntry) -> SaveResult<Un
 }
 
 fn find_in_tree(saver: &OpenFileSaver<'_>, inode: u32) -> Option<FileId> {
-    let same_inode = saver.classes.with_inode(inode.into());
+    let same_inode = saver.open_files.with_inode(inode.into());
     // Files on other mounts may have the same inode number; only Unix sockets have the line `scm_fds`.
-    let class = same_inode
-        .iter()
-        .find(|class| saver.classes.list[**class].info.value("scm_fds").is_some());
-    class.map(|class| saver.file_id(*class))
+    let index = same_inode.iter().find(|index| {
+        saver.open_files.list[**index]
+            .info
+            .value("scm_fds")
+            .is_some()
+    });
+    index.map(|index| saver.file_id(*index))
 }
 
 /// Returns the link of a datagram socket that is connected to a file, such as the system log's: the path means the same
 /// on every host.
 fn service_link(
     saver: &OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     peer: u32,
 ) -> SaveResult<UnixConnectionState> {
     let (mut address, _) = address::to_sockaddr(&[]).with_step("getpeername")?;
@@ -195,7 +198,7 @@ fn service_link(
 
 fn read_queue(
     saver: &mut OpenFileSaver<'_>,
-    source: &SourceFile,
+    source: &FileBeingSaved,
     socket: i32,
 ) -> SaveResult<Vec<UnixMessage>> {
     let stream = socket != libc::SOCK_DGRAM;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// An open file that is being saved, and its known properties.
 #[derive(Debug)]
-pub struct SourceFile {
+pub struct FileBeingSaved {
     /// Private copy of the descriptor, closed when this value is dropped.
     pub copy: OwnedFd,
     /// Target of the link `/proc/PID/fd/N`, as text.
@@ -15,13 +15,13 @@ pub struct SourceFile {
     pub path: FilePath,
     /// Fields of `fdinfo`.
     pub info: FdInfo,
-    /// Index of the file in the pool.
-    pub class: usize,
+    /// Index of the file among the open files of the tree.
+    pub open_file_index: usize,
     /// State of the file in the files snapshot.
     pub previous: Option<OpenFile>,
 }
 
-impl SourceFile {
+impl FileBeingSaved {
     /// Returns the private copy of the descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.copy.as_fd()
