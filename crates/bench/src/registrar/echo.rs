@@ -71,7 +71,8 @@ pub struct EchoRow {
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum EchoRole {
     /// Answer requests until standard input ends.
-    Serve {
+    #[command(name = "serve")]
+    Server {
         /// Bytes of an answer.
         response_len: usize,
         /// The processor to run on.
@@ -81,7 +82,8 @@ pub enum EchoRole {
         udp: bool,
     },
     /// Send requests.
-    Ask {
+    #[command(name = "ask")]
+    Client {
         /// The server.
         server: SocketAddr,
         /// UDP port of the server, 0 for none.
@@ -149,12 +151,12 @@ pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<Ec
 /// The transport fails.
 pub fn run_role(part: &EchoRole) -> Result<()> {
     match part {
-        EchoRole::Serve {
+        EchoRole::Server {
             response_len,
             processor,
             udp,
         } => run_server(*response_len, *processor, *udp),
-        EchoRole::Ask {
+        EchoRole::Client {
             server,
             encapsulation,
             processor,

@@ -2,7 +2,7 @@
 
 use super::ReplicationBug;
 use super::endpoint::{Endpoint, Segment};
-use super::flow::{Flow, Handshake, Watch};
+use super::flow::{Flow, Handshake, LegCheck};
 use crate::time::Time;
 use holdfast_proto::replication::{DataPlaneEvent, WatchLimits};
 use holdfast_wire::replication_frames::{
@@ -16,9 +16,9 @@ const PORT: u16 = 1_000;
 /// Time for which a connection is remembered after its end.
 const LINGER: Time = Time::from_micros(500_000);
 
-/// A receiver of packets beside the replicator.
+/// An end of a connection: a sender or receiver of packets beside the replicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Peer {
+pub(super) enum ConnectionEnd {
     Client(usize),
     /// The leg's end of a client's connection.
     Leg(usize, LegIndex),
@@ -55,7 +55,7 @@ pub(super) struct DataPlane {
     pub bug: Option<ReplicationBug>,
     /// Legs from which a packet has come since the last tick.
     pub heard: LegSet,
-    packets: Vec<(Peer, Packet)>,
+    packets: Vec<(ConnectionEnd, Packet)>,
     events: Vec<DataPlaneEvent>,
 }
 
@@ -74,7 +74,7 @@ impl DataPlane {
         }
     }
 
-    pub fn take_packets(&mut self) -> Vec<(Peer, Packet)> {
+    pub fn take_packets(&mut self) -> Vec<(ConnectionEnd, Packet)> {
         std::mem::take(&mut self.packets)
     }
 
@@ -108,11 +108,14 @@ impl DataPlane {
                 *since = now;
                 *attempts += 1;
                 for leg in self.live.iter() {
-                    self.packets.push((Peer::Leg(client, leg), Packet::Syn));
+                    self.packets
+                        .push((ConnectionEnd::Leg(client, leg), Packet::Syn));
                 }
             }
             Handshake::Answered => {}
-            Handshake::Shown => self.packets.push((Peer::Client(client), Packet::SynAck)),
+            Handshake::Shown => self
+                .packets
+                .push((ConnectionEnd::Client(client), Packet::SynAck)),
         }
     }
 
@@ -191,7 +194,7 @@ impl DataPlane {
             };
             flow.note_told(leg, copy.ack, copy.edge);
             self.packets
-                .push((Peer::Leg(client, leg), Packet::Segment(copy)));
+                .push((ConnectionEnd::Leg(client, leg), Packet::Segment(copy)));
         }
     }
 
@@ -274,7 +277,7 @@ impl DataPlane {
         flow.shown_ack = flow.shown_ack.max(ack);
         flow.shown_edge = flow.shown_edge.max(edge);
         self.packets
-            .push((Peer::Client(client), Packet::Segment(passed)));
+            .push((ConnectionEnd::Client(client), Packet::Segment(passed)));
     }
 
     /// Passes the end of the output on, once all live legs have ended theirs.
@@ -303,7 +306,7 @@ impl DataPlane {
             is_probe: false,
         };
         self.packets
-            .push((Peer::Client(client), Packet::Segment(fin)));
+            .push((ConnectionEnd::Client(client), Packet::Segment(fin)));
     }
 
     /// Shows the client an acknowledgement, if it says something new or answers a repetition.
@@ -331,7 +334,7 @@ impl DataPlane {
             is_probe: false,
         };
         self.packets
-            .push((Peer::Client(client), Packet::Segment(told)));
+            .push((ConnectionEnd::Client(client), Packet::Segment(told)));
     }
 
     /// Asks the client of an adopted connection to repeat what it has acknowledged, like a keep-alive.
@@ -352,7 +355,7 @@ impl DataPlane {
             is_probe: true,
         };
         self.packets
-            .push((Peer::Client(client), Packet::Segment(question)));
+            .push((ConnectionEnd::Client(client), Packet::Segment(question)));
     }
 
     /// Tells a leg what the client has acknowledged, and how far the leg may send, if that is new or `is_forced`.
@@ -374,7 +377,7 @@ impl DataPlane {
         };
         if flow.note_told(leg, told.ack, told.edge) || is_forced {
             self.packets
-                .push((Peer::Leg(client, leg), Packet::Segment(told)));
+                .push((ConnectionEnd::Leg(client, leg), Packet::Segment(told)));
         }
     }
 
@@ -441,13 +444,15 @@ impl DataPlane {
             && matches!(flow.handshake, Handshake::Answered)
         {
             flow.handshake = Handshake::Shown;
-            self.packets.push((Peer::Client(client), Packet::SynAck));
+            self.packets
+                .push((ConnectionEnd::Client(client), Packet::SynAck));
         }
     }
 
     pub fn reset_client(&mut self, client: usize) {
         self.flows.remove(&client);
-        self.packets.push((Peer::Client(client), Packet::Reset));
+        self.packets
+            .push((ConnectionEnd::Client(client), Packet::Reset));
     }
 
     /// Goes on with a connection of the former contact node.
@@ -456,7 +461,7 @@ impl DataPlane {
         self.flows.insert(client, Flow::adopted(now, record.live));
     }
 
-    /// Watches all connections: silent, stalled and slow legs, progress, ends.
+    /// Checks all connections: silent, stalled and slow legs, progress, ends.
     pub fn tick(&mut self, now: Time) {
         let clients: Vec<usize> = self.flows.keys().copied().collect();
         for client in clients {
@@ -465,7 +470,7 @@ impl DataPlane {
                 continue;
             };
             let address = client_address(client);
-            flow.watch(&mut Watch {
+            flow.check_legs(&mut LegCheck {
                 now,
                 client: address,
                 primary,

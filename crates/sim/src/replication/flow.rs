@@ -76,8 +76,8 @@ impl FlowLeg {
     }
 }
 
-/// The circumstances of a look at a connection's legs.
-pub(super) struct Watch<'a> {
+/// A check of a connection's legs: time, roles, limits, and the list to which observations are added.
+pub(super) struct LegCheck<'a> {
     pub now: Time,
     pub client: SocketAddr,
     pub primary: LegIndex,
@@ -361,28 +361,28 @@ impl Flow {
         self.is_end_passed && self.client_ack >= self.sent && live.iter().all(has_ended)
     }
 
-    /// Watches the legs at regular times.
-    pub fn watch(&mut self, watch: &mut Watch<'_>) {
+    /// Checks the legs; called at regular times.
+    pub fn check_legs(&mut self, check: &mut LegCheck<'_>) {
         if let Handshake::Pending { since, attempts } = self.handshake {
-            return self.watch_handshake(watch, since, attempts);
+            return self.check_handshake(check, since, attempts);
         }
-        for leg in watch.live.iter() {
-            self.watch_silence(watch, leg);
-            self.watch_output(watch, leg);
-            self.watch_lag(watch, leg);
+        for leg in check.live.iter() {
+            self.check_silence(check, leg);
+            self.check_output(check, leg);
+            self.check_lag(check, leg);
         }
-        let best = self.best_ack(watch.live);
+        let best = self.best_ack(check.live);
         let behind = |leg: &FlowLeg| {
             let output = self.sent.saturating_sub(leg.received_end());
             (best.saturating_sub(leg.ack) + output) as u32
         };
         let base = self.base.unwrap_or(u64::MAX);
         let is_compared = |leg: &LegIndex| self.legs[leg.position()].sent_max >= base;
-        watch.events.push(DataPlaneEvent::Progress {
-            client: watch.client,
+        check.events.push(DataPlaneEvent::Progress {
+            client: check.client,
             acknowledged: self.shown_ack.min(self.client_data_end()) as u32,
             behind: std::array::from_fn(|index| behind(&self.legs[index])),
-            compared: watch.live.iter().filter(is_compared).collect(),
+            compared: check.live.iter().filter(is_compared).collect(),
         });
     }
 
@@ -392,59 +392,59 @@ impl Flow {
         live.iter().map(ack).max().unwrap_or(0)
     }
 
-    fn watch_handshake(&mut self, watch: &mut Watch<'_>, since: Time, attempts: u32) {
-        let silent = watch
+    fn check_handshake(&mut self, check: &mut LegCheck<'_>, since: Time, attempts: u32) {
+        let silent = check
             .live
             .difference(self.answered)
             .difference(self.refused);
-        let is_late = watch.now >= since + Time::from(watch.limits.silence_max(ROUND_TRIP));
+        let is_late = check.now >= since + Time::from(check.limits.silence_max(ROUND_TRIP));
         if !is_late || silent.is_empty() || self.answered.is_empty() {
             return;
         }
         self.handshake = Handshake::Pending {
-            since: watch.now,
+            since: check.now,
             attempts,
         };
-        watch.events.push(DataPlaneEvent::HandshakeUnanswered {
-            client: watch.client,
+        check.events.push(DataPlaneEvent::HandshakeUnanswered {
+            client: check.client,
             silent,
             answered: self.answered,
             attempts,
         });
     }
 
-    fn watch_silence(&self, watch: &mut Watch<'_>, index: LegIndex) {
+    fn check_silence(&self, check: &mut LegCheck<'_>, index: LegIndex) {
         let leg = &self.legs[index.position()];
         let Some(since) = leg.owes_since else {
             return;
         };
-        let silence = Duration::from(watch.now.since(since));
-        if silence >= watch.limits.silence_max(ROUND_TRIP) / 2 {
+        let silence = Duration::from(check.now.since(since));
+        if silence >= check.limits.silence_max(ROUND_TRIP) / 2 {
             let has_answered = |other: &LegIndex| self.legs[other.position()].ack > leg.ack;
-            watch.events.push(DataPlaneEvent::LegSilent {
-                client: watch.client,
+            check.events.push(DataPlaneEvent::LegSilent {
+                client: check.client,
                 leg: index,
                 silence,
                 round_trip: ROUND_TRIP,
-                answered: watch.live.iter().filter(has_answered).collect(),
+                answered: check.live.iter().filter(has_answered).collect(),
             });
         }
     }
 
-    fn watch_output(&mut self, watch: &mut Watch<'_>, index: LegIndex) {
-        let best = self.best_ack(watch.live);
+    fn check_output(&mut self, check: &mut LegCheck<'_>, index: LegIndex) {
+        let best = self.best_ack(check.live);
         let end = self.legs[index.position()].received_end();
-        let is_primary = index == watch.primary;
+        let is_primary = index == check.primary;
         let ahead = match is_primary {
             true => self.ahead,
             false => {
                 let has_more = |other: &LegIndex| self.legs[other.position()].received_end() > end;
-                watch.live.iter().filter(has_more).collect()
+                check.live.iter().filter(has_more).collect()
             }
         };
         let begin = match is_primary {
             true => self.input_at,
-            false => watch.now,
+            false => check.now,
         };
         let lacks = match is_primary {
             true => !ahead.is_empty(),
@@ -457,24 +457,24 @@ impl Flow {
             return;
         }
         let since = *leg.lacks_since.get_or_insert(begin);
-        if watch.now.since(since) >= Time::from(watch.limits.stall_max) {
-            watch.events.push(DataPlaneEvent::LegStalled {
-                client: watch.client,
+        if check.now.since(since) >= Time::from(check.limits.stall_max) {
+            check.events.push(DataPlaneEvent::LegStalled {
+                client: check.client,
                 leg: index,
                 ahead,
             });
         }
     }
 
-    fn watch_lag(&mut self, watch: &mut Watch<'_>, index: LegIndex) {
-        let bound = u64::from(watch.limits.lag_bytes_max);
-        let first_end = self.legs[watch.primary.position()].received_end();
-        let others = watch.live.without(index);
+    fn check_lag(&mut self, check: &mut LegCheck<'_>, index: LegIndex) {
+        let bound = u64::from(check.limits.lag_bytes_max);
+        let first_end = self.legs[check.primary.position()].received_end();
+        let others = check.live.without(index);
         let edge = |other: LegIndex| self.legs[other.position()].edge;
         let best_edge = others.iter().map(edge).max();
         let leg = &self.legs[index.position()];
         let distance = first_end.saturating_sub(leg.received_end());
-        let holds_output = index != watch.primary
+        let holds_output = index != check.primary
             && distance + MSS > bound
             && self.client_edge > leg.received_end() + bound;
         let is_client_blocked = self.client_nxt + MSS > self.shown_edge;
@@ -488,10 +488,10 @@ impl Flow {
             leg.holds_up_since = None;
             return;
         }
-        let since = *leg.holds_up_since.get_or_insert(watch.now);
-        if watch.now.since(since) >= Time::from(watch.limits.lag_time_max) {
-            watch.events.push(DataPlaneEvent::LegLagging {
-                client: watch.client,
+        let since = *leg.holds_up_since.get_or_insert(check.now);
+        if check.now.since(since) >= Time::from(check.limits.lag_time_max) {
+            check.events.push(DataPlaneEvent::LegLagging {
+                client: check.client,
                 leg: index,
                 bytes: distance as u32,
             });

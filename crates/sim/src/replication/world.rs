@@ -1,7 +1,7 @@
 //! The events of a replicated service: clients, the contact node with data plane and state machine, legs, and a backup.
 
 use super::client::Client;
-use super::data_plane::{DataPlane, Packet, Peer, client_index};
+use super::data_plane::{ConnectionEnd, DataPlane, Packet, client_index};
 use super::host::{Host, Process};
 use super::oracle::Oracle;
 use super::{ReplicationAction, ReplicationBug, ReplicationRunConfig};
@@ -52,8 +52,8 @@ fn leg_node(leg: LegIndex) -> NodeId {
 /// A queued event. Events at the contact node carry its incarnation: events of a lost incarnation are void.
 #[derive(Debug)]
 enum Event {
-    ToReplicator(u32, Peer, Packet),
-    ToPeer(Peer, Packet),
+    ToReplicator(u32, ConnectionEnd, Packet),
+    ToConnectionEnd(ConnectionEnd, Packet),
     ClientTimer(usize, Time),
     HostTimer(LegIndex, Time),
     Tick,
@@ -237,17 +237,19 @@ impl<'a> ReplicationWorld<'a> {
             Event::ToReplicator(incarnation, from, packet) => {
                 if incarnation == self.incarnation {
                     match from {
-                        Peer::Client(client) => self.data_plane.handle_client(now, client, packet),
-                        Peer::Leg(client, leg) => {
+                        ConnectionEnd::Client(client) => {
+                            self.data_plane.handle_client(now, client, packet);
+                        }
+                        ConnectionEnd::Leg(client, leg) => {
                             self.data_plane.handle_leg(now, client, leg, packet);
                         }
                     }
                 }
             }
-            Event::ToPeer(Peer::Client(client), packet) => {
+            Event::ToConnectionEnd(ConnectionEnd::Client(client), packet) => {
                 self.clients[client].handle(now, &packet);
             }
-            Event::ToPeer(Peer::Leg(client, leg), packet) => {
+            Event::ToConnectionEnd(ConnectionEnd::Leg(client, leg), packet) => {
                 if self.hosts[leg.position()].is_reachable() {
                     self.hosts[leg.position()].handle(now, client, &packet);
                 }
@@ -577,7 +579,7 @@ impl<'a> ReplicationWorld<'a> {
         self.pump_data_plane();
         for client in 0..self.clients.len() {
             for packet in self.clients[client].take_packets() {
-                self.send_to_replicator(Peer::Client(client), packet);
+                self.send_to_replicator(ConnectionEnd::Client(client), packet);
             }
             let due = self.clients[client].timer().map(Duration::from);
             if let Some(at) = self.client_timers[client].arm(due) {
@@ -588,7 +590,7 @@ impl<'a> ReplicationWorld<'a> {
             let host = &mut self.hosts[leg.position()];
             for (client, packet) in host.take_packets() {
                 if self.hosts[leg.position()].is_reachable() {
-                    self.send_to_replicator(Peer::Leg(client, leg), packet);
+                    self.send_to_replicator(ConnectionEnd::Leg(client, leg), packet);
                 }
             }
             let host = &self.hosts[leg.position()];
@@ -629,8 +631,8 @@ impl<'a> ReplicationWorld<'a> {
     }
 
     fn pump_data_plane(&mut self) {
-        for (peer, packet) in self.data_plane.take_packets() {
-            if let (Peer::Client(client), Packet::Segment(segment)) = (peer, &packet) {
+        for (end, packet) in self.data_plane.take_packets() {
+            if let (ConnectionEnd::Client(client), Packet::Segment(segment)) = (end, &packet) {
                 let live = self.data_plane.roles(client).1;
                 let result =
                     self.oracle
@@ -639,7 +641,7 @@ impl<'a> ReplicationWorld<'a> {
             }
             if !self.random.chance(self.config.loss) {
                 let at = self.now + self.link_delay();
-                self.queue.push(at, Event::ToPeer(peer, packet));
+                self.queue.push(at, Event::ToConnectionEnd(end, packet));
             }
         }
         for event in self.data_plane.take_events() {
@@ -648,7 +650,7 @@ impl<'a> ReplicationWorld<'a> {
         }
     }
 
-    fn send_to_replicator(&mut self, from: Peer, packet: Packet) {
+    fn send_to_replicator(&mut self, from: ConnectionEnd, packet: Packet) {
         if !self.random.chance(self.config.loss) {
             let at = self.now + self.link_delay();
             self.queue
