@@ -2,7 +2,7 @@
 
 use crate::frame::decode;
 use holdfast_proto::replication::{
-    BackupCopy, DataPlaneEvent, Output, Replication, ReplicatedServiceConfig,
+    BackupCopy, DataPlaneEvent, Output, ReplicatedServiceConfig, Replication,
 };
 use holdfast_proto::view::View;
 use holdfast_wire::health_frames::ServiceEndpoint;

@@ -4,8 +4,8 @@ use holdfast_fuzz::membership::node_name;
 use holdfast_wire::Frame;
 use holdfast_wire::frame::ConfiguredService;
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupService,
-    GroupSettings, ServiceChecks, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol,
+    GroupChange, GroupChangeId, GroupChangeRefusal, GroupNodes, GroupService, GroupSettings,
+    ServiceChecks, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, SlotChoice,
 };
 use holdfast_wire::membership_frames::MembershipFrame;
 use holdfast_wire::rserpool::PolicyKind;
@@ -21,7 +21,7 @@ fn changes() -> Vec<GroupChange> {
     let patch = ServicePatch {
         added_addresses: vec![IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 9])],
         removed_addresses: vec![IpAddr::from([10, 9, 0, 1])],
-        placement: Some(FlowPlacement::Port),
+        placement: Some(SlotChoice::Port),
         policy: Some(ServicePolicy {
             kind: PolicyKind::LeastUsedDpf,
             degradation: 0,

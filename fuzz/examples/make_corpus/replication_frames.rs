@@ -3,8 +3,8 @@
 use crate::{stream, write_input};
 use holdfast_fuzz::replication::service;
 use holdfast_wire::replication_frames::{
-    ConnectionChange, ConnectionRecord, ReplicationRoles, LEGS_MAX, LegIndex, LegSet, LegTranslation,
-    ReplicationFrame,
+    ConnectionChange, ConnectionRecord, LEGS_MAX, LegIndex, LegSet, LegTranslation,
+    ReplicationFrame, ReplicationRoles,
 };
 use holdfast_wire::{Frame, NodeId};
 use std::net::SocketAddr;

@@ -5,8 +5,8 @@ use super::checks::{
 };
 use super::field_encodings::bounded_weights::WEIGHTS_MAX;
 use super::service::{
-    DRAIN_MS_MAX, FlowPlacement, GroupService, SERVICE_ADDRESSES_MAX, ServiceName, ServicePolicy,
-    ServiceProtocol, WEIGHT_MAX,
+    DRAIN_MS_MAX, GroupService, SERVICE_ADDRESSES_MAX, ServiceName, ServicePolicy, ServiceProtocol,
+    SlotChoice, WEIGHT_MAX,
 };
 use super::{GroupSettings, RECENT_CHANGES_MAX};
 use crate::frame::bounded_list_of;
@@ -41,7 +41,7 @@ pub struct ServicePatch {
     #[serde(deserialize_with = "bounded_list_of::<_, _, SERVICE_ADDRESSES_MAX>")]
     pub removed_addresses: Vec<IpAddr>,
     /// New choice of a new flow's slot in the placement table.
-    pub placement: Option<FlowPlacement>,
+    pub placement: Option<SlotChoice>,
     /// New policy by which nodes share the service's new flows, with its figures.
     pub policy: Option<ServicePolicy>,
     /// Weights of some nodes.
@@ -452,14 +452,14 @@ impl fmt::Display for GroupChange {
 fn write_policy(
     f: &mut fmt::Formatter<'_>,
     policy: Option<ServicePolicy>,
-    placement: Option<FlowPlacement>,
+    placement: Option<SlotChoice>,
 ) -> fmt::Result {
     if let Some(policy) = policy {
         write!(f, " policy {}", policy.kind)?;
     }
     match placement {
-        Some(FlowPlacement::Hash) => f.write_str(" placement hash"),
-        Some(FlowPlacement::Port) => f.write_str(" placement port"),
+        Some(SlotChoice::Hash) => f.write_str(" placement hash"),
+        Some(SlotChoice::Port) => f.write_str(" placement port"),
         None => Ok(()),
     }
 }

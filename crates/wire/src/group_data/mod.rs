@@ -16,8 +16,8 @@ pub use checks::{
 };
 pub use field_encodings::bounded_weights::WEIGHTS_MAX;
 pub use service::{
-    DRAIN_MS_MAX, FlowPlacement, GroupService, SERVICE_ADDRESSES_MAX, SERVICE_NAME_BYTES_MAX,
-    ServiceName, ServiceNameError, ServicePolicy, ServiceProtocol, WEIGHT_DEFAULT, WEIGHT_MAX,
+    DRAIN_MS_MAX, GroupService, SERVICE_ADDRESSES_MAX, SERVICE_NAME_BYTES_MAX, ServiceName,
+    ServiceNameError, ServicePolicy, ServiceProtocol, SlotChoice, WEIGHT_DEFAULT, WEIGHT_MAX,
 };
 
 use crate::frame::bounded_list_of;

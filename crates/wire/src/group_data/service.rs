@@ -108,12 +108,12 @@ impl fmt::Display for ServiceProtocol {
     }
 }
 
-/// The part of a client's address that chooses the slot of a new flow in the placement table. The order of the variants
-/// is part of the format.
+/// Key that chooses the slot of a new flow in the placement table; the service's setting `placement`. The order of the
+/// variants is part of the format.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub enum FlowPlacement {
+pub enum SlotChoice {
     /// A hash of the client's address and port.
     #[default]
     Hash,
@@ -225,7 +225,7 @@ pub struct GroupService {
     /// Transport protocol of the service.
     pub protocol: ServiceProtocol,
     /// The choice of the slot of a new flow.
-    pub placement: FlowPlacement,
+    pub placement: SlotChoice,
     /// The policy that fills the slots with nodes.
     pub policy: ServicePolicy,
     /// Weights of nodes, at most [`WEIGHT_MAX`] each; a node that is not named has [`WEIGHT_DEFAULT`]. A node of weight
@@ -253,7 +253,7 @@ impl GroupService {
             ending_addresses: Vec::new(),
             port,
             protocol,
-            placement: FlowPlacement::default(),
+            placement: SlotChoice::default(),
             policy: ServicePolicy::default(),
             weights: BTreeMap::new(),
             drain_ms: None,

@@ -1,8 +1,8 @@
 //! Changes of a small group, so that most of them are allowed, and some contradict each other.
 
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupChangeRefusal, GroupNodes, GroupService, ScriptName,
-    ServiceChecks, ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
+    GroupChange, GroupChangeRefusal, GroupNodes, GroupService, ScriptName, ServiceChecks,
+    ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, SlotChoice, WeightChanges,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::rserpool::PolicyKind;
@@ -49,8 +49,8 @@ fn policy() -> impl Strategy<Value = ServicePolicy> {
     })
 }
 
-fn placement() -> impl Strategy<Value = FlowPlacement> {
-    select(vec![FlowPlacement::Hash, FlowPlacement::Port])
+fn placement() -> impl Strategy<Value = SlotChoice> {
+    select(vec![SlotChoice::Hash, SlotChoice::Port])
 }
 
 fn weight() -> impl Strategy<Value = u32> {

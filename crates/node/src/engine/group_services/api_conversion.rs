@@ -10,8 +10,8 @@ use holdfast_api::control::{
 };
 use holdfast_wire::NodeId;
 use holdfast_wire::group_data::{
-    FlowPlacement, GroupChange, GroupService, ScriptNameError, ServiceChecks, ServiceName,
-    ServicePatch, ServicePolicy, ServiceProtocol, WeightChanges,
+    GroupChange, GroupService, ScriptNameError, ServiceChecks, ServiceName, ServicePatch,
+    ServicePolicy, ServiceProtocol, SlotChoice, WeightChanges,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::rserpool::PolicyKind;
@@ -209,10 +209,10 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn placement(settings: &ServiceSettings) -> Option<FlowPlacement> {
+fn placement(settings: &ServiceSettings) -> Option<SlotChoice> {
     settings.placement.map(|placement| match placement {
-        FlowPlacementRule::Hash => FlowPlacement::Hash,
-        FlowPlacementRule::Port => FlowPlacement::Port,
+        FlowPlacementRule::Hash => SlotChoice::Hash,
+        FlowPlacementRule::Port => SlotChoice::Port,
     })
 }
 

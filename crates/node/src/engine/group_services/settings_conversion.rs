@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_wire::NodeId;
-use holdfast_wire::group_data::{FlowPlacement, GroupService, GroupSettings, ServiceChecks};
+use holdfast_wire::group_data::{GroupService, GroupSettings, ServiceChecks, SlotChoice};
 use holdfast_wire::membership_frames::NodeName;
 
 use crate::config::{CheckConfig, CheckScript, PlacementRule, ServiceConfig};
@@ -28,8 +28,8 @@ pub fn services_of_settings(
             address,
             protocol: service.protocol.into(),
             placement: match service.placement {
-                FlowPlacement::Hash => PlacementRule::Hash,
-                FlowPlacement::Port => PlacementRule::Port,
+                SlotChoice::Hash => PlacementRule::Hash,
+                SlotChoice::Port => PlacementRule::Port,
             },
             weights: weights_of(service, nodes),
             drain: service.drain_ms.map(|ms| Duration::from_millis(ms.into())),
