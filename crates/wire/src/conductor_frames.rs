@@ -127,7 +127,7 @@ pub struct OfferedProcess {
     /// Memory that the process uses, in KiB.
     pub memory_kib: u64,
     /// Anti-affinity: no two processes with the same label run at one node.
-    pub apart: Option<u64>,
+    pub anti_affinity_label: Option<u64>,
     /// Recent moves of the process, the latest last.
     #[serde(deserialize_with = "bounded_list_of::<_, _, PAST_MOVES_MAX>")]
     pub past_moves: Vec<PastMove>,
@@ -177,7 +177,7 @@ pub enum DeclineReason {
     },
     /// A process that must run elsewhere than the offered one runs at the node.
     #[error("a process with the same anti-affinity label runs at the node")]
-    Apart,
+    AntiAffinity,
     /// The load of the node after the move would be too high.
     #[error("the node would have a load of {after}, and takes up to {limit}")]
     TooLoaded {

@@ -72,7 +72,7 @@ fn offer(seq: u64, used: u32) -> ConductorFrame {
             used,
             deviation: 3,
             memory_kib: 1 << 10,
-            apart: Some(7),
+            anti_affinity_label: Some(7),
             past_moves: vec![PastMove {
                 from: NodeId(4),
                 age_s: 700,

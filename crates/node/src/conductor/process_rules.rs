@@ -24,8 +24,8 @@ pub(super) fn rules_by_name(rules: &[BalanceRule]) -> BTreeMap<String, Placement
     let entry = |rule: &BalanceRule| {
         let rules = PlacementRules {
             is_pinned: rule.is_pinned,
-            together: rule.together.as_deref().map(label),
-            apart: rule.apart.as_deref().map(label),
+            affinity_label: rule.together.as_deref().map(label),
+            anti_affinity_label: rule.apart.as_deref().map(label),
         };
         (rule.process.clone(), rules)
     };

@@ -410,7 +410,9 @@ fn rules_of_the_file_are_for_processes_of_a_name() {
     let view = View::configured(OWN, [OWN, OTHER]);
     let mut driver = ConductorDriver::new(&config, 1, view);
     let rules = driver.rules_of(&process(42, Vec::new()));
-    assert!(rules.is_pinned && rules.together.is_none() && rules.apart.is_some());
+    assert!(
+        rules.is_pinned && rules.affinity_label.is_none() && rules.anti_affinity_label.is_some()
+    );
     let unnamed = ScannedProcess {
         name: "else".to_owned(),
         ..process(43, Vec::new())

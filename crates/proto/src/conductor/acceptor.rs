@@ -103,10 +103,10 @@ impl Conductor {
             return Err(DeclineReason::NoMemory { free_kib });
         }
         if process
-            .apart
-            .is_some_and(|label| self.own.has_apart_label(label))
+            .anti_affinity_label
+            .is_some_and(|label| self.own.has_anti_affinity_label(label))
         {
-            return Err(DeclineReason::Apart);
+            return Err(DeclineReason::AntiAffinity);
         }
         let used = f64::from(process.used);
         let change = LoadChange {
@@ -242,7 +242,7 @@ fn expected_load(now: Duration, process: &OfferedProcess) -> ProcessLoad {
             clients: 0,
             freeze: Duration::ZERO,
             rules: PlacementRules {
-                apart: process.apart,
+                anti_affinity_label: process.anti_affinity_label,
                 ..PlacementRules::default()
             },
             blocked: None,

@@ -34,7 +34,7 @@ pub(super) struct Outgoing {
     /// Load of the process, in thousandths of a processor.
     used: f64,
     /// Affinity label of the process.
-    together: Option<u64>,
+    affinity_label: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Conductor {
             used: process.used.mean().round() as u32,
             deviation: process.used.deviation().round() as u32,
             memory_kib: process.sample.memory_kib,
-            apart: process.sample.rules.apart,
+            anti_affinity_label: process.sample.rules.anti_affinity_label,
             past_moves: self.histories.past_moves(now, plan.process),
         };
         self.outgoing = Some(Outgoing {
@@ -85,7 +85,7 @@ impl Conductor {
             offered_at: now,
             since: now,
             used: process.used.mean(),
-            together: process.sample.rules.together,
+            affinity_label: process.sample.rules.affinity_label,
         });
         let frame = ConductorFrame::Offer {
             id,
@@ -192,7 +192,7 @@ impl Conductor {
         let lasting = self.config.decline_rest * LASTING_REASON_FACTOR;
         let rest = match reason {
             // The node may take other processes at once.
-            DeclineReason::NoMemory { .. } | DeclineReason::Apart => {
+            DeclineReason::NoMemory { .. } | DeclineReason::AntiAffinity => {
                 self.refusals.insert((process, from), now + lasting);
                 Duration::ZERO
             }
@@ -232,7 +232,7 @@ impl Conductor {
                 self.known.add_used(plan.to, outgoing.used.round() as u32);
                 if let Some(drain) = &mut self.drain {
                     let took = now.saturating_sub(outgoing.offered_at);
-                    drain.count(took, outgoing.together, plan.to);
+                    drain.count(took, outgoing.affinity_label, plan.to);
                     self.decision_at = now;
                 }
                 self.end_outgoing(now, outgoing, AuditOutcome::Moved, OfferEnd::Moved);

@@ -53,10 +53,10 @@ impl Drain {
     }
 
     /// Counts a process that left.
-    pub fn count(&mut self, took: Duration, together: Option<u64>, to: NodeId) {
+    pub fn count(&mut self, took: Duration, affinity_label: Option<u64>, to: NodeId) {
         self.moved += 1;
         self.moving_time += took;
-        if let Some(label) = together
+        if let Some(label) = affinity_label
             && (self.targets.len() < LABELS_MAX || self.targets.contains_key(&label))
         {
             self.targets.insert(label, to);
@@ -64,8 +64,8 @@ impl Drain {
     }
 
     /// Returns the node that took processes with an affinity label.
-    pub fn target(&self, together: Option<u64>) -> Option<NodeId> {
-        self.targets.get(&together?).copied()
+    pub fn target(&self, affinity_label: Option<u64>) -> Option<NodeId> {
+        self.targets.get(&affinity_label?).copied()
     }
 
     /// Returns the mean duration of a move; `default` before the first one.

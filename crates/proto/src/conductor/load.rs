@@ -42,9 +42,9 @@ pub struct PlacementRules {
     pub is_pinned: bool,
     /// Affinity: processes with the same label stay together. Balancing does not part them, and a drain sends them to one
     /// node if that has room.
-    pub together: Option<u64>,
+    pub affinity_label: Option<u64>,
     /// Anti-affinity: no two processes with the same label run at one node.
-    pub apart: Option<u64>,
+    pub anti_affinity_label: Option<u64>,
 }
 
 /// A value smoothed over time, and its mean deviation.
@@ -185,11 +185,11 @@ impl OwnLoad {
     }
 
     /// Returns true if a process with this anti-affinity label runs here.
-    pub fn has_apart_label(&self, label: u64) -> bool {
+    pub fn has_anti_affinity_label(&self, label: u64) -> bool {
         let mut labels = self
             .processes
             .values()
-            .map(|process| process.sample.rules.apart);
+            .map(|process| process.sample.rules.anti_affinity_label);
         labels.any(|known| known == Some(label))
     }
 }

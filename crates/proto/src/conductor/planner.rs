@@ -195,7 +195,7 @@ impl Conductor {
             let history = self.histories.get(process.sample.key);
             let former =
                 history.and_then(|history| history.former_node(now, self.config.process_rest));
-            let wanted = drain.target(rules.together);
+            let wanted = drain.target(rules.affinity_label);
             let plans = locations.iter().filter_map(|location| {
                 let plan = predict(own, average, process, location, MovePurpose::Drain);
                 let has_room = !self.is_refused(now, process, location)
@@ -281,9 +281,11 @@ impl Conductor {
         if purpose == MovePurpose::Drain {
             return None;
         }
-        if let Some(label) = sample.rules.together {
+        if let Some(label) = sample.rules.affinity_label {
             let mut others = self.own.processes.values().map(|other| &other.sample);
-            if others.any(|other| other.rules.together == Some(label) && other.key != sample.key) {
+            if others
+                .any(|other| other.rules.affinity_label == Some(label) && other.key != sample.key)
+            {
                 return Some(ObstacleReason::WouldPart);
             }
         }

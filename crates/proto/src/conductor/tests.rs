@@ -250,7 +250,7 @@ fn offer(seq: u64, used: u32) -> ConductorFrame {
             used,
             deviation: 0,
             memory_kib: 1_000,
-            apart: None,
+            anti_affinity_label: None,
             past_moves: Vec::new(),
         },
     }
@@ -548,7 +548,7 @@ fn drain_leaves_processes_that_no_node_has_room_for() {
 fn affinity_is_kept_by_balancing_and_by_a_drain() {
     let mut group = TestGroup::new(&[&[100, 100, 300, 300], &[], &[]]);
     for process in &mut group.samples(A)[..2] {
-        process.rules.together = Some(9);
+        process.rules.affinity_label = Some(9);
     }
     group.run(200);
     let is_labelled = |begun: &&BegunMove| begun.process.0 <= 2;
@@ -569,7 +569,7 @@ fn affinity_is_kept_by_balancing_and_by_a_drain() {
 fn anti_affinity_is_kept() {
     let mut group = TestGroup::new(&[&[400, 400], &[100], &[250]]);
     for id in [A, B] {
-        group.samples(id)[0].rules.apart = Some(5);
+        group.samples(id)[0].rules.anti_affinity_label = Some(5);
     }
     group.samples(A)[1].rules.is_pinned = true;
     group.run(STARTUP);
@@ -586,7 +586,7 @@ fn anti_affinity_is_kept() {
 fn process_that_no_node_takes_does_not_hold_up_the_others_of_a_drain() {
     let mut group = TestGroup::new(&[&[300, 50, 50, 50, 50], &[100], &[100]]);
     for id in [A, B, C] {
-        group.samples(id)[0].rules.apart = Some(5);
+        group.samples(id)[0].rules.anti_affinity_label = Some(5);
     }
     group.run(STARTUP);
     let now = group.now;

@@ -25,7 +25,7 @@ impl ConductorWorld<'_> {
         let process = |index: &usize| {
             let config = &self.config.processes[*index];
             let is_free = !config.is_pinned
-                && config.apart.is_none()
+                && config.anti_affinity_label.is_none()
                 && self.oracle.moves(*index) < PROCESS_MOVES_MAX;
             let rested = self
                 .oracle
@@ -102,7 +102,7 @@ impl ConductorWorld<'_> {
         for node in 0..self.nodes.len() {
             let is_free = |process: &&usize| {
                 let config = &self.config.processes[**process];
-                !config.is_pinned && config.apart.is_none()
+                !config.is_pinned && config.anti_affinity_label.is_none()
             };
             let left = self.nodes[node].processes.iter().filter(is_free).count();
             if self.nodes[node].is_drained && left > 0 {

@@ -68,7 +68,7 @@ impl ConductorWorld<'_> {
         if self.has_bug(ConductorBug::HidesLabels)
             && let ConductorFrame::Offer { process, .. } = frame
         {
-            process.apart = None;
+            process.anti_affinity_label = None;
         }
         if self.has_bug(ConductorBug::AcceptsEverything)
             && let ConductorFrame::Decline {
@@ -175,7 +175,7 @@ impl ConductorWorld<'_> {
                     used: 1,
                     deviation: 0,
                     memory_kib: 1,
-                    apart: None,
+                    anti_affinity_label: None,
                     past_moves: Vec::new(),
                 },
             },

@@ -68,7 +68,7 @@ fn calm_config(nodes: usize, processes: usize, loaded: usize) -> ConductorRunCon
             },
         },
         is_pinned: false,
-        apart: None,
+        anti_affinity_label: None,
     };
     ConductorRunConfig {
         policies: BalancePolicies::Default,

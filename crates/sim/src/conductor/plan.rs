@@ -72,7 +72,7 @@ pub struct SimulatedProcess {
     /// True if the process is pinned.
     pub is_pinned: bool,
     /// Anti-affinity label.
-    pub apart: Option<u64>,
+    pub anti_affinity_label: Option<u64>,
 }
 
 /// Policies of all nodes of a run.
@@ -256,7 +256,7 @@ fn draw_processes(
                 pattern,
             },
             is_pinned: random.chance(setting.pinned),
-            apart: random
+            anti_affinity_label: random
                 .chance(setting.labelled)
                 .then(|| random.between(0, 2)),
         }
@@ -265,8 +265,8 @@ fn draw_processes(
     // Two processes with one label do not begin at one node.
     let mut taken = std::collections::BTreeSet::new();
     for process in &mut processes {
-        process.apart = process
-            .apart
+        process.anti_affinity_label = process
+            .anti_affinity_label
             .filter(|label| taken.insert((process.node, *label)));
     }
     processes

@@ -552,8 +552,8 @@ impl<'a> ConductorWorld<'a> {
                 freeze: Duration::from_millis(5),
                 rules: PlacementRules {
                     is_pinned: process.is_pinned && !self.has_bug(ConductorBug::IgnoresPins),
-                    together: None,
-                    apart: process.apart,
+                    affinity_label: None,
+                    anti_affinity_label: process.anti_affinity_label,
                 },
                 blocked: None,
             });
@@ -589,9 +589,9 @@ impl<'a> ConductorWorld<'a> {
     fn begin_move(&mut self, donor: usize, id: OfferId, process: ProcessKey, to: NodeId) {
         let (process, acceptor) = (process.0 as usize - 1, node_index(to));
         let config = self.config;
-        let label = config.processes[process].apart;
+        let label = config.processes[process].anti_affinity_label;
         let labels = self.nodes[acceptor].processes.iter();
-        let mut labels = labels.map(|other| config.processes[*other].apart);
+        let mut labels = labels.map(|other| config.processes[*other].anti_affinity_label);
         let is_moving = self
             .moves
             .values()

@@ -41,12 +41,12 @@ fn process() -> impl Strategy<Value = OfferedProcess> {
         vec(past, 0..=PAST_MOVES_MAX),
     );
     fields.prop_map(
-        |(key, (used, deviation, memory_kib), apart, past_moves)| OfferedProcess {
+        |(key, (used, deviation, memory_kib), anti_affinity_label, past_moves)| OfferedProcess {
             key,
             used,
             deviation,
             memory_kib,
-            apart,
+            anti_affinity_label,
             past_moves,
         },
     )
@@ -62,7 +62,7 @@ fn reason() -> impl Strategy<Value = DeclineReason> {
         R::BalancingOff,
         R::Draining,
         R::LoadUnknown,
-        R::Apart,
+        R::AntiAffinity,
     ];
     let loaded = any::<(u32, u32)>().prop_map(|(after, limit)| R::TooLoaded {
         after: Utilization(after),
@@ -145,7 +145,7 @@ fn too_many_past_moves_are_malformed() {
             used: 1,
             deviation: 0,
             memory_kib: 1,
-            apart: None,
+            anti_affinity_label: None,
             past_moves: vec![past; count],
         },
     };
