@@ -53,13 +53,13 @@ int replicate_ingress(struct __sk_buff *skb)
 static __always_inline struct scratch *read_command(struct __sk_buff *skb, __u32 *argument)
 {
 	struct scratch *s = scratch();
-	struct replication_command command;
-	if (!s || bpf_skb_load_bytes(skb, 0, &command, sizeof(command)))
+	struct test_run_frame frame;
+	if (!s || bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)))
 		return 0;
 	__builtin_memset(&s->p, 0, sizeof(s->p));
-	s->key = command.key;
-	s->p.ethertype = command.ethertype;
-	*argument = command.argument;
+	s->key = frame.key;
+	s->p.ethertype = frame.ethertype;
+	*argument = frame.argument;
 	return s;
 }
 

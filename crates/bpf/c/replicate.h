@@ -187,10 +187,10 @@ struct replication_event {
 	__u64 digest[LEGS];
 };
 
-/* A command of user space: the frame of a test run. The ethertype is that of the client's family, so that the frame can become a
- * segment.
+/* The frame of a test run, with a command of user space. The ethertype is that of the client's family, so that the frame can become
+ * a segment.
  */
-struct replication_command {
+struct test_run_frame {
 	__u8 link[12];
 	__u16 ethertype;
 	__u16 pad;
@@ -230,6 +230,6 @@ _Static_assert(sizeof(struct half_open) == 120, "half_open");
 _Static_assert(sizeof(struct leg_state) == 80, "leg_state");
 _Static_assert(sizeof(struct connection) == 560, "connection");
 _Static_assert(sizeof(struct replication_event) == 72, "replication_event");
-_Static_assert(sizeof(struct replication_command) == 104, "replication_command");
+_Static_assert(sizeof(struct test_run_frame) == 104, "test_run_frame");
 
 #endif

@@ -20,9 +20,8 @@ use crate::link::{self, Hook};
 use crate::mapped_array::MappedArray;
 use crate::{Error, EventReader, KernelMap, load_error, map_handle, program};
 use shared_with_c::{
-    Command, Connection, ConnectionKey, Endpoint, HalfOpen, LegRef, LegRoles,
-    MAX_REPLICATED_SERVICES, REPLICATION_COUNTER_NAMES, ROLES_OWN, ReplicatedService,
-    ReplicationEvent,
+    Connection, ConnectionKey, Endpoint, HalfOpen, LegRef, LegRoles, MAX_REPLICATED_SERVICES,
+    REPLICATION_COUNTER_NAMES, ROLES_OWN, ReplicatedService, ReplicationEvent, TestRunFrame,
 };
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/replicate.bpf.o"));
@@ -209,10 +208,10 @@ impl Replicator {
         self.command("replicate_forget", key, 0)
     }
 
-    /// Runs a program with a command as its packet; returns true if the program returns 0.
+    /// Runs a program with a command in its frame; returns true if the program returns 0.
     fn command(&self, name: &str, key: ConnectionKey, argument: u32) -> Result<bool, Error> {
-        let command = Command::new(key, argument);
-        Ok(self.run(name, command.as_bytes(), 0)?.code == 0)
+        let frame = TestRunFrame::new(key, argument);
+        Ok(self.run(name, frame.as_bytes(), 0)?.code == 0)
     }
 
     /// Runs a program with a frame that seems to come from an interface of the caller's network namespace, or with 0 from loopback.

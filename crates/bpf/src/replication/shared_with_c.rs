@@ -368,8 +368,8 @@ shared!(
 );
 
 shared!(
-    /// A command: the frame of a test run. The frame has room for the headers of a segment.
-    Command {
+    /// The frame of a test run, with a command for the program. The frame has room for the headers of a segment.
+    TestRunFrame {
         /// Link addresses; unused.
         link: [u8; 12],
         /// Ethertype of the client's family.
@@ -445,8 +445,8 @@ impl ConnectionKey {
     }
 }
 
-impl Command {
-    /// Makes a command about a connection.
+impl TestRunFrame {
+    /// Makes the frame of a command about a connection.
     pub(super) fn new(key: ConnectionKey, argument: u32) -> Self {
         let ethertype: u16 = match from_mapped(key.client) {
             IpAddr::V4(_) => 0x0800,
@@ -470,5 +470,5 @@ const _: () = {
     assert!(size_of::<LegState>() == 80);
     assert!(size_of::<Connection>() == 560);
     assert!(size_of::<ReplicationEvent>() == 72);
-    assert!(size_of::<Command>() == 104);
+    assert!(size_of::<TestRunFrame>() == 104);
 };
