@@ -632,10 +632,8 @@ fn acceptor_in_doubt_asks_until_it_learns_the_end() {
         Event::Audited(record) => Some(record.outcome.clone()),
         _ => None,
     });
-    assert_eq!(
-        ended,
-        Some(AuditOutcome::ReportedByDonor(OfferEnd::Withdrawn))
-    );
+    let withdrawn = AuditOutcome::ReportedByDonor(OfferEnd::Withdrawn);
+    assert_eq!(ended, Some(withdrawn));
 }
 
 #[test]
