@@ -17,7 +17,7 @@ use holdfast_api::control::{
 };
 use holdfast_api::{Drain, FlowText, Protocol};
 use holdfast_testbed::cluster::{
-    Cluster, ClusterService, ClusterSpec, IpFamily, SelfRunSpec, find_program,
+    Cluster, ClusterService, ClusterSpec, IpFamily, SelfRunningGroupSpec, find_program,
 };
 use holdfast_testbed::connection_load::open_connections;
 use holdfast_testbed::process_lab::find_system_program;
@@ -58,7 +58,7 @@ impl ProxiedGroup {
         }
         let lab_lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
-        spec.self_run = Some(SelfRunSpec { backups: 2 });
+        spec.self_running = Some(SelfRunningGroupSpec { backups: 2 });
         spec.services
             .push(ClusterService::new("web", Protocol::Tcp, PORT));
         let mut group = Self {

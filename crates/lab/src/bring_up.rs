@@ -20,7 +20,7 @@ use crate::{
     lab_state::{self, LabLock, LabState},
     link::{LinkConfig, LinkTask, SplicedLink},
     namespace::{ProcessRef, StartNamespaces, run_program, start_role},
-    network_scripts, packet_steering, processor_limit,
+    network_scripts, processor_limit, receive_packet_steering,
 };
 
 /// Maximum time for a newly connected host to reach its router.
@@ -181,7 +181,7 @@ fn start_hosts(state: &mut LabState, children: &mut Vec<Child>) -> Result<()> {
     })
     .into_iter()
     .collect::<Result<()>>()?;
-    packet_steering::enable_packet_steering(state)?;
+    receive_packet_steering::enable_receive_packet_steering(state)?;
     if hosts.iter().any(|(_, spliced)| *spliced) {
         let child = start_link_program(state, &hosts, &switch)?;
         state.link_program = Some(ProcessRef::from_pid(child.id())?);
@@ -371,7 +371,7 @@ pub(crate) fn switch_on(
     })?;
     let init = state.host_init(&host.name)?;
     init.run_in_net_namespace(|| wire_host(state, host, false))?;
-    packet_steering::enable_packet_steering(state)?;
+    receive_packet_steering::enable_receive_packet_steering(state)?;
     init.run_in_net_namespace(|| wait_for_router(&state.plan, host))
 }
 

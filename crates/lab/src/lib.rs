@@ -37,9 +37,9 @@ mod lab_status;
 pub mod link;
 mod namespace;
 mod network_scripts;
-mod packet_steering;
 mod processor_limit;
 mod reboot;
+mod receive_packet_steering;
 pub mod testing;
 mod topology;
 

@@ -66,11 +66,11 @@ pub fn compare(
                 disagreements.push(Disagreement::Services);
             }
         }
-        (Some(GroupMode::Configured(_)), Some(GroupMode::SelfRun))
-        | (Some(GroupMode::SelfRun), Some(GroupMode::Configured(_))) => {
+        (Some(GroupMode::Configured(_)), Some(GroupMode::SelfRunning))
+        | (Some(GroupMode::SelfRunning), Some(GroupMode::Configured(_))) => {
             return Err(GreetingRefusal::ConfiguredAndSelfRun);
         }
-        (Some(GroupMode::SelfRun), Some(GroupMode::SelfRun)) | (None, _) | (_, None) => {}
+        (Some(GroupMode::SelfRunning), Some(GroupMode::SelfRunning)) | (None, _) | (_, None) => {}
     }
     let apart_ms = own.clock_ms.abs_diff(peer.clock_ms);
     let are_known = own.clock_ms != 0 && peer.clock_ms != 0;
@@ -114,11 +114,11 @@ mod tests {
             compare(&facts(1, now), &facts(1, now + 5_000), true),
             Ok(vec![])
         );
-        let self_run = NodeFacts {
-            mode: Some(GroupMode::SelfRun),
+        let self_running = NodeFacts {
+            mode: Some(GroupMode::SelfRunning),
             ..facts(1, now)
         };
-        assert_eq!(compare(&self_run, &self_run, false), Ok(vec![]));
+        assert_eq!(compare(&self_running, &self_running, false), Ok(vec![]));
         // A node that tells nothing is not judged.
         let unknown = NodeFacts::default();
         assert_eq!(compare(&facts(1, now), &unknown, false), Ok(vec![]));
@@ -137,11 +137,11 @@ mod tests {
             compare(&first, &other_reach, true),
             Err(GreetingRefusal::Reach)
         );
-        let self_run = NodeFacts {
-            mode: Some(GroupMode::SelfRun),
+        let self_running = NodeFacts {
+            mode: Some(GroupMode::SelfRunning),
             ..first.clone()
         };
-        let refused = compare(&first, &self_run, true);
+        let refused = compare(&first, &self_running, true);
         assert_eq!(refused, Err(GreetingRefusal::ConfiguredAndSelfRun));
     }
 

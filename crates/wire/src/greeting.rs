@@ -25,7 +25,7 @@ pub enum GroupMode {
     /// Files name the contact node, the nodes and the services.
     Configured(ConfiguredSettings),
     /// The group elects its contact node.
-    SelfRun,
+    SelfRunning,
 }
 
 /// Settings that the files of all nodes must agree on.

@@ -180,7 +180,7 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
             services,
         })
     });
-    let mode = prop_oneof![configured, Just(GroupMode::SelfRun)];
+    let mode = prop_oneof![configured, Just(GroupMode::SelfRunning)];
     let facts = (GREETING_TEXT, any::<u64>(), proptest::option::of(mode));
     facts.prop_map(|(release, clock_ms, mode)| NodeFacts {
         release,

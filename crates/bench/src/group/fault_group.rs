@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use holdfast_api::control::{
     MembershipReport, ServiceChange, ServiceSettings, ServiceStatus, ServiceUpdate,
 };
-use holdfast_testbed::cluster::{Cluster, ClusterSpec, ExampleServer, IpFamily, SelfRunSpec};
+use holdfast_testbed::cluster::{
+    Cluster, ClusterSpec, ExampleServer, IpFamily, SelfRunningGroupSpec,
+};
 use nix::sys::signal::Signal;
 
 use super::clients_during_fault::{ClientsDuringFault, FaultSample};
@@ -124,7 +126,7 @@ impl FaultGroup {
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
         spec.clients = 2;
         spec.restart_delay = RESTART_DELAY;
-        spec.self_run = Some(SelfRunSpec { backups: BACKUPS });
+        spec.self_running = Some(SelfRunningGroupSpec { backups: BACKUPS });
         spec.program_log = "warn".into();
         change(&mut spec);
         let cluster = Cluster::up(spec.program(ExampleServer::Echo { port: PORT }))?;

@@ -16,7 +16,7 @@ use holdfast_api::control::{
     BlockingControlClient, CheckSettings, FlowListQuery, FlowState, NewService, ServiceChange,
     ServiceList, ServiceSettings, ServiceSource, ServiceUpdate,
 };
-use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunSpec, find_program};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunningGroupSpec, find_program};
 
 use common::{PORT, eventually, lock_lab};
 
@@ -35,7 +35,7 @@ struct ServiceGroup {
 impl ServiceGroup {
     fn up(name: &str) -> ServiceGroup {
         let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()));
-        spec.self_run = Some(SelfRunSpec { backups: 1 });
+        spec.self_running = Some(SelfRunningGroupSpec { backups: 1 });
         let cluster = Cluster::up(spec).unwrap();
         let serve = |node: String| {
             let mut server = cluster.lab().command(&node).unwrap();

@@ -1,6 +1,6 @@
 //! Judgement of open files, and of objects that open files share.
 
-use super::state::ALARM_CLOCKS;
+use super::process_state::ALARM_CLOCKS;
 use super::{ImageJudge, Verdict, require};
 use crate::files::image::changes::FilesImageParts;
 use crate::files::image::{

@@ -18,8 +18,8 @@
 mod files;
 mod message_order;
 mod node_limits;
+mod process_state;
 mod sockets;
-mod state;
 mod tree;
 
 pub use message_order::{DonorMessageKind, MessageSequence};

@@ -24,8 +24,8 @@ pub(super) fn rules_by_name(rules: &[BalanceRule]) -> BTreeMap<String, Placement
     let entry = |rule: &BalanceRule| {
         let rules = PlacementRules {
             is_pinned: rule.is_pinned,
-            affinity_label: rule.together.as_deref().map(label),
-            anti_affinity_label: rule.apart.as_deref().map(label),
+            affinity_label: rule.together.as_deref().map(label_number),
+            anti_affinity_label: rule.apart.as_deref().map(label_number),
         };
         (rule.process.clone(), rules)
     };
@@ -33,7 +33,7 @@ pub(super) fn rules_by_name(rules: &[BalanceRule]) -> BTreeMap<String, Placement
 }
 
 /// Returns the number of a label, the same at all nodes: a hash (FNV-1a) of its text.
-fn label(text: &str) -> u64 {
+fn label_number(text: &str) -> u64 {
     super::fnv_1a(text.bytes())
 }
 

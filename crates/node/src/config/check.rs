@@ -28,7 +28,7 @@ use super::sections::{
 use super::{
     AppSocketConfig, ChannelConfig, CheckConfig, CheckScript, Config, ConfigError, DEFAULT_PORT,
     GroupConfig, JoiningConfig, NodeConfig, PacketRouting, PeerConfig, PlacementRule,
-    SelfRunConfig, ServiceConfig,
+    SelfRunningGroupConfig, ServiceConfig,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -53,12 +53,12 @@ impl<'a> ConfigChecker<'a> {
     }
 
     pub(super) fn config(&self, raw: NodeFile) -> Result<Config, ConfigError> {
-        let is_self_run = raw.group.contact.is_none();
-        if is_self_run {
-            self.check_self_run(&raw)?;
+        let is_self_running = raw.group.contact.is_none();
+        if is_self_running {
+            self.check_self_running(&raw)?;
         }
         let listed = self.peers(&raw.peer)?;
-        let node = self.node(&raw.node, &listed, is_self_run)?;
+        let node = self.node(&raw.node, &listed, is_self_running)?;
         let peers: Vec<PeerConfig> = listed
             .into_iter()
             .filter(|peer| peer.name != node.name)
@@ -70,8 +70,8 @@ impl<'a> ConfigChecker<'a> {
         ids.insert(node.name.clone(), node.id);
         let mut group = self.group(&raw.group, &ids, node.port)?;
         let store = self.view_store(&raw)?;
-        if let Some(self_run) = &mut group.self_run {
-            self_run.store = store;
+        if let Some(self_running) = &mut group.self_running {
+            self_running.store = store;
         }
         let services = self.services(&raw.service, &ids, &node, &peers)?;
         self.check_policies(&raw.service, &services, &group)?;
@@ -101,7 +101,7 @@ impl<'a> ConfigChecker<'a> {
     }
 
     /// Refuses keys that contradict a group that runs itself.
-    fn check_self_run(&self, raw: &NodeFile) -> Result<(), ConfigError> {
+    fn check_self_running(&self, raw: &NodeFile) -> Result<(), ConfigError> {
         let advice =
             "remove the key, or name the contact node of a configured group in group.contact";
         if let Some(id) = &raw.node.id {
@@ -167,11 +167,11 @@ impl<'a> ConfigChecker<'a> {
         &self,
         raw: &NodeConfigSection,
         listed: &[PeerConfig],
-        is_self_run: bool,
+        is_self_running: bool,
     ) -> Result<NodeConfig, ConfigError> {
         let name = self.name(&raw.name)?;
         let own_entry = listed.iter().find(|peer| peer.name == name);
-        let id = match is_self_run {
+        let id = match is_self_running {
             true => NodeId(0),
             false => self.own_id(raw, own_entry, listed)?,
         };
@@ -180,7 +180,7 @@ impl<'a> ConfigChecker<'a> {
             (None, Some(own)) => own.address.ip(),
             (None, None) => {
                 let problem = "address is missing".to_owned();
-                let advice = match is_self_run {
+                let advice = match is_self_running {
                     true => "set node.address",
                     false => "set node.address, or list this node as a [[peer]] too",
                 };
@@ -274,19 +274,19 @@ impl<'a> ConfigChecker<'a> {
                 shared_mac: self.mac(mac)?,
             },
         };
-        let (contact, self_run) = match &raw.contact {
+        let (contact, self_running) = match &raw.contact {
             Some(contact) => {
                 self.check_configured(raw)?;
                 let contact = self.resolve_node(contact.get_ref(), contact.span(), ids)?;
                 (contact, None)
             }
-            None => (NodeId(0), Some(self.self_run(raw, port)?)),
+            None => (NodeId(0), Some(self.self_running(raw, port)?)),
         };
         Ok(GroupConfig {
             name: self.name(&raw.name)?,
             reach,
             contact,
-            self_run,
+            self_running,
             on_contact: self.program(raw.on_contact.as_ref())?,
         })
     }
@@ -309,7 +309,11 @@ impl<'a> ConfigChecker<'a> {
         }
     }
 
-    fn self_run(&self, raw: &GroupConfigSection, port: u16) -> Result<SelfRunConfig, ConfigError> {
+    fn self_running(
+        &self,
+        raw: &GroupConfigSection,
+        port: u16,
+    ) -> Result<SelfRunningGroupConfig, ConfigError> {
         let role = match raw.role.as_ref().map(Spanned::get_ref) {
             None | Some(RoleKey::Backup) => JoinRole::Backup,
             Some(RoleKey::Server) => JoinRole::ServerNode,
@@ -320,7 +324,7 @@ impl<'a> ConfigChecker<'a> {
             return Err(self.file.error_for(&raw.seeds[0], problem, &advice));
         }
         let seeds = raw.seeds.iter().map(|seed| self.seed(seed, port));
-        Ok(SelfRunConfig {
+        Ok(SelfRunningGroupConfig {
             role,
             seeds: seeds.collect::<Result<_, _>>()?,
             store: None,

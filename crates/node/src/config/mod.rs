@@ -104,12 +104,12 @@ pub struct GroupConfig {
     /// Program that a new and a former contact node run, for networks in which routes lead to the service addresses.
     pub on_contact: Option<PathBuf>,
     /// Settings of a node whose group runs itself; none if the group's nodes are configured.
-    pub self_run: Option<SelfRunConfig>,
+    pub self_running: Option<SelfRunningGroupConfig>,
 }
 
 /// Settings of a node whose group runs itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SelfRunConfig {
+pub struct SelfRunningGroupConfig {
     /// Role in which the node joins.
     pub role: JoinRole,
     /// Addresses of daemons to ask for the contact node.

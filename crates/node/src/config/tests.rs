@@ -414,9 +414,9 @@ fn file_of_a_joined_node_is_valid() {
     file.group.contact = None;
     file.has_revocation_list = false;
     let config = parse(&file.text()).unwrap();
-    let self_run = config.group.self_run.unwrap();
+    let self_running = config.group.self_running.unwrap();
     assert_eq!(
-        (self_run.role, self_run.seeds.len()),
+        (self_running.role, self_running.seeds.len()),
         (JoinRole::ServerNode, 3)
     );
     assert_eq!((config.tls.crl, config.peers.len()), (None, 0));
@@ -444,10 +444,10 @@ key = "n1.key"
 #[test]
 fn group_without_contact_runs_itself() {
     let mut config = parse(SELF_RUN).unwrap();
-    let self_run = config.group.self_run.clone().unwrap();
-    assert_eq!(self_run.role, JoinRole::ServerNode);
+    let self_running = config.group.self_running.clone().unwrap();
+    assert_eq!(self_running.role, JoinRole::ServerNode);
     let seeds = ["10.0.0.12:7400", "10.0.0.13:7500"].map(|seed| seed.parse().unwrap());
-    assert_eq!(self_run.seeds, seeds);
+    assert_eq!(self_running.seeds, seeds);
     assert!(config.peers.is_empty());
     let member = |id: u16| Member {
         id: NodeId(id),
@@ -462,7 +462,7 @@ fn group_without_contact_runs_itself() {
         (NodeId(1), NodeId(2))
     );
     let default = parse(&SELF_RUN.replace("role = \"server\"", "")).unwrap();
-    assert_eq!(default.group.self_run.unwrap().role, JoinRole::Backup);
+    assert_eq!(default.group.self_running.unwrap().role, JoinRole::Backup);
 }
 
 #[test]
@@ -565,7 +565,7 @@ fn store_in_etcd_is_read_and_checked() {
     let section = "[etcd]\nendpoints = [\"https://10.0.0.21:2379\", \"http://e2:2379\"]\nca = \"etcd.pem\"\n\
                    user = \"holdfast\"\npassword_file = \"/run/password\"";
     let config = with_store(store, section).unwrap();
-    let etcd = config.group.self_run.unwrap().store.unwrap();
+    let etcd = config.group.self_running.unwrap().store.unwrap();
     let urls: Vec<String> = etcd.endpoints.iter().map(ToString::to_string).collect();
     assert_eq!(urls, ["https://10.0.0.21:2379", "http://e2:2379"]);
     assert_eq!(etcd.prefix, "/holdfast/");
@@ -574,7 +574,7 @@ fn store_in_etcd_is_read_and_checked() {
         with_store("store = \"voters\"", "")
             .unwrap()
             .group
-            .self_run
+            .self_running
             .unwrap()
             .store,
         None

@@ -207,7 +207,7 @@ pub fn configured_group(config: &Config) -> GroupKnowledge {
         })
         .collect();
     GroupKnowledge {
-        is_member: config.group.self_run.is_none(),
+        is_member: config.group.self_running.is_none(),
         node_names: nodes.iter().map(|node| node.name.clone()).collect(),
         settings: JoinSettings {
             name: config.group.name.clone(),
@@ -217,7 +217,7 @@ pub fn configured_group(config: &Config) -> GroupKnowledge {
                     GroupReach::Broadcast { shared_mac }
                 }
             },
-            contact: (config.group.self_run.is_none())
+            contact: (config.group.self_running.is_none())
                 .then(|| config.name_of(config.group.contact).map(str::to_owned))
                 .flatten(),
             nodes,

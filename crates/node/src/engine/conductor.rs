@@ -358,8 +358,8 @@ impl Engine {
 
     /// Tells what becomes of the role of the contact node at a reboot.
     fn note_contact_role(&self, report: &mut DrainReport) {
-        let is_self_run = self.membership.is_some();
-        if is_self_run {
+        let is_self_running = self.membership.is_some();
+        if is_self_running {
             report.notes.push(
                 "this node is the contact node: a backup takes its place when the host goes down; `holdfast node promote \
                  NODE` gives the role to a backup before"

@@ -31,7 +31,7 @@ pub struct GroupNode {
 
 /// Returns true if the contact node is configured, and so never changes.
 pub fn has_configured_contact(config: &Config) -> bool {
-    config.group.self_run.is_none() && !test_views()
+    config.group.self_running.is_none() && !test_views()
 }
 
 impl GroupRole {

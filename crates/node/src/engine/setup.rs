@@ -267,7 +267,7 @@ impl NodeChannels {
         let (credentials, credential_events) =
             CredentialWorker::start(config, &loaded, metrics.clone())
                 .map_err(system_error("certificates and join tokens"))?;
-        let membership_options = match config.group.self_run {
+        let membership_options = match config.group.self_running {
             Some(_) => Some(MembershipOptions::new(config, boot).map_err(other_error)?),
             None => None,
         };

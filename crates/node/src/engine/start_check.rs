@@ -103,7 +103,7 @@ fn examine(config: &Config, address_use: AddressUse, check: &mut StartCheck) -> 
 /// Compares the role that this node wants in its group with the one in its certificate.
 fn examine_role(config: &Config, check: &mut StartCheck) {
     let wants_backup =
-        (config.group.self_run.as_ref()).is_some_and(|group| group.role == JoinRole::Backup);
+        (config.group.self_running.as_ref()).is_some_and(|group| group.role == JoinRole::Backup);
     let certificates = read_certificates(&config.tls.cert).unwrap_or_default();
     let certified = certificates.first().and_then(|first| certified_role(first));
     if wants_backup && certified == Some(NodeRole::Server) {
@@ -118,8 +118,8 @@ fn examine_role(config: &Config, check: &mut StartCheck) {
 
 /// Reads the group's view at each endpoint of etcd. A daemon starts without etcd nevertheless, and waits.
 fn examine_view_store(config: &Config, check: &mut StartCheck) {
-    let self_run = config.group.self_run.as_ref();
-    let Some(store) = self_run.and_then(|self_run| self_run.store.as_ref()) else {
+    let self_running = config.group.self_running.as_ref();
+    let Some(store) = self_running.and_then(|self_running| self_running.store.as_ref()) else {
         return;
     };
     let Some(name) = check.value_of(config.node.name.parse()) else {

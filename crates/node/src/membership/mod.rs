@@ -125,19 +125,19 @@ impl MembershipOptions {
     /// # Errors
     /// The group's nodes are configured, or the node's name is too long.
     pub fn new(config: &Config, boot: u64) -> Result<MembershipOptions, MembershipError> {
-        let Some(self_run) = &config.group.self_run else {
+        let Some(self_running) = &config.group.self_running else {
             return Err(MembershipError::Configured);
         };
         Ok(MembershipOptions {
             name: config.node.name.parse()?,
             group: config.group.name.clone(),
             address: SocketAddr::new(config.node.address, config.node.port),
-            role: self_run.role,
-            seeds: self_run.seeds.clone(),
+            role: self_running.role,
+            seeds: self_running.seeds.clone(),
             boot,
             state_dir: config.node.state_dir.clone(),
             realtime: config.node.realtime,
-            store: self_run.store.clone(),
+            store: self_running.store.clone(),
         })
     }
 

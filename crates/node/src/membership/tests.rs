@@ -123,7 +123,7 @@ impl TestGroup {
                 queue_bytes: 64 << 20,
             },
             membership: Some(frame_sender),
-            mode: Some(holdfast_wire::greeting::GroupMode::SelfRun),
+            mode: Some(holdfast_wire::greeting::GroupMode::SelfRunning),
         };
         let metrics = Metrics::new();
         let (peers, _) = PeerChannel::start(channel, tls, metrics.clone()).unwrap();

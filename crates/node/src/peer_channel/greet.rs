@@ -30,7 +30,7 @@ pub(super) async fn greet_as_dialler(
     link.send(&hello(state))?;
     let greeting = parse_hello(state, link.next_frame().await?, true)?;
     // TLS has already checked that the certificate is that of the dialled node.
-    if !state.is_self_run() && Some(greeting.node) != peer.number() {
+    if !state.is_self_running() && Some(greeting.node) != peer.number() {
         return Err(PeerConnectionError::WrongNode {
             claimed: greeting.node,
             certificate: certificate_owner(link),
@@ -78,7 +78,7 @@ async fn listen_to_greeting(
     link: &PeerConnection,
 ) -> Result<(Rc<Peer>, u64), PeerConnectionError> {
     let greeting = parse_hello(state, link.next_frame().await?, false)?;
-    let peer = match state.is_self_run() {
+    let peer = match state.is_self_running() {
         true => state.peer_with_certificate(link)?,
         false => configured_peer(state, link, greeting.node)?,
     };

@@ -102,8 +102,8 @@ impl PeerChannelOptions {
 
 /// Returns how the group is run by this configuration.
 fn group_mode(config: &Config) -> GroupMode {
-    if config.group.self_run.is_some() {
-        return GroupMode::SelfRun;
+    if config.group.self_running.is_some() {
+        return GroupMode::SelfRunning;
     }
     let number_of = |text: &str| {
         let digest = digest(text.as_bytes());

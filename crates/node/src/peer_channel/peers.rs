@@ -216,7 +216,7 @@ impl PeerChannelState {
     }
 
     /// Returns true if the group runs itself: its nodes are not configured.
-    pub(super) fn is_self_run(&self) -> bool {
+    pub(super) fn is_self_running(&self) -> bool {
         self.options.membership.is_some()
     }
 
@@ -403,7 +403,7 @@ impl PeerChannelState {
 
     /// Tells a node that was greeted with the start number `boot` the key of its datagrams to this node.
     pub(super) fn tell_datagram_key(&self, peer: &Peer, link: &PeerConnection, boot: u64) {
-        if !self.is_self_run() {
+        if !self.is_self_running() {
             return;
         }
         let key = (self.datagram_keys).agree(&peer.name, boot, link.certificates());

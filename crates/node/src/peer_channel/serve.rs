@@ -67,7 +67,7 @@ fn receive_frames(
             (_, Frame::Membership(frame)) => {
                 state.deliver_membership_frame(peer, link.certified_role(), frame)?;
             }
-            (_, Frame::DatagramKey { boot, key }) if state.is_self_run() => {
+            (_, Frame::DatagramKey { boot, key }) if state.is_self_running() => {
                 state.learn_datagram_key(peer, boot, key);
             }
             (Direction::Incoming, frame) if is_for_engine(&frame) => {

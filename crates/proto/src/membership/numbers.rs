@@ -88,7 +88,7 @@ impl NumberHolders {
 
 /// The new node numbers that a name was given.
 #[derive(Debug)]
-struct Allowance {
+struct NodeNumberAllowance {
     /// The last join that was admitted.
     join: JoinNumber,
     /// Number of joins that count.
@@ -101,7 +101,7 @@ struct Allowance {
 
 /// The joins that need new numbers, counted by name at the contact node.
 #[derive(Debug, Default)]
-pub(super) struct NumberAllowances(BTreeMap<NodeName, Allowance>);
+pub(super) struct NumberAllowances(BTreeMap<NodeName, NodeNumberAllowance>);
 
 impl NumberAllowances {
     /// Returns true if the join may lead to a new number. A repeated join counts once.
@@ -113,7 +113,7 @@ impl NumberAllowances {
                 self.0.remove(&idlest);
             }
         }
-        let known = self.0.entry(name.clone()).or_insert(Allowance {
+        let known = self.0.entry(name.clone()).or_insert(NodeNumberAllowance {
             join,
             used: 0,
             forgiven_at: now,

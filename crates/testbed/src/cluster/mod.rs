@@ -6,7 +6,7 @@ mod node_stall;
 pub mod priority;
 mod readiness;
 mod reboot;
-mod self_run;
+mod self_running;
 mod spec;
 mod static_neighbours;
 mod supervisor;
@@ -23,7 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub use node_stall::{STALLS_MAX, is_node_stall};
-pub use spec::{ClusterService, ClusterSpec, ExampleServer, IpFamily, SelfRunSpec};
+pub use spec::{ClusterService, ClusterSpec, ExampleServer, IpFamily, SelfRunningGroupSpec};
 use supervisor::{LaunchSpec, SupervisedProgram};
 
 /// Environment variable that advances the TCP clock of every connection that a daemon gives away, in units of its
@@ -88,7 +88,7 @@ impl Cluster {
         }
         self.add_static_neighbours()?;
         self.start_etcd()?;
-        if self.is_self_run() {
+        if self.is_self_running() {
             self.create_group("n1")?;
         }
         for node in self.nodes() {
@@ -96,7 +96,7 @@ impl Cluster {
             self.daemons.push(SupervisedProgram::start(daemon)?);
         }
         readiness::wait_for_daemons(self)?;
-        if self.is_self_run() {
+        if self.is_self_running() {
             self.add_services()?;
             readiness::wait_for_services(self)?;
         }
@@ -309,7 +309,7 @@ impl Cluster {
     /// The wait takes more than a minute.
     pub fn wait_ready(&self) -> Result<()> {
         readiness::wait_for_daemons(self)?;
-        if self.is_self_run() {
+        if self.is_self_running() {
             readiness::wait_for_services(self)?;
         }
         readiness::wait_for_programs(self)

@@ -31,7 +31,7 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
         ("state_dir", state.into()),
         ("checks_dir", checks.into()),
     ]);
-    if cluster.is_self_run() {
+    if cluster.is_self_running() {
         let own = cluster.address(node, spec.underlay)?.to_string();
         node_section.insert("address".into(), own.into());
         let voters = cluster.voters();
@@ -71,7 +71,7 @@ pub fn node_config(cluster: &Cluster, node: &str) -> Result<String> {
             toml_table([("filter", spec.log.as_str().into())]).into(),
         ),
     ]);
-    if !cluster.is_self_run() {
+    if !cluster.is_self_running() {
         config.extend(configured_group(cluster)?);
     } else if spec.etcd_members > 0 {
         let members = cluster.etcd_hosts().into_iter();

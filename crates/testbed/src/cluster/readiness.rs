@@ -20,7 +20,7 @@ pub fn wait_for_daemons(cluster: &Cluster) -> Result<()> {
     let others = cluster.nodes().len() - 1;
     wait_until_complete(cluster, |status| {
         let known = status.peers_total as usize;
-        if cluster.is_self_run() && known != others {
+        if cluster.is_self_running() && known != others {
             return Some(format!("knows {known} of {others} other nodes"));
         }
         let missing = status.peers_total - status.peers_connected;

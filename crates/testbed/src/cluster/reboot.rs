@@ -50,7 +50,7 @@ impl Cluster {
             sleep(POLL_INTERVAL);
         }
         self.wait_ready()?;
-        if self.is_self_run() {
+        if self.is_self_running() {
             self.wait_for_agreement(None, MEMBER_TIMEOUT)?;
         }
         Ok(())

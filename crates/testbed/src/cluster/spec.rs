@@ -73,7 +73,7 @@ pub struct ClusterSpec {
     pub restart_delay: Duration,
     /// Set for a group that runs itself: membership, contact node and services are the group's own. None: the files of
     /// the nodes name the contact node, the nodes and the services.
-    pub self_run: Option<SelfRunSpec>,
+    pub self_running: Option<SelfRunningGroupSpec>,
     /// Number of etcd members that keep the views of a group that runs itself, each at a client host of its own: the last
     /// ones. 0: the voters vote.
     pub etcd_members: u16,
@@ -81,7 +81,7 @@ pub struct ClusterSpec {
 
 /// Parameters of a group that runs itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SelfRunSpec {
+pub struct SelfRunningGroupSpec {
     /// Number of backups beside the contact node; the nodes after them are server nodes.
     pub backups: u16,
 }
@@ -108,19 +108,19 @@ impl ClusterSpec {
             log: "info".into(),
             program_log: "info".into(),
             restart_delay: Duration::from_millis(200),
-            self_run: None,
+            self_running: None,
             etcd_members: 0,
         }
     }
 
     /// Adds a server program and the services it needs. In a group that runs itself a service has one protocol, and so
-    /// the program serves TCP alone; set `self_run` before.
+    /// the program serves TCP alone; set `self_running` before.
     #[must_use]
     pub fn program(mut self, program: ExampleServer) -> Self {
         let services = program.services().into_iter();
-        let is_self_run = self.self_run.is_some();
+        let is_self_running = self.self_running.is_some();
         let is_served =
-            |service: &ClusterService| !is_self_run || service.protocol == Protocol::Tcp;
+            |service: &ClusterService| !is_self_running || service.protocol == Protocol::Tcp;
         self.services.extend(services.filter(is_served));
         self.programs.push(program);
         self

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
-use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunSpec};
+use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunningGroupSpec};
 use holdfast_testbed::server_fleet::{
     ClientPlan, FleetClients, FleetSpec, ServerFleet, ServerKind, ServerLocations, count_by_node,
 };
@@ -188,7 +188,7 @@ fn new_clients_per_s(spec: &DrainDemoSpec) -> u32 {
 fn cluster_spec(spec: &DrainDemoSpec, servers: &FleetSpec) -> ClusterSpec {
     let mut cluster = ClusterSpec::new(&spec.name);
     cluster.nodes = NODES;
-    cluster.self_run = Some(SelfRunSpec { backups: NODES - 1 });
+    cluster.self_running = Some(SelfRunningGroupSpec { backups: NODES - 1 });
     cluster.migration = true;
     cluster.services = servers.services();
     cluster.is_realtime = spec.realtime;

@@ -205,7 +205,7 @@ impl NodeCycle<'_> {
         Ok(result)
     }
 
-    /// Makes a backup the contact node if the node is that. Returns true if so.
+    /// Makes a backup the contact node if the node to drain is the contact node. Returns true if so.
     fn give_contact_role_away(&self) -> Result<bool> {
         let view = self.cluster.wait_for_agreement(None, VIEW_TIMEOUT)?;
         if view.contact_node.as_ref() != Some(&self.node) {

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::http::{HttpConnection, Response};
 use super::messages::{
-    AuthenticateResponse, ErrorResponse, KeyValue, RangeResponse, ReplaceResponse,
-    authenticate_request, range_request, replace_request,
+    AuthenticateResponse, CompareAndSwapResponse, ErrorResponse, KeyValue, RangeResponse,
+    authenticate_request, compare_and_swap_request, range_request,
 };
 use crate::config::{EtcdConfig, EtcdEndpoint};
 
@@ -141,8 +141,8 @@ impl EtcdClient {
         }
         let value = self.value_of(view)?;
         let revision = present.map_or(0, |present| present.mod_revision);
-        let request = replace_request(self.key.as_bytes(), revision, &value);
-        let response: ReplaceResponse = self.call("/v3/kv/txn", &request, deadline)?;
+        let request = compare_and_swap_request(self.key.as_bytes(), revision, &value);
+        let response: CompareAndSwapResponse = self.call("/v3/kv/txn", &request, deadline)?;
         if response.succeeded {
             return Ok(StoreAnswer::Stored);
         }

@@ -14,7 +14,7 @@ pub fn range_request(key: &[u8]) -> Value {
 
 /// Returns the transaction that sets a key if its revision is this one; 0 for a key that does not exist. Otherwise the
 /// transaction reads the key.
-pub fn replace_request(key: &[u8], mod_revision: u64, value: &[u8]) -> Value {
+pub fn compare_and_swap_request(key: &[u8], mod_revision: u64, value: &[u8]) -> Value {
     let key = base64::encode(key);
     json!({
         "compare": [{
@@ -52,9 +52,9 @@ pub struct RangeResponse {
     pub kvs: Vec<KeyValue>,
 }
 
-/// The response to [`replace_request`].
+/// The response to [`compare_and_swap_request`].
 #[derive(Debug, Deserialize)]
-pub struct ReplaceResponse {
+pub struct CompareAndSwapResponse {
     #[serde(rename = "header")]
     _header: IgnoredAny,
     #[serde(default)]
@@ -68,7 +68,7 @@ struct OperationResponse {
     response_range: Option<RangeResponse>,
 }
 
-impl ReplaceResponse {
+impl CompareAndSwapResponse {
     /// Returns the key's value in a transaction that did not succeed; none without the key.
     pub fn into_present(self) -> Option<KeyValue> {
         let ranges = self.responses.into_iter();
@@ -122,12 +122,12 @@ mod tests {
         assert!(empty.kvs.is_empty());
         let stored =
             r#""succeeded":true,"responses":[{"response_put":{"header":{"revision":"3"}}}]"#;
-        let stored: ReplaceResponse =
+        let stored: CompareAndSwapResponse =
             serde_json::from_str(&format!("{{{header},{stored}}}")).unwrap();
         assert!(stored.succeeded);
         let refused =
             format!(r#"{{{header},"responses":[{{"response_range":{{{header},"kvs":[{kv}]}}}}]}}"#);
-        let refused: ReplaceResponse = serde_json::from_str(&refused).unwrap();
+        let refused: CompareAndSwapResponse = serde_json::from_str(&refused).unwrap();
         assert!(!refused.succeeded);
         assert_eq!(refused.into_present().unwrap().mod_revision, 3);
     }

@@ -47,7 +47,7 @@ fn configured_node_does_not_talk_to_one_whose_group_runs_itself() {
     run(async {
         let group = Group::new();
         let n1 = start(&group, 1, configured(1, 1));
-        let n2 = start(&group, 2, Some(GroupMode::SelfRun));
+        let n2 = start(&group, 2, Some(GroupMode::SelfRunning));
         wait_problem(&n1, 2, "group.contact").await;
         wait_problem(&n2, 1, "group.contact").await;
     });

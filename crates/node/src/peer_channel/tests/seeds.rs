@@ -10,13 +10,13 @@ use super::group::{Group, Node, TEST_TIMEOUT, run};
 use crate::peer_channel::{PeerChannelOptions, ReceivedMembershipFrame};
 
 /// A node of a group that runs itself, and the frames that its membership receives.
-struct SelfRunNode {
+struct SelfRunningNode {
     node: Node,
     frames: mpsc::Receiver<ReceivedMembershipFrame>,
 }
 
-impl SelfRunNode {
-    fn start(group: &Group, node: u16) -> SelfRunNode {
+impl SelfRunningNode {
+    fn start(group: &Group, node: u16) -> SelfRunningNode {
         let (sender, frames) = mpsc::channel(64);
         let options = PeerChannelOptions {
             node: NodeId(0),
@@ -25,7 +25,7 @@ impl SelfRunNode {
             ..group.options(node, u64::from(node))
         };
         let tls = group.tls(&format!("n{node}"));
-        SelfRunNode {
+        SelfRunningNode {
             node: group.start_as(options, tls),
             frames,
         }
@@ -45,8 +45,8 @@ fn name(text: &str) -> NodeName {
 fn guest_does_not_become_a_seed_by_the_address_that_it_claims() {
     run(async {
         let group = Group::new();
-        let n1 = SelfRunNode::start(&group, 1);
-        let [mut seed, mut guest] = [2, 3].map(|node| SelfRunNode::start(&group, node));
+        let n1 = SelfRunningNode::start(&group, 1);
+        let [mut seed, mut guest] = [2, 3].map(|node| SelfRunningNode::start(&group, node));
         let seeds = n1.node.peers.watch_seeds();
         let (frame, peers) = (MembershipFrame::WhoIsContact, &n1.node.peers);
         // The guest has joined from its own address, so that this node has dialled the guest there.

@@ -10,14 +10,14 @@ use super::{Cluster, IpFamily, find_program};
 
 impl Cluster {
     /// Returns true if the group runs itself.
-    pub fn is_self_run(&self) -> bool {
-        self.spec.self_run.is_some()
+    pub fn is_self_running(&self) -> bool {
+        self.spec.self_running.is_some()
     }
 
     /// Returns the nodes that join a group that runs itself as backups, the first contact node included; none in another
     /// group.
     pub fn voters(&self) -> Vec<String> {
-        let count = self.spec.self_run.map_or(0, |own| own.backups + 1);
+        let count = self.spec.self_running.map_or(0, |own| own.backups + 1);
         let mut nodes = self.nodes();
         nodes.truncate(count.into());
         nodes

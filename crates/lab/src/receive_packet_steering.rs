@@ -19,7 +19,7 @@ use crate::{
 const CPUS_MAX: usize = 32;
 
 /// Enables steering by connection on every interface of every host, and of the switch.
-pub(crate) fn enable_packet_steering(state: &LabState) -> Result<()> {
+pub(crate) fn enable_receive_packet_steering(state: &LabState) -> Result<()> {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", u32::MAX >> (CPUS_MAX - cpus.min(CPUS_MAX)));
     for init in state.inits.values() {
