@@ -4,7 +4,7 @@ use super::halt::HaltedProcess;
 use super::lock_handover::LockHandover;
 use super::precopy_round::PrecopyRound;
 use super::process_state;
-use super::tree_tracker::TreeTracker;
+use super::tree_tracker::{TrackedProcess, TreeTracker};
 use crate::error::{Context, Error, Result, check_long};
 use crate::files::image::FileId;
 use crate::files::{DescriptorCopier, SocketFds};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Longest time in which a tree may change at each attempt to stop it.
 const HALT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts to stop a tree after each of which its processes run on while the tracker attaches to new ones. Later, stopped
+/// processes stay stopped: a tree whose processes come and go all the time never stays as it is for a whole attempt.
+const RUNNING_ATTEMPTS: u32 = 2;
 
 /// A stopped tree, until it is thawed or ended. Dropping it thaws the tree.
 #[derive(Debug)]
@@ -107,44 +110,55 @@ impl TreeTracker {
     /// Stops every process, including processes forked meanwhile.
     fn halt_tree(&mut self, halted: &mut Vec<Option<HaltedProcess>>) -> Result<()> {
         let began = Instant::now();
-        loop {
-            let living = self
-                .processes
-                .iter()
-                .filter(|tracked| tracked.watched.is_some());
-            let living: Vec<i32> = living.map(|tracked| tracked.pid).collect();
-            let mut stopped = HaltedProcess::stop_processes(&living).into_iter();
-            // Collect all results before the first failure counts: the caller resumes the processes that have
-            // stopped.
-            let mut failure = None;
-            for tracked in &self.processes {
-                let outcome = tracked.watched.as_ref().and_then(|_| stopped.next());
-                halted.push(match outcome {
-                    Some(Err(Error::ProcessEnded(_))) if tracked.pid != self.root => None,
-                    Some(Err(error)) => {
-                        failure.get_or_insert(error);
-                        None
-                    }
-                    other => other.and_then(Result::ok),
-                });
+        for attempt in 1.. {
+            self.halt_running(halted)?;
+            if self.is_whole_tree_halted(halted)? {
+                break;
             }
-            if let Some(error) = failure {
-                return Err(error);
-            }
-            let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
-            let mut pairs = self.processes.iter().zip(halted.iter());
-            let all_living_halted =
-                pairs.all(|(tracked, halted)| tracked.watched.is_some() == halted.is_some());
-            if all_living_halted && inspect::is_whole_tree(&known)? && self.is_tree_unchanged()? {
-                return Ok(());
-            }
-            // A process was forked or ended since the last round: try again while the others run.
-            halted.clear();
+            // A process was forked or ended meanwhile.
             if began.elapsed() > HALT_TIMEOUT {
                 return Err(Error::StopTimeout(self.root));
             }
-            self.update_processes()?;
+            if attempt < RUNNING_ATTEMPTS {
+                halted.clear();
+            }
+            *halted = self.update_processes_around(std::mem::take(halted))?;
         }
+        Ok(())
+    }
+
+    /// Stops the processes that are not stopped yet.
+    fn halt_running(&self, halted: &mut Vec<Option<HaltedProcess>>) -> Result<()> {
+        halted.resize_with(self.processes.len(), || None);
+        let is_running = |(tracked, halted): &(&TrackedProcess, &Option<HaltedProcess>)| {
+            tracked.watched.is_some() && halted.is_none()
+        };
+        let running = self.processes.iter().zip(&*halted).filter(is_running);
+        let running: Vec<i32> = running.map(|(tracked, _)| tracked.pid).collect();
+        let mut stopped = HaltedProcess::stop_processes(&running).into_iter();
+        // Collect all results before the first failure counts: the caller resumes the processes that have stopped.
+        let mut failure = None;
+        for (tracked, halted) in self.processes.iter().zip(halted) {
+            if tracked.watched.is_none() || halted.is_some() {
+                continue;
+            }
+            match stopped.next() {
+                Some(Ok(one)) => *halted = Some(one),
+                Some(Err(Error::ProcessEnded(_))) if tracked.pid != self.root => {}
+                Some(Err(error)) => drop(failure.get_or_insert(error)),
+                None => {}
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn is_whole_tree_halted(&self, halted: &[Option<HaltedProcess>]) -> Result<bool> {
+        let mut pairs = self.processes.iter().zip(halted);
+        if !pairs.all(|(tracked, halted)| tracked.watched.is_some() == halted.is_some()) {
+            return Ok(false);
+        }
+        let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
+        Ok(inspect::is_whole_tree(&known)? && self.is_tree_unchanged()?)
     }
 
     /// Returns true if no process has ended or called `exec` since the tracker attached to it.

@@ -14,7 +14,7 @@ use crate::image::{Credentials, MemorySpace, ProcessLayout, TreeLayout};
 use crate::inspect;
 use crate::procfs::{ProcStat, ProcStatus};
 use holdfast_sys::priority::{RealtimeGuard, is_realtime, processors};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
@@ -326,6 +326,28 @@ impl TreeTracker {
             }
         }
         Ok(())
+    }
+
+    /// Attaches to new processes of the tree while others stay stopped. Returns the stopped ones in the new order of
+    /// processes, without those that have ended. If a stopped process has left the tree, all run on.
+    pub(super) fn update_processes_around(
+        &mut self,
+        halted: Vec<Option<HaltedProcess>>,
+    ) -> Result<Vec<Option<HaltedProcess>>> {
+        let generations = self.processes.iter().map(|tracked| tracked.generation);
+        let pairs = generations.zip(halted);
+        let mut stopped: HashMap<u64, HaltedProcess> = pairs
+            .filter_map(|(generation, halted)| Some((generation, halted?)))
+            .collect();
+        let pids: HashSet<i32> = inspect::tree_pids(self.root)?.into_iter().collect();
+        if !stopped.values().all(|halted| pids.contains(&halted.pid)) {
+            stopped.clear();
+        }
+        self.update_processes()?;
+        let generations = self.processes.iter().map(|tracked| tracked.generation);
+        Ok(generations
+            .map(|generation| stopped.remove(&generation))
+            .collect())
     }
 
     /// Returns false if a living process is missing in the list although its parent is there: the kernel can leave out a

@@ -4,6 +4,7 @@
 mod blockers;
 mod comparison;
 mod compromised_donor;
+mod constant_forks;
 mod fault_injection;
 mod features;
 mod foreign_vdso;
