@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Longest time in which a tree may change at each attempt to stop it.
 const HALT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Attempts to stop a tree after each of which its processes run on while the tracker attaches to new ones. Later, stopped
-/// processes stay stopped: a tree whose processes come and go all the time never stays as it is for a whole attempt.
-const RUNNING_ATTEMPTS: u32 = 2;
 
 /// A stopped tree, until it is thawed or ended. Dropping it thaws the tree.
 #[derive(Debug)]
@@ -107,24 +104,20 @@ impl TreeTracker {
         })
     }
 
-    /// Stops every process, including processes forked meanwhile.
+    /// Stops every process, including processes forked meanwhile. What has stopped stays stopped while the tracker attaches to
+    /// new processes: a tree whose processes come and go all the time does not stay as it is for the duration of a stop.
     fn halt_tree(&mut self, halted: &mut Vec<Option<HaltedProcess>>) -> Result<()> {
         let began = Instant::now();
-        for attempt in 1.. {
+        loop {
             self.halt_running(halted)?;
             if self.is_whole_tree_halted(halted)? {
-                break;
+                return Ok(());
             }
-            // A process was forked or ended meanwhile.
             if began.elapsed() > HALT_TIMEOUT {
                 return Err(Error::StopTimeout(self.root));
             }
-            if attempt < RUNNING_ATTEMPTS {
-                halted.clear();
-            }
             *halted = self.update_processes_around(std::mem::take(halted))?;
         }
-        Ok(())
     }
 
     /// Stops the processes that are not stopped yet.

@@ -1,12 +1,13 @@
 //! Trees whose processes come and go without a pause.
 
+use crate::program::close_inherited_descriptors;
 use holdfast_checkpoint::donor::TreeTracker;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 /// Shells that start one process after the other: some begin or end at any instant.
-const FORKS: &str = "for shell in 1 2 3 4; do while :; do (:); done & done; wait";
-const FREEZES: usize = 5;
+const FORKS: &str = "for shell in $(seq 24); do while :; do (:); done & done; wait";
+const FREEZES: usize = 3;
 
 /// The shells, in a process group of their own. Ended when dropped.
 struct ForkingShells(Child);
@@ -24,6 +25,11 @@ impl Drop for ForkingShells {
 fn tree_that_forks_without_pause_is_frozen() {
     let mut command = Command::new("sh");
     command.args(["-c", FORKS]).process_group(0);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    close_inherited_descriptors(&mut command);
     let shells = ForkingShells(command.spawn().expect("a shell"));
     let mut tracker = TreeTracker::start(shells.0.id() as i32).expect("tracked");
     for _ in 0..FREEZES {

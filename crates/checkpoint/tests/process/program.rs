@@ -20,6 +20,18 @@ pub struct Program {
     pid: i32,
 }
 
+/// Makes a command's process close the test's descriptors: one that is open elsewhere too keeps a program from moving.
+pub fn close_inherited_descriptors(command: &mut Command) {
+    let close_others = || {
+        let flags = libc::CLOSE_RANGE_CLOEXEC;
+        // SAFETY: no pointers are passed.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
+        Ok(())
+    };
+    // SAFETY: the closure makes one system call.
+    unsafe { command.pre_exec(close_others) };
+}
+
 impl Program {
     /// Compiles and starts a program, and waits until it reports that it is ready.
     pub fn start(source: &str) -> Self {
@@ -58,15 +70,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let close_others = || {
-            let flags = libc::CLOSE_RANGE_CLOEXEC;
-            // SAFETY: no pointers are passed.
-            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
-            Ok(())
-        };
         process_cleanup::mark_command(&mut starter, &folder);
-        // SAFETY: the closure makes one system call. Descriptors of the test must not reach the program.
-        unsafe { starter.pre_exec(close_others) };
+        close_inherited_descriptors(&mut starter);
         let child = starter.spawn().expect("starts");
         let pid = child.id() as i32;
         let mut started = Self { folder, child, pid };
