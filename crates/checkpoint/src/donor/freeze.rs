@@ -10,6 +10,7 @@ use crate::files::image::FileId;
 use crate::files::{DescriptorCopier, SocketFds};
 use crate::image::{PageRun, PagesMessage, ProcessTreeState, SharedMemory, TreeLayout};
 use crate::inspect;
+use crate::procfs::ProcStat;
 use crate::sockets::FrozenSockets;
 use crate::system_v_memory;
 use holdfast_tcp_repair::abandon;
@@ -56,25 +57,21 @@ impl TreeTracker {
         let began = Instant::now();
         loop {
             let mut halted = Vec::new();
-            let error = match self.halt_tree(&mut halted) {
-                Ok(()) => match self.collect_stopped(&halted) {
-                    Ok(round) => return Ok(self.stopped_tree(halted, round)),
-                    Err(error) => error,
-                },
-                Err(error) => {
-                    drop(halted);
-                    return Err(self.freeze_failure(error));
-                }
+            let outcome = self.halt_tree(&mut halted);
+            let error = match outcome.and_then(|()| self.collect_stopped(&halted)) {
+                Ok(round) => return Ok(self.stopped_tree(halted, round)),
+                Err(error) => error,
             };
-            // While somebody reads the memory of the former program, a process that has called `exec` seems to have it still.
+            // A process may have called `exec` and have the same layout of memory as before.
             let is_late = began.elapsed() > HALT_TIMEOUT;
             let is_changed = !is_late && self.tree_changed(&error);
             drop(halted);
             if !is_changed {
                 return Err(self.freeze_failure(error));
             }
-            if let Err(error) = self.update_processes() {
-                return Err(self.freeze_failure(error));
+            match self.update_processes() {
+                Err(error) if !self.tree_changed(&error) => return Err(self.freeze_failure(error)),
+                _ => {}
             }
         }
     }
@@ -157,16 +154,16 @@ impl TreeTracker {
     /// Returns true if no process has ended or called `exec` since the tracker attached to it.
     fn is_tree_unchanged(&self) -> Result<bool> {
         for tracked in &self.processes {
-            let state = match crate::procfs::ProcStat::read(tracked.pid) {
+            let stat = match ProcStat::read(tracked.pid) {
                 Err(Error::ProcessEnded(pid)) if pid != self.root => return Ok(false),
-                other => other?.state,
+                other => other?,
             };
-            let ended = matches!(state, 'Z' | 'X');
-            if !tracked
-                .watched
-                .as_ref()
-                .map_or(ended, |watched| !ended && watched.has_same_memory())
-            {
+            let has_ended = matches!(stat.state, 'Z' | 'X');
+            let is_unchanged = match &tracked.watched {
+                Some(watched) => !has_ended && watched.has_same_memory(&stat),
+                None => has_ended,
+            };
+            if !is_unchanged {
                 return Ok(false);
             }
         }

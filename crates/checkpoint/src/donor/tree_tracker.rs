@@ -60,6 +60,9 @@ pub(super) struct TrackedProcess {
     pub watched: Option<WatchedMemory>,
 }
 
+/// Stopped processes of the tree, by generation.
+type StoppedProcesses = HashMap<u64, HaltedProcess>;
+
 /// Most attempts of a round. An attempt fails if a process was forked, ended or called `exec` meanwhile.
 const ATTEMPTS: usize = 50;
 
@@ -320,30 +323,41 @@ impl TreeTracker {
 
     /// Attaches to processes that joined the tree, and detaches from processes that left it.
     pub(super) fn update_processes(&mut self) -> Result<()> {
+        self.update_running_processes(None)
+    }
+
+    /// Updates all processes but the stopped ones. With `stopped`, those to which the tracker attaches are added there, and
+    /// stay stopped.
+    fn update_running_processes(
+        &mut self,
+        mut stopped: Option<&mut StoppedProcesses>,
+    ) -> Result<()> {
         for _ in 1..ATTEMPTS {
-            if self.try_update_processes()? {
+            if self.try_update_processes(stopped.as_deref_mut())? {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Attaches to new processes of the tree while others stay stopped. Returns the stopped ones in the new order of
-    /// processes, without those that have ended. If a stopped process has left the tree, all run on.
+    /// Attaches to new processes of the tree while others stay stopped; the new ones stay stopped too. Returns all stopped
+    /// ones in the new order of processes. One that has called `exec`, ended or left the tree runs on before, so that the
+    /// tracker can attach to it again or detach.
     pub(super) fn update_processes_around(
         &mut self,
         halted: Vec<Option<HaltedProcess>>,
     ) -> Result<Vec<Option<HaltedProcess>>> {
-        let generations = self.processes.iter().map(|tracked| tracked.generation);
-        let pairs = generations.zip(halted);
-        let mut stopped: HashMap<u64, HaltedProcess> = pairs
-            .filter_map(|(generation, halted)| Some((generation, halted?)))
-            .collect();
         let pids: HashSet<i32> = inspect::tree_pids(self.root)?.into_iter().collect();
-        if !stopped.values().all(|halted| pids.contains(&halted.pid)) {
-            stopped.clear();
+        let mut stopped = StoppedProcesses::new();
+        for (tracked, halted) in self.processes.iter().zip(halted) {
+            if let Some(halted) = halted
+                && pids.contains(&tracked.pid)
+                && tracked.has_stub().unwrap_or(false)
+            {
+                stopped.insert(tracked.generation, halted);
+            }
         }
-        self.update_processes()?;
+        self.update_running_processes(Some(&mut stopped))?;
         let generations = self.processes.iter().map(|tracked| tracked.generation);
         Ok(generations
             .map(|generation| stopped.remove(&generation))
@@ -352,7 +366,7 @@ impl TreeTracker {
 
     /// Returns false if a living process is missing in the list although its parent is there: the kernel can leave out a
     /// process while its siblings end.
-    fn try_update_processes(&mut self) -> Result<bool> {
+    fn try_update_processes(&mut self, mut stopped: Option<&mut StoppedProcesses>) -> Result<bool> {
         let pids = inspect::tree_pids(self.root)?;
         let mut known: HashMap<i32, TrackedProcess> = self
             .processes
@@ -360,8 +374,11 @@ impl TreeTracker {
             .map(|tracked| (tracked.pid, tracked))
             .collect();
         for pid in &pids {
-            let old = known.remove(pid);
-            match self.update_process(*pid, old) {
+            let updated = match known.remove(pid) {
+                Some(old) if is_among(stopped.as_deref(), &old) => Ok(old),
+                old => self.update_process(*pid, old, stopped.as_deref_mut()),
+            };
+            match updated {
                 Ok(tracked) => self.processes.push(tracked),
                 Err(Error::ProcessEnded(_)) if *pid != self.root => {}
                 Err(error) => {
@@ -377,6 +394,8 @@ impl TreeTracker {
                     is_complete = false;
                     self.processes.push(missing);
                 }
+                // The tracker can detach once it runs.
+                Some(_) if is_among(stopped.as_deref(), &missing) => self.processes.push(missing),
                 Some(_) => missing.detach(),
                 None => {}
             }
@@ -384,7 +403,12 @@ impl TreeTracker {
         Ok(is_complete)
     }
 
-    fn update_process(&mut self, pid: i32, old: Option<TrackedProcess>) -> Result<TrackedProcess> {
+    fn update_process(
+        &mut self,
+        pid: i32,
+        old: Option<TrackedProcess>,
+        stopped: Option<&mut StoppedProcesses>,
+    ) -> Result<TrackedProcess> {
         let stat = ProcStat::read(pid)?;
         let zombie = matches!(stat.state, 'Z' | 'X');
         if let Some(old) = old
@@ -395,19 +419,25 @@ impl TreeTracker {
             return Ok(old);
         }
         self.generations += 1;
-        Ok(TrackedProcess {
+        let mut tracked = TrackedProcess {
             pid,
             started_ticks: stat.started_ticks,
             generation: self.generations,
-            watched: if zombie {
-                None
-            } else {
-                Some(self.attach(pid)?)
-            },
-        })
+            watched: None,
+        };
+        if !zombie {
+            let (watched, halted) = self.attach(pid)?;
+            tracked.watched = Some(watched);
+            match stopped {
+                Some(stopped) => drop(stopped.insert(tracked.generation, halted)),
+                None => halted.thaw()?,
+            }
+        }
+        Ok(tracked)
     }
 
-    fn attach(&mut self, pid: i32) -> Result<WatchedMemory> {
+    /// Attaches to a process, and leaves it stopped.
+    fn attach(&mut self, pid: i32) -> Result<(WatchedMemory, HaltedProcess)> {
         let halted = HaltedProcess::stop(pid)?;
         ptrace_checks::check(&halted)?;
         let lines = read_own_mappings(pid, None, false)?;
@@ -425,13 +455,16 @@ impl TreeTracker {
         }
         // Open the memory before the process runs: a later `exec` would replace it.
         let watched = WatchedMemory::new(pid, attachment, secure_bits)?;
-        halted.thaw()?;
-        Ok(watched)
+        Ok((watched, halted))
     }
 
     fn detach_all(&mut self) {
         self.processes.drain(..).for_each(TrackedProcess::detach);
     }
+}
+
+fn is_among(stopped: Option<&StoppedProcesses>, tracked: &TrackedProcess) -> bool {
+    stopped.is_some_and(|stopped| stopped.contains_key(&tracked.generation))
 }
 
 impl Drop for TreeTracker {

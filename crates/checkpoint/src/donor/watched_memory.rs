@@ -10,7 +10,7 @@ use crate::error::{Context, Error, Result};
 use crate::image::{
     ADDRESS_END, MappingBacking, MemoryMapping, MemorySpace, PAGE, PageContent, PageRun,
 };
-use crate::procfs::{self, MapLine};
+use crate::procfs::{self, MapLine, ProcStat};
 use crate::system_v_memory::attachments;
 use crate::trace::ProcessMemory;
 use std::collections::HashMap;
@@ -29,6 +29,7 @@ pub(super) struct WatchedMemory {
     pub secure_bits: u32,
     pub memory: ProcessMemory,
     pub pagemap: File,
+    layout: RandomLayout,
     map_lines: Vec<MapLine>,
     /// Content of `maps` for these lines, without advice: while procfs returns the same text, `lines` and `mappings`
     /// are valid.
@@ -44,6 +45,25 @@ pub(super) struct WatchedMemory {
     /// Pages that must be sent although the kernel does not report them as written: a round found them and was given
     /// up, could not read them, or protected them before they were sent.
     pending_pages: AddressRanges,
+}
+
+/// Addresses that `exec` chooses at random, unless the process has no randomization.
+#[derive(Debug, PartialEq, Eq)]
+struct RandomLayout {
+    stack: u64,
+    arguments: u64,
+}
+
+impl RandomLayout {
+    fn of(stat: &ProcStat) -> RandomLayout {
+        /// Numbers of the fields `startstack` and `arg_start` (`proc_pid_stat(5)`).
+        const START_STACK: usize = 28;
+        const ARG_START: usize = 48;
+        RandomLayout {
+            stack: stat.field(START_STACK),
+            arguments: stat.field(ARG_START),
+        }
+    }
 }
 
 /// Result of a scan of a process's memory.
@@ -69,6 +89,7 @@ impl WatchedMemory {
             secure_bits,
             memory: ProcessMemory::open(pid)?,
             pagemap: File::open(&path).context(|| path)?,
+            layout: RandomLayout::of(&ProcStat::read(pid)?),
             map_lines: Vec::new(),
             maps_text: Vec::new(),
             mappings: Vec::new(),
@@ -80,8 +101,13 @@ impl WatchedMemory {
         })
     }
 
-    /// Returns true if the process still has the same memory, which `exec` replaces.
-    pub fn has_same_memory(&self) -> bool {
+    /// Returns true if the process with this `stat` still has the same memory, which `exec` replaces.
+    pub fn has_same_memory(&self, stat: &ProcStat) -> bool {
+        if RandomLayout::of(stat) != self.layout {
+            return false;
+        }
+        // Without randomization, the layout stays. Of memory that nobody has any more, some kernels report no pages, and
+        // others an error.
         let first = write_tracking::ScanRange {
             start: 0,
             end: PAGE,

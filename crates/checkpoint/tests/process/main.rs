@@ -4,7 +4,6 @@
 mod blockers;
 mod comparison;
 mod compromised_donor;
-mod constant_forks;
 mod fault_injection;
 mod features;
 mod foreign_vdso;
@@ -16,6 +15,7 @@ mod pids;
 mod postcopy;
 mod process_cleanup;
 mod program;
+mod restless_trees;
 mod servers;
 
 use holdfast_checkpoint::donor::TreeTracker;
