@@ -206,7 +206,7 @@ pub enum OfferEnd {
 pub enum ConductorFrame {
     /// Any node to any other: a sign of life, the sender's load, and loads that the sender has heard of.
     Loads {
-        /// Measured loads: the sender's, and those of other nodes.
+        /// Measured loads of the sender and of other nodes.
         #[serde(deserialize_with = "bounded_list_of::<_, _, REPORTS_MAX>")]
         reports: Vec<LoadReport>,
     },

@@ -49,7 +49,7 @@ pub enum DrainAnswer {
     Refused {
         /// The reason for which the node does not obey the drain order.
         error: Text,
-        /// A remedy for the operator who gave the drain order.
+        /// A remedy, shown to the operator together with the refusal.
         what_to_do: Text,
     },
 }

@@ -326,8 +326,8 @@ impl TreeTracker {
         self.update_running_processes(None)
     }
 
-    /// Updates all processes but the stopped ones. With `stopped`, those to which the tracker attaches are added there, and
-    /// stay stopped.
+    /// Updates all processes but the stopped ones. With `stopped`, a process to which the tracker attaches is added there and
+    /// stays stopped.
     fn update_running_processes(
         &mut self,
         mut stopped: Option<&mut StoppedProcesses>,
@@ -341,7 +341,7 @@ impl TreeTracker {
     }
 
     /// Attaches to new processes of the tree while others stay stopped; the new ones stay stopped too. Returns all stopped
-    /// ones in the new order of processes. One that has called `exec`, ended or left the tree runs on before, so that the
+    /// ones in the new order of processes. A process that has called `exec`, ended or left the tree runs on first, so that the
     /// tracker can attach to it again or detach.
     pub(super) fn update_processes_around(
         &mut self,
