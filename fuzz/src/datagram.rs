@@ -1,7 +1,7 @@
 //! Authenticated datagrams between nodes.
 
 use holdfast_wire::authenticated_datagram::{
-    DATAGRAM_KEY_BYTES, DatagramError, DatagramKey, DatagramReceiver, PairKeys,
+    DATAGRAM_KEY_BYTES, DatagramError, DatagramAuthenticationKey, DatagramReceiver, PairKeys,
 };
 
 /// Start number of the sender's daemon, which is any node but n2.
@@ -9,7 +9,7 @@ pub const SENDER_BOOT: u64 = 1;
 /// Start number of the daemon of the receiver n2.
 pub const RECEIVER_BOOT: u64 = 4;
 /// The key that corpus and receiver share.
-pub const KEY: DatagramKey = DatagramKey([7; DATAGRAM_KEY_BYTES]);
+pub const KEY: DatagramAuthenticationKey = DatagramAuthenticationKey([7; DATAGRAM_KEY_BYTES]);
 
 /// Opens any bytes at node n2 twice: the second time, an authentic datagram must count as a repetition. Returns true if
 /// the bytes have the form of a datagram.

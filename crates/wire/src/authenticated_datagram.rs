@@ -15,7 +15,7 @@
 //! | 32 | authentication code: HMAC-SHA-256 (RFC 2104) |
 //!
 //! The receiver chooses the key, at random, and gives it to the sender over the channel with certificates
-//! ([`crate::frame::GenericFrame::DatagramKey`]). A node can therefore speak for itself alone, and a datagram that was
+//! ([`crate::frame::GenericFrame::DatagramAuthenticationKey`]). A node can therefore speak for itself alone, and a datagram that was
 //! recorded before a restart of either daemon is worthless. The code covers the receiver's name too, which does not travel.
 //! The content is not secret; a frame that carries secrets needs the channel.
 
@@ -43,18 +43,18 @@ const LABEL: &[u8] = b"holdfast datagram 2";
 /// Number of counters behind the highest one that may still arrive (RFC 4303, section 3.4.3).
 const WINDOW: u64 = 64;
 
-/// Length of a [`DatagramKey`], in bytes.
+/// Length of a [`DatagramAuthenticationKey`], in bytes.
 pub const DATAGRAM_KEY_BYTES: usize = 32;
 
 /// The key of the datagrams from one node to another one.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct DatagramKey(pub [u8; DATAGRAM_KEY_BYTES]);
+pub struct DatagramAuthenticationKey(pub [u8; DATAGRAM_KEY_BYTES]);
 
 /// No content: the secret must not appear in logs.
-impl fmt::Debug for DatagramKey {
+impl fmt::Debug for DatagramAuthenticationKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DatagramKey")
+        f.write_str("DatagramAuthenticationKey")
     }
 }
 
@@ -65,9 +65,9 @@ pub struct PairKeys {
     /// Start number of the other node's daemon.
     pub boot: u64,
     /// Key of the datagrams from the other node, which this node has chosen.
-    pub inbound: DatagramKey,
+    pub inbound: DatagramAuthenticationKey,
     /// Key of the datagrams to the other node; none until the other node has told it.
-    pub outbound: Option<DatagramKey>,
+    pub outbound: Option<DatagramAuthenticationKey>,
 }
 
 /// The frames that travel in datagrams. The order of the variants is part of the format.
@@ -195,7 +195,7 @@ impl DatagramSender {
         &mut self,
         receiver: &NodeName,
         receiver_boot: u64,
-        key: &DatagramKey,
+        key: &DatagramAuthenticationKey,
         frame: &DatagramFrame,
     ) -> Vec<u8> {
         self.counter += 1;
@@ -377,7 +377,11 @@ impl UncheckedDatagram<'_> {
     }
 }
 
-fn authentication_code(key: &DatagramKey, receiver: &NodeName, covered: &[u8]) -> Hmac<Sha256> {
+fn authentication_code(
+    key: &DatagramAuthenticationKey,
+    receiver: &NodeName,
+    covered: &[u8],
+) -> Hmac<Sha256> {
     // HMAC pads a short key with zeros.
     let mut block = [0; 64];
     block[..DATAGRAM_KEY_BYTES].copy_from_slice(&key.0);
@@ -398,7 +402,7 @@ mod tests {
 
     const KEYS: PairKeys = PairKeys {
         boot: 1,
-        inbound: DatagramKey([7; 32]),
+        inbound: DatagramAuthenticationKey([7; 32]),
         outbound: None,
     };
     /// Start number of the receiver.
@@ -444,7 +448,7 @@ mod tests {
         fn sealed_datagram_opens_once_at_its_receiver(
             frame in any_frame(), secret: [u8; 32], boot: u64, sender in "[a-z]{1,40}"
         ) {
-            let keys = PairKeys { boot, inbound: DatagramKey(secret), outbound: None };
+            let keys = PairKeys { boot, inbound: DatagramAuthenticationKey(secret), outbound: None };
             let bytes = seal(&sender, &keys, &frame);
             let keys_of = |named: &NodeName| (named.as_str() == sender).then_some(keys);
             let mut receiver = receiver();
@@ -461,7 +465,7 @@ mod tests {
             frame in any_frame(), secrets: [[u8; 32]; 2]
         ) {
             prop_assume!(secrets[0] != secrets[1]);
-            let keys = |secret| PairKeys { inbound: DatagramKey(secret), ..KEYS };
+            let keys = |secret| PairKeys { inbound: DatagramAuthenticationKey(secret), ..KEYS };
             let [own, other] = secrets.map(keys);
             let bytes = seal("a", &own, &frame);
             let opened = receiver().open(|_| Some(other), &bytes);
@@ -508,7 +512,7 @@ mod tests {
         // The sender has restarted, and counts from one again.
         let keys = PairKeys {
             boot: 2,
-            inbound: DatagramKey([8; 32]),
+            inbound: DatagramAuthenticationKey([8; 32]),
             outbound: None,
         };
         assert_eq!(receiver.open(|_| Some(keys), &bytes), stale);

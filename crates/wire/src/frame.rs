@@ -3,7 +3,7 @@
 //! A frame is generic over the type of its blobs. Decoding first borrows blobs from the receive buffer and then takes
 //! shares of that buffer, so no blob is copied. All other code uses [`Frame`], with [`Bytes`] as the blob type.
 
-use crate::authenticated_datagram::DatagramKey;
+use crate::authenticated_datagram::DatagramAuthenticationKey;
 use crate::conductor_frames::ConductorFrame;
 use crate::credential_frames::GenericCredentialFrame;
 use crate::drain_frames::DrainFrame;
@@ -228,11 +228,11 @@ pub enum GenericFrame<B> {
     },
     /// Any node to any other, right after the greeting, in a group that runs itself: the key with which the receiver
     /// authenticates its datagrams to the sender.
-    DatagramKey {
+    DatagramAuthenticationKey {
         /// Start number of the sender's daemon, as in [`BatchId::boot`].
         boot: u64,
         /// Key for the receiver's datagrams to the sender.
-        key: DatagramKey,
+        key: DatagramAuthenticationKey,
     },
     /// A frame about the balance of loads.
     Conductor(ConductorFrame),
@@ -266,7 +266,7 @@ impl<B> GenericFrame<B> {
             GenericFrame::FlowReport(frame) => frame.name(),
             GenericFrame::ConfiguredServices { .. } => "ConfiguredServices",
             GenericFrame::NodeLoad { .. } => "NodeLoad",
-            GenericFrame::DatagramKey { .. } => "DatagramKey",
+            GenericFrame::DatagramAuthenticationKey { .. } => "DatagramAuthenticationKey",
             GenericFrame::Conductor(frame) => frame.name(),
             GenericFrame::Replication(frame) => frame.name(),
             GenericFrame::Drain(frame) => frame.name(),
@@ -340,7 +340,9 @@ impl<B> GenericFrame<B> {
                 GenericFrame::ConfiguredServices { services }
             }
             GenericFrame::NodeLoad { load } => GenericFrame::NodeLoad { load },
-            GenericFrame::DatagramKey { boot, key } => GenericFrame::DatagramKey { boot, key },
+            GenericFrame::DatagramAuthenticationKey { boot, key } => {
+                GenericFrame::DatagramAuthenticationKey { boot, key }
+            }
             GenericFrame::Conductor(frame) => GenericFrame::Conductor(frame),
             GenericFrame::Replication(frame) => GenericFrame::Replication(frame),
             GenericFrame::Drain(frame) => GenericFrame::Drain(frame),

@@ -16,7 +16,7 @@ use credentials::credential_frame;
 use drain_frames::drain_frame;
 use failures::failure;
 use health_frames::health_frame;
-use holdfast_wire::authenticated_datagram::DatagramKey;
+use holdfast_wire::authenticated_datagram::DatagramAuthenticationKey;
 use holdfast_wire::flow_report_frames::FlowReportFrame;
 use holdfast_wire::frame::{
     AcceptorPhaseTimes, BatchId, ConfiguredService, FlowToPrepare, FrozenFlowState,
@@ -219,9 +219,11 @@ fn frame() -> impl Strategy<Value = Frame> {
         drain_frame(),
         replication_frame(),
         any::<u32>().prop_map(|load| Frame::NodeLoad { load }),
-        (any::<u64>(), any::<[u8; 32]>()).prop_map(|(boot, key)| Frame::DatagramKey {
-            boot,
-            key: DatagramKey(key),
+        (any::<u64>(), any::<[u8; 32]>()).prop_map(|(boot, key)| {
+            Frame::DatagramAuthenticationKey {
+                boot,
+                key: DatagramAuthenticationKey(key),
+            }
         }),
         flow_report_frame(),
         vec(configured_service(), 0..5).prop_map(|services| Frame::ConfiguredServices { services }),

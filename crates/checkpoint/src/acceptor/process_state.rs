@@ -9,7 +9,7 @@ use crate::image::{
     IntervalTimer, PosixTimer, ProcessLayout, ProcessState, ResourceLimit, Scheduling, SignalInfo,
     ThreadState,
 };
-use crate::trace::{StubSlot, StubSlotAllocator, SystemCall, Tracee};
+use crate::trace::{SystemCall, ThreadStubArea, ThreadStubAreaAllocator, Tracee};
 use holdfast_sys::priority::{run_parallel, set_timer_slack_ns};
 use std::ffi::OsStr;
 use std::io;
@@ -130,7 +130,7 @@ fn process_script<'a>(
         stub_process,
         tracee: stub_process.first_thread(),
         script,
-        slot: StubSlot::WHOLE_STUB,
+        slot: ThreadStubArea::WHOLE_STUB,
     })
 }
 
@@ -153,8 +153,10 @@ fn restore_threads(
     objects: &MappedObjectStore,
     first: bool,
 ) -> Result<()> {
-    let mut slots: Vec<StubSlotAllocator> =
-        targets.iter().map(|_| StubSlotAllocator::new()).collect();
+    let mut slots: Vec<ThreadStubAreaAllocator> = targets
+        .iter()
+        .map(|_| ThreadStubAreaAllocator::new())
+        .collect();
     let mut parts = Vec::new();
     for (at, target) in targets.iter().enumerate() {
         let (stub_process, process, state) = *target;
@@ -163,7 +165,7 @@ fn restore_threads(
                 continue;
             }
             let script_in_slot =
-                |slots: &mut StubSlotAllocator| -> Result<Option<ThreadCallScript<'_>>> {
+                |slots: &mut ThreadStubAreaAllocator| -> Result<Option<ThreadCallScript<'_>>> {
                     let mut script = stub_process.script_at(slots.next_scratch());
                     add_thread_state(
                         *target,
@@ -187,7 +189,7 @@ fn restore_threads(
                 continue;
             }
             run_scripts(std::mem::take(&mut parts))?;
-            slots.fill_with(StubSlotAllocator::new);
+            slots.fill_with(ThreadStubAreaAllocator::new);
             if let Some(part) = script_in_slot(&mut slots[at])? {
                 parts.push(part);
                 continue;

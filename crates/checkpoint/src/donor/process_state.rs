@@ -10,8 +10,8 @@ use crate::image::{
 };
 use crate::procfs::{self, ProcStat, ProcStatus};
 use crate::trace::{
-    CallBatch, CallBatchOutcome, SCRATCH_OFFSET, Stub, StubSlotAllocator, SystemCall,
-    ThreadCallBatch, call_result, run_batches,
+    CallBatch, CallBatchOutcome, SCRATCH_OFFSET, Stub, SystemCall, ThreadCallBatch,
+    ThreadStubAreaAllocator, call_result, run_batches,
 };
 use holdfast_sys::priority::{is_realtime, run_parallel};
 use std::collections::VecDeque;
@@ -75,8 +75,10 @@ fn query_threads(
     is_urgent: bool,
     processes: &mut [ProcessState],
 ) -> Result<()> {
-    let mut slots: Vec<StubSlotAllocator> =
-        queries.iter().map(|_| StubSlotAllocator::new()).collect();
+    let mut slots: Vec<ThreadStubAreaAllocator> = queries
+        .iter()
+        .map(|_| ThreadStubAreaAllocator::new())
+        .collect();
     let (mut jobs, mut queried) = (Vec::new(), Vec::new());
     while let Some(&(process, at)) = waiting.front() {
         let query = &queries[process];

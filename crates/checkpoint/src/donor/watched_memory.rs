@@ -148,23 +148,26 @@ impl WatchedMemory {
         advice: bool,
         catalogue: &mut MappedObjectCatalogue,
     ) -> Result<()> {
-        let mut text = if advice {
-            Vec::new()
+        let known = if advice {
+            None
         } else {
-            procfs::read_bytes(pid, "maps")?
+            let text = procfs::read_bytes(pid, "maps")?;
+            if !text.is_empty() && text == self.maps_text {
+                return catalogue.check_segments(pid, &self.map_lines);
+            }
+            let (text, lines) = procfs::parse_mappings(pid, "maps", text)?;
+            let mut lines = without_stub(lines, Some(&self.attachment))?;
+            copy_advice(&self.map_lines, &mut lines).then_some((text, lines))
         };
-        if !advice && !text.is_empty() && text == self.maps_text {
-            return catalogue.check_segments(pid, &self.map_lines);
-        }
-        let mut lines = match advice {
-            true => Vec::new(),
-            false => without_stub(procfs::parse_lines(&text)?, Some(&self.attachment))?,
+        let (text, lines) = match known {
+            Some(known) => known,
+            None => {
+                let text = procfs::read_bytes(pid, "smaps")?;
+                let (text, lines) = procfs::parse_mappings(pid, "smaps", text)?;
+                let lines = without_stub(lines, Some(&self.attachment))?;
+                (procfs::smaps_to_maps(&text), lines)
+            }
         };
-        if advice || !copy_advice(&self.map_lines, &mut lines) {
-            let smaps = procfs::read_bytes(pid, "smaps")?;
-            lines = without_stub(procfs::parse_lines(&smaps)?, Some(&self.attachment))?;
-            text = procfs::smaps_to_maps(&smaps);
-        }
         catalogue.add_written_files(pid, &lines)?;
         let mut mappings = Vec::with_capacity(lines.len());
         for line in &lines {

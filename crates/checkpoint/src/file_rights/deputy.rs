@@ -27,7 +27,7 @@ const NO_PAYLOAD: u64 = 6;
 /// A process with another identity. Dropping the value ends the process: its PID is in the tree's namespace, and the
 /// tree may need it.
 #[derive(Debug)]
-pub(super) struct DeputyProcess {
+pub(super) struct UserIdentityProcess {
     pid: i32,
     channel: OwnedFd,
     /// The deputy's end of the channel, kept open here because the deputy shares the table.
@@ -42,7 +42,7 @@ pub(super) struct DeputyCall<'a> {
     pub payload: Option<(usize, &'a [u8])>,
 }
 
-impl DeputyProcess {
+impl UserIdentityProcess {
     pub fn start(identity: &UserIdentity) -> io::Result<Self> {
         let pair = socketpair(
             AddressFamily::UNIX,
@@ -106,7 +106,7 @@ impl DeputyProcess {
     }
 }
 
-impl Drop for DeputyProcess {
+impl Drop for UserIdentityProcess {
     fn drop(&mut self) {
         // SAFETY: the only pointer that is passed is null; nothing else waits for this child.
         unsafe {

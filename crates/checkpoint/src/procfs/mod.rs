@@ -180,7 +180,8 @@ pub(crate) fn numeric_entries(folder: &str, pid: i32) -> Result<Vec<i32>> {
 /// # Errors
 /// [`Error::ProcessEnded`], or a line that does not parse.
 pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
-    parse_lines(&read_bytes(pid, "smaps")?)
+    let text = read_bytes(pid, "smaps")?;
+    Ok(parse_mappings(pid, "smaps", text)?.1)
 }
 
 /// Returns the mappings of a process (`maps`), without their advice.
@@ -188,12 +189,37 @@ pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
 /// # Errors
 /// [`Error::ProcessEnded`], or a line that does not parse.
 pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
-    parse_lines(&read_bytes(pid, "maps")?)
+    let text = read_bytes(pid, "maps")?;
+    Ok(parse_mappings(pid, "maps", text)?.1)
 }
 
-/// Parses the text of `maps` or `smaps`.
-pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
-    parse_maps(text).ok_or_else(|| unexpected_text("cannot parse a process's mappings"))
+/// Parses the text of `maps` or `smaps`, and returns both. The kernel gives these files in pieces, between which a
+/// running process may change its mappings: if mappings overlap, the file is read again.
+pub(crate) fn parse_mappings(
+    pid: i32,
+    name: &str,
+    text: Vec<u8>,
+) -> Result<(Vec<u8>, Vec<MapLine>)> {
+    parse_until_ordered(text, || read_bytes(pid, name))
+}
+
+fn parse_until_ordered(
+    mut text: Vec<u8>,
+    mut read: impl FnMut() -> Result<Vec<u8>>,
+) -> Result<(Vec<u8>, Vec<MapLine>)> {
+    /// Most attempts to read mappings that change meanwhile.
+    const ATTEMPTS_MAX: usize = 50;
+    for _ in 0..ATTEMPTS_MAX {
+        let lines = parse_maps(&text)
+            .ok_or_else(|| unexpected_text("cannot parse a process's mappings"))?;
+        if lines.is_sorted_by(|a, b| a.end <= b.start) {
+            return Ok((text, lines));
+        }
+        text = read()?;
+    }
+    Err(unexpected_text(
+        "a process's mappings change at each attempt to read them",
+    ))
 }
 
 #[cfg(test)]
@@ -226,6 +252,20 @@ mod tests {
         let list = || Ok(vec![1, ending.next().expect("endless")]);
         let found = list_all_threads(list, || Ok(3)).expect("listed");
         assert!(found.starts_with(&[1, 10, 11]), "{found:?}");
+    }
+
+    /// Between the two pieces of the first text, the process has joined two mappings.
+    #[test]
+    fn overlapping_mappings_are_read_again() {
+        let line = |range| format!("{range} rw-p 00000000 00:00 0 \n");
+        let torn = line("1000-2000") + &line("1000-3000");
+        let whole = line("1000-3000");
+        let torn = torn.into_bytes();
+        let whole = whole.into_bytes();
+        let found = parse_until_ordered(torn.clone(), || Ok(whole.clone()));
+        let (text, lines) = found.expect("ordered");
+        assert_eq!((text, lines.len()), (whole, 1));
+        assert!(parse_until_ordered(torn.clone(), || Ok(torn.clone())).is_err());
     }
 
     #[test]

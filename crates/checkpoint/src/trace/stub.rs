@@ -274,7 +274,7 @@ impl Stub {
 
 /// Part of a stub that one of several threads uses: its table, frame and scratch area.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StubSlot {
+pub(crate) struct ThreadStubArea {
     table: u64,
     frame: u64,
     /// Offset of the scratch area that the thread's calls may read and write.
@@ -283,11 +283,11 @@ pub(crate) struct StubSlot {
 
 /// Divides a stub among threads that make a few calls each at the same time.
 #[derive(Debug)]
-pub(crate) struct StubSlotAllocator {
+pub(crate) struct ThreadStubAreaAllocator {
     next: u64,
 }
 
-impl StubSlotAllocator {
+impl ThreadStubAreaAllocator {
     pub fn new() -> Self {
         Self { next: TABLE_OFFSET }
     }
@@ -299,7 +299,12 @@ impl StubSlotAllocator {
 
     /// Reserves a slot for `calls` calls, `extended` bytes of vector registers (0 if no frame is needed) and
     /// `scratch` bytes; `None` when the stub is full.
-    pub fn allocate(&mut self, calls: usize, extended: usize, scratch: usize) -> Option<StubSlot> {
+    pub fn allocate(
+        &mut self,
+        calls: usize,
+        extended: usize,
+        scratch: usize,
+    ) -> Option<ThreadStubArea> {
         let aligned_end = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
         let frame_bytes = match extended {
             0 => 0,
@@ -312,7 +317,7 @@ impl StubSlotAllocator {
         if calls > TABLE_CALLS || end > STUB_BYTES - PARAMETERS_BYTES {
             return None;
         }
-        let slot = StubSlot {
+        let slot = ThreadStubArea {
             table,
             frame,
             scratch: self.next,
@@ -322,7 +327,7 @@ impl StubSlotAllocator {
     }
 }
 
-impl StubSlot {
+impl ThreadStubArea {
     /// Slot that spans a whole stub, for a single thread.
     pub const WHOLE_STUB: Self = Self {
         table: TABLE_OFFSET,
@@ -338,7 +343,7 @@ pub(crate) struct ThreadCallBatch<'a> {
     tracee: Tracee,
     memory: &'a ProcessMemory,
     batch: CallBatch,
-    slot: StubSlot,
+    slot: ThreadStubArea,
     /// Vector registers, if they were read already.
     extended: Option<Vec<u8>>,
     boosts_priority: bool,
@@ -363,7 +368,7 @@ impl<'a> ThreadCallBatch<'a> {
             tracee,
             memory,
             batch,
-            slot: StubSlot::WHOLE_STUB,
+            slot: ThreadStubArea::WHOLE_STUB,
             extended: None,
             boosts_priority: false,
             boost: None,
@@ -377,7 +382,7 @@ impl<'a> ThreadCallBatch<'a> {
     }
 
     /// Limits the job to a part of the stub, and supplies the thread's vector registers.
-    pub fn in_slot(self, slot: StubSlot, extended: Vec<u8>) -> Self {
+    pub fn in_slot(self, slot: ThreadStubArea, extended: Vec<u8>) -> Self {
         Self {
             slot,
             extended: Some(extended),
@@ -386,7 +391,7 @@ impl<'a> ThreadCallBatch<'a> {
     }
 
     /// Limits the job to a part of the stub, for a thread of a stub process, which needs no frame.
-    pub fn in_frameless_slot(self, slot: StubSlot) -> Self {
+    pub fn in_frameless_slot(self, slot: ThreadStubArea) -> Self {
         Self { slot, ..self }
     }
 

@@ -7,7 +7,7 @@ use holdfast_checkpoint::error::Error;
 use holdfast_checkpoint::file_rights::FileRights;
 use holdfast_checkpoint::files::image::FileId;
 use holdfast_checkpoint::files::{ContendedLock, LockHandoverStep};
-use holdfast_checkpoint::image::{DescriptorUpdate, decode, encode};
+use holdfast_checkpoint::image::{DescriptorUpdate, TreeLayout, decode, encode};
 use holdfast_checkpoint::sockets::{RestoredSockets, SocketState};
 use holdfast_sys::priority::RealtimeGuard;
 use holdfast_sys::tun::{Tun, VnetHeader};
@@ -15,6 +15,7 @@ use holdfast_tcp_repair::WindowProbe;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Child;
 use std::sync::Arc;
@@ -299,7 +300,16 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
         let state = stopped.read_state()?;
         contended = acceptor.restorer.restore_state(&state)?;
         let digest = decode(&encode(&stopped.digest(&state)?)?)?;
-        acceptor.restorer.compare_digest(&digest)?;
+        let compared = acceptor.restorer.compare_digest(&digest);
+        if compared.is_err() {
+            let copy = outer_pid(&acceptor.restorer, tree.root);
+            print_memory_differences((tree.root, copy), stopped.tree());
+            eprintln!(
+                "threads: {:x?}",
+                state.processes[0].as_ref().map(|process| &process.threads)
+            );
+        }
+        compared?;
     }
     if last_step < MoveStep::OriginalEnded {
         return partial(tree, Box::new((stopped, acceptor)));
@@ -316,6 +326,32 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
         restorer: Some(acceptor.restorer),
     };
     Ok((moved, None))
+}
+
+/// Prints where the private memory of a stopped root differs from its copy's.
+fn print_memory_differences((original, copy): (i32, i32), tree: &TreeLayout) {
+    let open = |pid| File::open(format!("/proc/{pid}/mem")).expect("opens");
+    let (original, copy) = (open(original), open(copy));
+    let page = |memory: &File, at: u64| {
+        let mut page = vec![0; 4096];
+        memory.read_exact_at(&mut page, at).map(|()| page)
+    };
+    for at in (tree.processes[0].mappings.iter())
+        .flat_map(|mapping| (mapping.start..mapping.end).step_by(4096))
+    {
+        let (Ok(original), Ok(copy)) = (page(&original, at), page(&copy, at)) else {
+            continue;
+        };
+        let pairs = original.iter().zip(&copy).zip(at..);
+        let differing: Vec<_> = pairs.filter(|((one, other), _)| one != other).collect();
+        if !differing.is_empty() {
+            eprintln!(
+                "{} bytes of page {at:x} differ: {:x?}",
+                differing.len(),
+                &differing[..differing.len().min(64)]
+            );
+        }
+    }
 }
 
 /// Runs three pre-copy rounds while the tree runs, up to the step `last`; returns true if all rounds were complete.

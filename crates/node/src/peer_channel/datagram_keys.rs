@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_wire::authenticated_datagram::{DatagramKey, PairKeys};
+use holdfast_wire::authenticated_datagram::{DatagramAuthenticationKey, PairKeys};
 use holdfast_wire::membership_frames::NodeName;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
@@ -51,7 +51,7 @@ impl DatagramKeys {
         peer: &str,
         boot: u64,
         certificates: Vec<CertificateDer<'static>>,
-    ) -> DatagramKey {
+    ) -> DatagramAuthenticationKey {
         let known = self
             .table
             .borrow()
@@ -62,7 +62,7 @@ impl DatagramKeys {
             .filter(|keys| keys.boot == boot)
             .unwrap_or_else(|| PairKeys {
                 boot,
-                inbound: DatagramKey(random_bytes()),
+                inbound: DatagramAuthenticationKey(random_bytes()),
                 outbound: None,
             });
         let agreed = AgreedKeys { keys, certificates };
@@ -74,7 +74,7 @@ impl DatagramKeys {
 
     /// Notes the key for the datagrams to a node, told by the daemon with the start number `boot`. A key of another life of
     /// that daemon is worthless, and ignored.
-    pub(super) fn learn(&self, peer: &str, boot: u64, key: DatagramKey) {
+    pub(super) fn learn(&self, peer: &str, boot: u64, key: DatagramAuthenticationKey) {
         self.table.send_if_modified(|table| {
             let agreed = table.by_name.get_mut(peer);
             let Some(agreed) = agreed.filter(|agreed| agreed.keys.boot == boot) else {
@@ -116,18 +116,18 @@ mod tests {
     fn keys_last_as_long_as_the_lives_of_both_daemons() {
         let keys = DatagramKeys::default();
         let inbound = keys.agree("n2", 5, Vec::new());
-        keys.learn("n2", 5, DatagramKey([1; 32]));
+        keys.learn("n2", 5, DatagramAuthenticationKey([1; 32]));
         let expected = PairKeys {
             boot: 5,
             inbound,
-            outbound: Some(DatagramKey([1; 32])),
+            outbound: Some(DatagramAuthenticationKey([1; 32])),
         };
         assert_eq!(keys.agree("n2", 5, Vec::new()), inbound, "a new connection");
         assert_eq!(keys_of(&keys, "n2"), Some(expected));
         assert_ne!(keys.agree("n2", 6, Vec::new()), inbound, "a restart");
         assert_eq!(keys_of(&keys, "n2").unwrap().outbound, None);
         // A connection of the former life ends later than the greeting of the next one.
-        keys.learn("n2", 5, DatagramKey([1; 32]));
+        keys.learn("n2", 5, DatagramAuthenticationKey([1; 32]));
         assert_eq!(keys_of(&keys, "n2").unwrap().outbound, None);
         assert_ne!(keys.agree("n3", 6, Vec::new()), inbound, "another node");
     }
@@ -141,7 +141,7 @@ mod tests {
         keys.forget_refused(|chain| chain != certificate(2));
         assert_eq!(keys_of(&keys, "n2"), None);
         assert!(keys_of(&keys, "n3").is_some());
-        keys.learn("n2", 5, DatagramKey([1; 32]));
+        keys.learn("n2", 5, DatagramAuthenticationKey([1; 32]));
         assert_eq!(keys_of(&keys, "n2"), None);
         assert_ne!(keys.agree("n2", 5, certificate(4)), inbound);
     }

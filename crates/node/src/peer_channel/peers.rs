@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use holdfast_daemon::log_limit::LogLimit;
 use holdfast_daemon::tls::{Tls, node_name};
-use holdfast_wire::authenticated_datagram::DatagramKey;
+use holdfast_wire::authenticated_datagram::DatagramAuthenticationKey;
 use holdfast_wire::membership_frames::{JoinRole, Member, MembershipFrame, NodeName};
 use holdfast_wire::{Frame, NodeId};
 use rustls::pki_types::CertificateDer;
@@ -407,7 +407,7 @@ impl PeerChannelState {
             return;
         }
         let key = (self.datagram_keys).agree(&peer.name, boot, link.certificates());
-        let frame = Frame::DatagramKey {
+        let frame = Frame::DatagramAuthenticationKey {
             boot: self.options.boot,
             key,
         };
@@ -417,7 +417,12 @@ impl PeerChannelState {
     }
 
     /// Notes the key of this node's datagrams to a peer.
-    pub(super) fn learn_datagram_key(&self, peer: &Peer, boot: u64, key: DatagramKey) {
+    pub(super) fn learn_datagram_key(
+        &self,
+        peer: &Peer,
+        boot: u64,
+        key: DatagramAuthenticationKey,
+    ) {
         self.datagram_keys.learn(&peer.name, boot, key);
     }
 

@@ -67,7 +67,7 @@ fn receive_frames(
             (_, Frame::Membership(frame)) => {
                 state.deliver_membership_frame(peer, link.certified_role(), frame)?;
             }
-            (_, Frame::DatagramKey { boot, key }) if state.is_self_running() => {
+            (_, Frame::DatagramAuthenticationKey { boot, key }) if state.is_self_running() => {
                 state.learn_datagram_key(peer, boot, key);
             }
             (Direction::Incoming, frame) if is_for_engine(&frame) => {
@@ -86,7 +86,7 @@ fn is_for_engine(frame: &Frame) -> bool {
             | Frame::Refused { .. }
             | Frame::Ping { .. }
             | Frame::Pong { .. }
-            | Frame::DatagramKey { .. }
+            | Frame::DatagramAuthenticationKey { .. }
     )
 }
 

@@ -10,7 +10,7 @@
 //! Safety: two nodes never speak for one flow, whatever frames are lost, late or repeated, and whatever daemons crash.
 //! Liveness: once nodes and holder reach each other, each flow has one owner, and the owner speaks.
 //!
-//! `Hello`, `Ping`, `Pong` and `DatagramKey` belong to the channel, `Move`, `Membership`, `FlowReport`,
+//! `Hello`, `Ping`, `Pong` and `DatagramAuthenticationKey` belong to the channel, `Move`, `Membership`, `FlowReport`,
 //! `ConfiguredServices`, `NodeLoad`, `Conductor` and `Replication` to other parts; this one ignores them.
 
 mod acceptor;
@@ -187,7 +187,7 @@ impl Handoff {
             | Frame::FlowReport(_)
             | Frame::ConfiguredServices { .. }
             | Frame::NodeLoad { .. }
-            | Frame::DatagramKey { .. }
+            | Frame::DatagramAuthenticationKey { .. }
             | Frame::Conductor(_)
             | Frame::Replication(_)
             | Frame::Drain(_) => {}

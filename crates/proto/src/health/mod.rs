@@ -20,6 +20,7 @@
 //! A node that gains new clients may receive the last packet of a handshake that began at another node. Each node
 //! therefore learns the shares, and passes such a packet on by the previous ones.
 
+mod accept_queue_history;
 mod config;
 mod event;
 mod hold_down;
@@ -28,7 +29,6 @@ mod placement;
 mod server_health;
 #[cfg(test)]
 mod tests;
-mod waiting_clients;
 
 pub use config::{HealthConfig, JudgedService};
 pub use event::{CheckKind, Event, Exclusion, ListenerSample, NodeHealth, Output, QueueSample};

@@ -1,9 +1,9 @@
 //! Judgement of one service's server at this node.
 
+use super::accept_queue_history::AcceptQueueHistory;
 use super::config::JudgedService;
 use super::event::{CheckKind, ListenerSample};
 use super::hold_down::HoldDown;
-use super::waiting_clients::WaitingClients;
 use super::{HealthConfig, UNREAD_CONNECTIONS_MIN};
 use core::time::Duration;
 use holdfast_wire::health_frames::{ServerProblem, ServerState};
@@ -17,7 +17,7 @@ pub(super) struct ServerHealth {
     has_served: bool,
     /// True from the move of the server to another node until its sockets here are closed.
     has_moved: bool,
-    clients: WaitingClients,
+    queues: AcceptQueueHistory,
     /// Number of inspected new connections with requests that the server has not read.
     unread_connections: u32,
     checks: BTreeMap<CheckKind, ServerCheckState>,
@@ -41,7 +41,7 @@ impl ServerHealth {
         self.is_listening = Some(is_listening);
         self.has_served |= is_listening && !self.has_moved;
         self.has_moved &= is_listening;
-        self.clients.on_sample(now, sample);
+        self.queues.on_sample(now, sample);
     }
 
     /// Records that the server has moved to another node, so that its sockets here close without a failure.
@@ -127,7 +127,7 @@ impl ServerHealth {
         }
         let stalled = settings
             .stall_after
-            .and_then(|stall_after| self.clients.stalled(now, stall_after))
+            .and_then(|stall_after| self.queues.stalled(now, stall_after))
             .map(|waiting| ServerProblem::QueueStalled { waiting });
         let is_unread =
             settings.stall_after.is_some() && self.unread_connections >= UNREAD_CONNECTIONS_MIN;

@@ -18,7 +18,7 @@ pub(super) struct TakeoverArbitration {
 
 /// Elements of a dead registrar that have not got their new home yet.
 #[derive(Debug)]
-struct HomeTransfer {
+struct ElementsOfDeadRegistrar {
     new_home: RegistrarId,
     /// Time of the next adopted element's keep-alive.
     next_keep_alive: Duration,
@@ -26,18 +26,18 @@ struct HomeTransfer {
 
 /// Elements of dead registrars that still need their new home, by the dead registrar.
 #[derive(Debug, Default)]
-pub(super) struct HomeTransfers {
-    by_target: BTreeMap<RegistrarId, HomeTransfer>,
+pub(super) struct OrphanedElements {
+    by_target: BTreeMap<RegistrarId, ElementsOfDeadRegistrar>,
 }
 
-impl HomeTransfers {
+impl OrphanedElements {
     /// Adds the elements of a dead registrar. Elements that are still to be moved to the dead registrar are redirected.
     fn begin(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
         let heirs = self.by_target.values_mut();
         heirs
             .filter(|bequest| bequest.new_home == target)
             .for_each(|bequest| bequest.new_home = by);
-        let bequest = HomeTransfer {
+        let bequest = ElementsOfDeadRegistrar {
             new_home: by,
             next_keep_alive: now,
         };
@@ -216,7 +216,7 @@ impl Registrar {
 
     /// Moves some elements of a dead registrar to their new home. Elements and users are served before the rest.
     pub(super) fn transfer_some_homes(&mut self, now: Duration, target: RegistrarId) {
-        let Some(HomeTransfer {
+        let Some(ElementsOfDeadRegistrar {
             new_home: heir,
             next_keep_alive: mut ask,
         }) = self.home_transfers.by_target.remove(&target)
@@ -240,7 +240,7 @@ impl Registrar {
         if !keys.is_empty() {
             self.home_transfers.by_target.insert(
                 target,
-                HomeTransfer {
+                ElementsOfDeadRegistrar {
                     new_home: heir,
                     next_keep_alive: ask,
                 },
@@ -248,7 +248,7 @@ impl Registrar {
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule
-                .set(RegistrarTimer::HomeTransfer(target), next);
+                .set(RegistrarTimer::ElementsOfDeadRegistrar(target), next);
         }
     }
 }

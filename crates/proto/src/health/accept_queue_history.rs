@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// The queues of a service's sockets over time.
 #[derive(Debug, Default)]
-pub(super) struct WaitingClients {
+pub(super) struct AcceptQueueHistory {
     sockets: BTreeMap<u64, SocketQueue>,
     /// Most accepted connections that any sample has shown. The count of handshakes may lag behind the queue, so that a
     /// later sample shows fewer. `None` before the first sample.
@@ -24,7 +24,7 @@ struct SocketQueue {
     untouched_since: Option<Duration>,
 }
 
-impl WaitingClients {
+impl AcceptQueueHistory {
     /// Takes a sample of a service's sockets into account.
     pub fn on_sample(&mut self, now: Duration, sample: &ListenerSample) {
         let waiting: i64 = sample
@@ -97,7 +97,7 @@ mod tests {
 
     /// Feeds samples 100 ms apart; returns the result after each.
     fn run(samples: &[ListenerSample]) -> Vec<Option<u32>> {
-        let mut clients = WaitingClients::default();
+        let mut clients = AcceptQueueHistory::default();
         (0..)
             .zip(samples)
             .map(|(index, sample)| {
