@@ -286,10 +286,11 @@ pub fn added_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
     longest_minus_median_ms(trips, |sent, answered| sent <= end && answered >= begin)
 }
 
-/// Returns the longest round trip that ended within a period, minus the median one of all, in milliseconds: the control of
-/// a move that follows the period. A round trip that lasts into the move may be an effect of the move.
+/// Returns the longest round trip within a period, minus the median one of all, in milliseconds: the control of a move that
+/// follows the period. A round trip that lasts into the move may be an effect of the move, and one that began before the
+/// period an effect of the move before.
 pub fn control_delay_ms(trips: &[RoundTrip], (begin, end): TimeSpan) -> f64 {
-    longest_minus_median_ms(trips, |_, answered| (begin..=end).contains(&answered))
+    longest_minus_median_ms(trips, |sent, answered| begin <= sent && answered <= end)
 }
 
 fn longest_minus_median_ms(trips: &[RoundTrip], counts: impl Fn(Instant, Instant) -> bool) -> f64 {
@@ -301,4 +302,29 @@ fn longest_minus_median_ms(trips: &[RoundTrip], counts: impl Fn(Instant, Instant
         .iter()
         .filter(|(sent, trip)| counts(*sent, *sent + *trip));
     counted.map(|(_, trip)| ms(*trip)).fold(0.0, f64::max) - ms(median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_into_and_out_of_a_move_are_no_control() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let trip = |from, to| (at(from), Duration::from_millis(to - from));
+        // The median round trip takes 1 ms. One lasts from a move into the period, and one from the period into a move.
+        let trips = [
+            trip(50, 250),
+            trip(300, 301),
+            trip(310, 311),
+            trip(320, 325),
+            trip(330, 331),
+            trip(340, 341),
+            trip(380, 480),
+        ];
+        let period = (at(200), at(400));
+        assert_eq!(control_delay_ms(&trips, period), 4.0);
+        assert_eq!(added_delay_ms(&trips, period), 199.0);
+    }
 }

@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct TreeTracker {
     pub(super) root: i32,
+    /// True if this thread has real-time priority while it keeps a process stopped.
+    is_realtime_at_stops: bool,
     pub(super) processes: Vec<TrackedProcess>,
     pub(super) catalogue: MappedObjectCatalogue,
     pub(super) shared: Vec<SentPageHashes>,
@@ -72,12 +74,23 @@ impl TreeTracker {
     /// # Errors
     /// [`Error::Blocked`] with everything that cannot move; [`Error::ProcessEnded`].
     pub fn start(root: i32) -> Result<Self> {
+        Self::start_with_priority(root, false)
+    }
+
+    /// Begins to track the tree under `root`. With `is_realtime_at_stops`, the calling thread has real-time priority, where the
+    /// kernel allows that, while it keeps a process stopped: others of the program may wait for that one, and a thread of
+    /// ordinary priority may be kept from the processors in the middle.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_priority(root: i32, is_realtime_at_stops: bool) -> Result<Self> {
         let report = inspect::inspect(root)?;
         if !report.blockers.is_empty() {
             return Err(Error::Blocked(report.blockers));
         }
         let mut tracker = Self {
             root,
+            is_realtime_at_stops,
             processes: Vec::new(),
             catalogue: MappedObjectCatalogue::default(),
             shared: Vec::new(),
@@ -396,7 +409,10 @@ impl TreeTracker {
                 }
                 // The tracker can detach once it runs.
                 Some(_) if is_among(stopped.as_deref(), &missing) => self.processes.push(missing),
-                Some(_) => missing.detach(),
+                Some(_) => {
+                    let _priority_boost = self.hurry();
+                    missing.detach();
+                }
                 None => {}
             }
         }
@@ -426,6 +442,7 @@ impl TreeTracker {
             watched: None,
         };
         if !zombie {
+            let _priority_boost = self.hurry();
             let (watched, halted) = self.attach(pid)?;
             tracked.watched = Some(watched);
             match stopped {
@@ -434,6 +451,11 @@ impl TreeTracker {
             }
         }
         Ok(tracked)
+    }
+
+    /// Raises this thread's priority while a process is stopped.
+    pub(super) fn hurry(&self) -> Option<RealtimeGuard> {
+        self.is_realtime_at_stops.then(RealtimeGuard::begin)?
     }
 
     /// Attaches to a process, and leaves it stopped.
@@ -459,7 +481,10 @@ impl TreeTracker {
     }
 
     fn detach_all(&mut self) {
-        self.processes.drain(..).for_each(TrackedProcess::detach);
+        for tracked in std::mem::take(&mut self.processes) {
+            let _priority_boost = self.hurry();
+            tracked.detach();
+        }
     }
 }
 

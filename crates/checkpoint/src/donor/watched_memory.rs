@@ -37,7 +37,7 @@ pub(super) struct WatchedMemory {
     pub mappings: Vec<MemoryMapping>,
     /// Guard pages as of the last scan.
     pub guards: AddressRanges,
-    /// Mappings and pages that the acceptor has, the pages possibly in an older version.
+    /// Mappings that the acceptor has, and pages that it may have, possibly in an older version.
     delivered: Vec<MemoryMapping>,
     sent_pages: AddressRanges,
     /// Pages that the acceptor has after the current round.
@@ -418,15 +418,13 @@ impl WatchedMemory {
         self.pending_pages = AddressRanges::default();
     }
 
-    /// Leaves an unread run to the next round.
+    /// Leaves an unread run to the next round. The acceptor may have its pages in an older version: if they are gone by
+    /// then, it must drop them.
     pub fn return_run(&mut self, run: PageRun) {
         let part: AddressRanges = [(run.start, run.start + run.length)].into_iter().collect();
-        match run.content {
-            PageContent::Bytes => {
-                self.sent_pages = self.sent_pages.difference(&part);
-                self.pending_pages = self.pending_pages.union_with(&part);
-            }
-            PageContent::Initial => self.sent_pages = self.sent_pages.union_with(&part),
+        self.sent_pages = self.sent_pages.union_with(&part);
+        if run.content == PageContent::Bytes {
+            self.pending_pages = self.pending_pages.union_with(&part);
         }
     }
 

@@ -17,6 +17,8 @@ mod process_cleanup;
 mod program;
 mod restless_trees;
 mod servers;
+mod stop_priority;
+mod vanished_pages;
 
 use holdfast_checkpoint::donor::TreeTracker;
 use holdfast_sys::priority::RealtimeGuard;

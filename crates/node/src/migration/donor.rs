@@ -343,7 +343,7 @@ impl DonorWorker {
 
     fn copy_round(&mut self, state: DonorState) -> (DonorState, Result<RoundReport, Failure>) {
         let tracker = match state {
-            DonorState::New => TreeTracker::start(self.root)
+            DonorState::New => TreeTracker::start_with_priority(self.root, self.options.realtime)
                 .map(Box::new)
                 .map_err(IntoFailure::into_own_failure),
             DonorState::Tracked(tracker) => Ok(tracker),
