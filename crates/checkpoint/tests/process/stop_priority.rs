@@ -1,7 +1,8 @@
 //! Priority of the tracer while it keeps a process stopped.
 
+use crate::program::close_inherited_descriptors;
 use holdfast_checkpoint::donor::TreeTracker;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 /// Number of stops of which the priority is looked at.
 const STOPS: usize = 10;
@@ -30,7 +31,14 @@ fn current_stop(pid: i32) -> Option<u64> {
 /// Others of the program may wait for a stopped process, while a tracer of ordinary priority waits for a processor.
 #[test]
 fn tracer_is_realtime_while_process_is_stopped() {
-    let sleeper = Sleeper(Command::new("sleep").arg("3600").spawn().expect("sleep"));
+    let mut command = Command::new("sleep");
+    command
+        .arg("3600")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    close_inherited_descriptors(&mut command);
+    let sleeper = Sleeper(command.spawn().expect("sleep"));
     let pid = sleeper.0.id() as i32;
     // SAFETY: no memory is involved.
     let tracer = unsafe { libc::gettid() };
