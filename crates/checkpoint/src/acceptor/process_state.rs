@@ -9,7 +9,7 @@ use crate::image::{
     IntervalTimer, PosixTimer, ProcessLayout, ProcessState, ResourceLimit, Scheduling, SignalInfo,
     ThreadState,
 };
-use crate::trace::{SystemCall, ThreadStubArea, ThreadStubAreaAllocator, Tracee};
+use crate::trace::{SystemCall, ThreadStubSlot, ThreadStubSlotAllocator, Tracee};
 use holdfast_sys::priority::{run_parallel, set_timer_slack_ns};
 use std::ffi::OsStr;
 use std::io;
@@ -130,7 +130,7 @@ fn process_script<'a>(
         stub_process,
         tracee: stub_process.first_thread(),
         script,
-        slot: ThreadStubArea::WHOLE_STUB,
+        slot: ThreadStubSlot::WHOLE_STUB,
     })
 }
 
@@ -153,9 +153,9 @@ fn restore_threads(
     objects: &MappedObjectStore,
     first: bool,
 ) -> Result<()> {
-    let mut slots: Vec<ThreadStubAreaAllocator> = targets
+    let mut slots: Vec<ThreadStubSlotAllocator> = targets
         .iter()
-        .map(|_| ThreadStubAreaAllocator::new())
+        .map(|_| ThreadStubSlotAllocator::new())
         .collect();
     let mut parts = Vec::new();
     for (at, target) in targets.iter().enumerate() {
@@ -165,7 +165,7 @@ fn restore_threads(
                 continue;
             }
             let script_in_slot =
-                |slots: &mut ThreadStubAreaAllocator| -> Result<Option<ThreadCallScript<'_>>> {
+                |slots: &mut ThreadStubSlotAllocator| -> Result<Option<ThreadCallScript<'_>>> {
                     let mut script = stub_process.script_at(slots.next_scratch());
                     add_thread_state(
                         *target,
@@ -189,7 +189,7 @@ fn restore_threads(
                 continue;
             }
             run_scripts(std::mem::take(&mut parts))?;
-            slots.fill_with(ThreadStubAreaAllocator::new);
+            slots.fill_with(ThreadStubSlotAllocator::new);
             if let Some(part) = script_in_slot(&mut slots[at])? {
                 parts.push(part);
                 continue;

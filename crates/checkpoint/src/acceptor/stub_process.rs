@@ -9,7 +9,7 @@ use crate::error::{Context, Error, Result};
 use crate::image::{MemoryMapping, PageRun};
 use crate::trace::{
     CallBatch, ProcessMemory, SCRATCH_BYTES, SCRATCH_OFFSET, Stub, StubExitSignal, SystemCall,
-    ThreadCallBatch, ThreadStubArea, Tracee, call_result, run_batches,
+    ThreadCallBatch, ThreadStubSlot, Tracee, call_result, run_batches,
 };
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -139,7 +139,7 @@ impl StubProcess {
             stub_process: self,
             tracee,
             script,
-            slot: ThreadStubArea::WHOLE_STUB,
+            slot: ThreadStubSlot::WHOLE_STUB,
         };
         Ok(run_scripts(vec![part])?.pop().unwrap_or_default())
     }
@@ -152,7 +152,7 @@ pub(super) struct ThreadCallScript<'a> {
     pub tracee: Tracee,
     pub script: CallScript,
     /// The part of the stub that the script uses.
-    pub slot: ThreadStubArea,
+    pub slot: ThreadStubSlot,
 }
 
 /// Makes all calls of several scripts at the same time. Each call must succeed. Scripts of one process need

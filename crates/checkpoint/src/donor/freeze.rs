@@ -229,7 +229,7 @@ impl StoppedTree {
     /// # Errors
     /// The kernel's error.
     pub fn thaw(mut self) -> Result<TreeTracker> {
-        let _priority_boost = self.tracker.hurry();
+        let _priority_boost = self.tracker.raise_priority();
         self.postcopy_runs
             .drain(..)
             .for_each(|run| self.round.push(run));
@@ -246,7 +246,7 @@ impl StoppedTree {
     /// # Errors
     /// The kernel's error.
     pub fn roll_back(mut self) -> Result<()> {
-        let _priority_boost = self.tracker.hurry();
+        let _priority_boost = self.tracker.raise_priority();
         self.sockets.resume();
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
             if let (Some(mut halted), Some(watched)) = (halted, tracked.watched) {

@@ -11,7 +11,7 @@ use crate::image::{
 use crate::procfs::{self, ProcStat, ProcStatus};
 use crate::trace::{
     CallBatch, CallBatchOutcome, SCRATCH_OFFSET, Stub, SystemCall, ThreadCallBatch,
-    ThreadStubAreaAllocator, call_result, run_batches,
+    ThreadStubSlotAllocator, call_result, run_batches,
 };
 use holdfast_sys::priority::{is_realtime, run_parallel};
 use std::collections::VecDeque;
@@ -75,9 +75,9 @@ fn query_threads(
     is_urgent: bool,
     processes: &mut [ProcessState],
 ) -> Result<()> {
-    let mut slots: Vec<ThreadStubAreaAllocator> = queries
+    let mut slots: Vec<ThreadStubSlotAllocator> = queries
         .iter()
-        .map(|_| ThreadStubAreaAllocator::new())
+        .map(|_| ThreadStubSlotAllocator::new())
         .collect();
     let (mut jobs, mut queried) = (Vec::new(), Vec::new());
     while let Some(&(process, at)) = waiting.front() {

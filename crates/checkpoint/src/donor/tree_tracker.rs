@@ -410,7 +410,7 @@ impl TreeTracker {
                 // The tracker can detach once it runs.
                 Some(_) if is_among(stopped.as_deref(), &missing) => self.processes.push(missing),
                 Some(_) => {
-                    let _priority_boost = self.hurry();
+                    let _priority_boost = self.raise_priority();
                     missing.detach();
                 }
                 None => {}
@@ -442,7 +442,7 @@ impl TreeTracker {
             watched: None,
         };
         if !zombie {
-            let _priority_boost = self.hurry();
+            let _priority_boost = self.raise_priority();
             let (watched, halted) = self.attach(pid)?;
             tracked.watched = Some(watched);
             match stopped {
@@ -454,7 +454,7 @@ impl TreeTracker {
     }
 
     /// Raises this thread's priority while a process is stopped.
-    pub(super) fn hurry(&self) -> Option<RealtimeGuard> {
+    pub(super) fn raise_priority(&self) -> Option<RealtimeGuard> {
         self.is_realtime_at_stops.then(RealtimeGuard::begin)?
     }
 
@@ -482,7 +482,7 @@ impl TreeTracker {
 
     fn detach_all(&mut self) {
         for tracked in std::mem::take(&mut self.processes) {
-            let _priority_boost = self.hurry();
+            let _priority_boost = self.raise_priority();
             tracked.detach();
         }
     }

@@ -162,8 +162,7 @@ impl WatchedMemory {
         let (text, lines) = match known {
             Some(known) => known,
             None => {
-                let text = procfs::read_bytes(pid, "smaps")?;
-                let (text, lines) = procfs::parse_mappings(pid, "smaps", text)?;
+                let (text, lines) = procfs::read_mappings(pid, "smaps")?;
                 let lines = without_stub(lines, Some(&self.attachment))?;
                 (procfs::smaps_to_maps(&text), lines)
             }

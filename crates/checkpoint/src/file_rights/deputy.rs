@@ -24,10 +24,10 @@ const CAPABILITY_VERSION: u32 = 0x2008_0522;
 /// Index of no argument: a system call whose arguments hold no payload's address.
 const NO_PAYLOAD: u64 = 6;
 
-/// A process with another identity. Dropping the value ends the process: its PID is in the tree's namespace, and the
-/// tree may need it.
+/// A process with the identity of a user, which opens and creates files with no more rights than the user has. Dropping the
+/// value ends the process: its PID is in the tree's namespace, and the tree may need it.
 #[derive(Debug)]
-pub(super) struct UserIdentityProcess {
+pub(super) struct UserIdentityDeputy {
     pid: i32,
     channel: OwnedFd,
     /// The deputy's end of the channel, kept open here because the deputy shares the table.
@@ -42,7 +42,7 @@ pub(super) struct DeputyCall<'a> {
     pub payload: Option<(usize, &'a [u8])>,
 }
 
-impl UserIdentityProcess {
+impl UserIdentityDeputy {
     pub fn start(identity: &UserIdentity) -> io::Result<Self> {
         let pair = socketpair(
             AddressFamily::UNIX,
@@ -106,7 +106,7 @@ impl UserIdentityProcess {
     }
 }
 
-impl Drop for UserIdentityProcess {
+impl Drop for UserIdentityDeputy {
     fn drop(&mut self) {
         // SAFETY: the only pointer that is passed is null; nothing else waits for this child.
         unsafe {

@@ -1,6 +1,6 @@
 //! Opening the files that a tree names, with no more rights than the tree has.
 
-use super::deputy::{DeputyCall, PAYLOAD_MAX, UserIdentityProcess};
+use super::deputy::{DeputyCall, PAYLOAD_MAX, UserIdentityDeputy};
 use super::{FileRights, UserIdentity};
 use crate::files::FilesRefusal;
 use rustix::fs::inotify::{WatchFlags, add_watch};
@@ -19,7 +19,7 @@ const WORKING_DIRECTORY: u64 = libc::AT_FDCWD as u64;
 #[derive(Debug, Default)]
 pub(crate) struct FileOpener {
     rights: FileRights,
-    deputies: Vec<(UserIdentity, UserIdentityProcess)>,
+    deputies: Vec<(UserIdentity, UserIdentityDeputy)>,
 }
 
 /// Owner and mode of a new file: user, group, mode.
@@ -207,14 +207,14 @@ impl FileOpener {
     /// Returns the answer of the first deputy that is not refused, or the refusal if all are refused.
     fn try_deputies<T>(
         &mut self,
-        operation: impl Fn(&UserIdentityProcess) -> io::Result<T>,
+        operation: impl Fn(&UserIdentityDeputy) -> io::Result<T>,
     ) -> io::Result<T> {
         let mut refusal = io::Error::from_raw_os_error(libc::EACCES);
         for at in 0..self.rights.identities().count() {
             if at == self.deputies.len()
                 && let Some(identity) = self.rights.identities().nth(at).cloned()
             {
-                let deputy = UserIdentityProcess::start(&identity)?;
+                let deputy = UserIdentityDeputy::start(&identity)?;
                 self.deputies.push((identity, deputy));
             }
             match operation(&self.deputies[at].1) {
@@ -252,7 +252,7 @@ fn c_path(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn open_as_deputy(
-    deputy: &UserIdentityProcess,
+    deputy: &UserIdentityDeputy,
     name: &[u8],
     flags: OFlags,
     mode: u32,
@@ -275,7 +275,7 @@ fn open_as_deputy(
 }
 
 /// Creates a file under its former name, or under a similar one if that is in use, and unlinks it.
-fn create_removed(deputy: &UserIdentityProcess, path: &Path) -> io::Result<OwnedFd> {
+fn create_removed(deputy: &UserIdentityDeputy, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
     for attempt in 0..1000 {
         let mut wanted = path.as_os_str().to_owned();
@@ -301,7 +301,7 @@ fn create_removed(deputy: &UserIdentityProcess, path: &Path) -> io::Result<Owned
 
 /// Sets owner and mode, as far as the deputy may.
 fn set_access(
-    deputy: &UserIdentityProcess,
+    deputy: &UserIdentityDeputy,
     fd: &OwnedFd,
     (user, group, mode): FileOwnerAndMode,
 ) -> io::Result<()> {

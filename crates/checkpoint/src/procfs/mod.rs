@@ -180,8 +180,7 @@ pub(crate) fn numeric_entries(folder: &str, pid: i32) -> Result<Vec<i32>> {
 /// # Errors
 /// [`Error::ProcessEnded`], or a line that does not parse.
 pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
-    let text = read_bytes(pid, "smaps")?;
-    Ok(parse_mappings(pid, "smaps", text)?.1)
+    Ok(read_mappings(pid, "smaps")?.1)
 }
 
 /// Returns the mappings of a process (`maps`), without their advice.
@@ -189,8 +188,12 @@ pub fn mappings_with_vm_flags(pid: i32) -> Result<Vec<MapLine>> {
 /// # Errors
 /// [`Error::ProcessEnded`], or a line that does not parse.
 pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
-    let text = read_bytes(pid, "maps")?;
-    Ok(parse_mappings(pid, "maps", text)?.1)
+    Ok(read_mappings(pid, "maps")?.1)
+}
+
+/// Reads and parses `maps` or `smaps`, and returns the text and its mappings.
+pub(crate) fn read_mappings(pid: i32, name: &str) -> Result<(Vec<u8>, Vec<MapLine>)> {
+    parse_mappings(pid, name, read_bytes(pid, name)?)
 }
 
 /// Parses the text of `maps` or `smaps`, and returns both. The kernel gives these files in pieces, between which a

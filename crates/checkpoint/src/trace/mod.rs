@@ -19,7 +19,7 @@ pub(crate) use sigframe::build_sigframe as frame;
 pub(crate) use stop_wait::StopWait;
 pub(crate) use stub::{
     CallBatch, CallBatchOutcome, SCRATCH_BYTES, SCRATCH_OFFSET, STUB_BYTES, Stub, StubExitSignal,
-    SystemCall, ThreadCallBatch, ThreadStubArea, ThreadStubAreaAllocator, call_result,
+    SystemCall, ThreadCallBatch, ThreadStubSlot, ThreadStubSlotAllocator, call_result,
     code as stub_code, run_batches,
 };
 pub(crate) use tracee::{STOP_LIMIT, StopReason, Tracee, poll_stop, wait_for_stop};

@@ -274,7 +274,7 @@ impl Stub {
 
 /// Part of a stub that one of several threads uses: its table, frame and scratch area.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ThreadStubArea {
+pub(crate) struct ThreadStubSlot {
     table: u64,
     frame: u64,
     /// Offset of the scratch area that the thread's calls may read and write.
@@ -283,11 +283,11 @@ pub(crate) struct ThreadStubArea {
 
 /// Divides a stub among threads that make a few calls each at the same time.
 #[derive(Debug)]
-pub(crate) struct ThreadStubAreaAllocator {
+pub(crate) struct ThreadStubSlotAllocator {
     next: u64,
 }
 
-impl ThreadStubAreaAllocator {
+impl ThreadStubSlotAllocator {
     pub fn new() -> Self {
         Self { next: TABLE_OFFSET }
     }
@@ -304,7 +304,7 @@ impl ThreadStubAreaAllocator {
         calls: usize,
         extended: usize,
         scratch: usize,
-    ) -> Option<ThreadStubArea> {
+    ) -> Option<ThreadStubSlot> {
         let aligned_end = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
         let frame_bytes = match extended {
             0 => 0,
@@ -317,7 +317,7 @@ impl ThreadStubAreaAllocator {
         if calls > TABLE_CALLS || end > STUB_BYTES - PARAMETERS_BYTES {
             return None;
         }
-        let slot = ThreadStubArea {
+        let slot = ThreadStubSlot {
             table,
             frame,
             scratch: self.next,
@@ -327,7 +327,7 @@ impl ThreadStubAreaAllocator {
     }
 }
 
-impl ThreadStubArea {
+impl ThreadStubSlot {
     /// Slot that spans a whole stub, for a single thread.
     pub const WHOLE_STUB: Self = Self {
         table: TABLE_OFFSET,
@@ -343,7 +343,7 @@ pub(crate) struct ThreadCallBatch<'a> {
     tracee: Tracee,
     memory: &'a ProcessMemory,
     batch: CallBatch,
-    slot: ThreadStubArea,
+    slot: ThreadStubSlot,
     /// Vector registers, if they were read already.
     extended: Option<Vec<u8>>,
     boosts_priority: bool,
@@ -368,7 +368,7 @@ impl<'a> ThreadCallBatch<'a> {
             tracee,
             memory,
             batch,
-            slot: ThreadStubArea::WHOLE_STUB,
+            slot: ThreadStubSlot::WHOLE_STUB,
             extended: None,
             boosts_priority: false,
             boost: None,
@@ -382,7 +382,7 @@ impl<'a> ThreadCallBatch<'a> {
     }
 
     /// Limits the job to a part of the stub, and supplies the thread's vector registers.
-    pub fn in_slot(self, slot: ThreadStubArea, extended: Vec<u8>) -> Self {
+    pub fn in_slot(self, slot: ThreadStubSlot, extended: Vec<u8>) -> Self {
         Self {
             slot,
             extended: Some(extended),
@@ -391,7 +391,7 @@ impl<'a> ThreadCallBatch<'a> {
     }
 
     /// Limits the job to a part of the stub, for a thread of a stub process, which needs no frame.
-    pub fn in_frameless_slot(self, slot: ThreadStubArea) -> Self {
+    pub fn in_frameless_slot(self, slot: ThreadStubSlot) -> Self {
         Self { slot, ..self }
     }
 

@@ -304,10 +304,6 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
         if compared.is_err() {
             let copy = outer_pid(&acceptor.restorer, tree.root);
             print_memory_differences((tree.root, copy), stopped.tree());
-            eprintln!(
-                "threads: {:x?}",
-                state.processes[0].as_ref().map(|process| &process.threads)
-            );
         }
         compared?;
     }
@@ -328,7 +324,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last_step: MoveStep) -> Result<Parti
     Ok((moved, None))
 }
 
-/// Prints where the private memory of a stopped root differs from its copy's.
+/// Prints where the memory of a stopped root differs from its copy's.
 fn print_memory_differences((original, copy): (i32, i32), tree: &TreeLayout) {
     let open = |pid| File::open(format!("/proc/{pid}/mem")).expect("opens");
     let (original, copy) = (open(original), open(copy));

@@ -1,20 +1,11 @@
 //! Priority of the tracer while it keeps a process stopped.
 
-use crate::program::close_inherited_descriptors;
+use crate::migration::Host;
+use crate::program::Program;
 use holdfast_checkpoint::donor::TreeTracker;
-use std::process::{Child, Command, Stdio};
 
 /// Number of stops of which the priority is looked at.
 const STOPS: usize = 10;
-
-struct Sleeper(Child);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Returns the number of a stopped process's last stop; `None` if the process is not stopped by a tracer.
 fn current_stop(pid: i32) -> Option<u64> {
@@ -31,15 +22,8 @@ fn current_stop(pid: i32) -> Option<u64> {
 /// Others of the program may wait for a stopped process, while a tracer of ordinary priority waits for a processor.
 #[test]
 fn tracer_is_realtime_while_process_is_stopped() {
-    let mut command = Command::new("sleep");
-    command
-        .arg("3600")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    close_inherited_descriptors(&mut command);
-    let sleeper = Sleeper(command.spawn().expect("sleep"));
-    let pid = sleeper.0.id() as i32;
+    let program = Program::start_feature("anonymous");
+    let pid = program.pid();
     // SAFETY: no memory is involved.
     let tracer = unsafe { libc::gettid() };
     let observer = std::thread::spawn(move || {
@@ -64,4 +48,6 @@ fn tracer_is_realtime_while_process_is_stopped() {
         observer.join().expect("stops were seen"),
         [libc::SCHED_RR; STOPS]
     );
+    let tree = program.tree(&Host::local());
+    program.assert_good_verdict(tree);
 }

@@ -97,13 +97,13 @@ mod tests {
 
     /// Feeds samples 100 ms apart; returns the result after each.
     fn run(samples: &[ListenerSample]) -> Vec<Option<u32>> {
-        let mut clients = AcceptQueueHistory::default();
+        let mut queues = AcceptQueueHistory::default();
         (0..)
             .zip(samples)
             .map(|(index, sample)| {
                 let now = Duration::from_millis(100 * index);
-                clients.on_sample(now, sample);
-                clients.stalled(now, STALL)
+                queues.on_sample(now, sample);
+                queues.stalled(now, STALL)
             })
             .collect()
     }

@@ -28,7 +28,7 @@ impl Registrar {
             self.schedule.stop(RegistrarTimer::DownloadTimeout(from));
         }
         if !self.is_ready()
-            || !self.home_transfers.is_empty()
+            || !self.orphaned_elements.is_empty()
             || self.associations.downloads() >= self.config.settings.downloads_max
         {
             let body = EnrpBody::HandleTableResponse {

@@ -153,7 +153,7 @@ pub struct Registrar {
     associations: Associations,
     dials: OpenDials,
     peers: PeerList,
-    home_transfers: OrphanedElements,
+    orphaned_elements: OrphanedElements,
     announcers: Announcers,
     unknown_peers: UnknownPeers,
     subscriptions: Subscriptions,
@@ -173,7 +173,7 @@ impl Registrar {
             associations: Associations::new(config.seed),
             dials: OpenDials::default(),
             peers: PeerList::default(),
-            home_transfers: OrphanedElements::default(),
+            orphaned_elements: OrphanedElements::default(),
             announcers: Announcers::default(),
             unknown_peers: UnknownPeers::default(),
             subscriptions: Subscriptions::default(),
@@ -329,7 +329,7 @@ impl Registrar {
                 RegistrarTimer::DistanceUpdate(association) => {
                     self.update_some_distances(now, association)
                 }
-                RegistrarTimer::ElementsOfDeadRegistrar(id) => self.transfer_some_homes(now, id),
+                RegistrarTimer::HomeTransfer(id) => self.transfer_some_homes(now, id),
                 RegistrarTimer::DownloadTimeout(association) => {
                     self.associations.abort_download(association)
                 }

@@ -371,7 +371,7 @@ impl Registrar {
 
     /// Sends the heartbeat (RFC 5353 section 3.4.2).
     pub(super) fn send_heartbeat(&mut self, now: Duration) {
-        if !self.home_transfers.is_empty() {
+        if !self.orphaned_elements.is_empty() {
             // The checksum would differ from the peers' knowledge.
             let soon = now + Duration::from_millis(1);
             return self.schedule.set(RegistrarTimer::Heartbeat, soon);

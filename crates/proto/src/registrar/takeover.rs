@@ -210,7 +210,7 @@ impl Registrar {
             by,
             elements: self.elements.space().elements_owned_by(target),
         });
-        self.home_transfers.begin(now, target, by);
+        self.orphaned_elements.begin(now, target, by);
         self.transfer_some_homes(now, target);
     }
 
@@ -219,7 +219,7 @@ impl Registrar {
         let Some(ElementsOfDeadRegistrar {
             new_home: heir,
             next_keep_alive: mut ask,
-        }) = self.home_transfers.by_target.remove(&target)
+        }) = self.orphaned_elements.by_target.remove(&target)
         else {
             return;
         };
@@ -238,7 +238,7 @@ impl Registrar {
             }
         }
         if !keys.is_empty() {
-            self.home_transfers.by_target.insert(
+            self.orphaned_elements.by_target.insert(
                 target,
                 ElementsOfDeadRegistrar {
                     new_home: heir,
@@ -248,7 +248,7 @@ impl Registrar {
             // The rest follows in a later turn.
             let next = now + Duration::from_nanos(1);
             self.schedule
-                .set(RegistrarTimer::ElementsOfDeadRegistrar(target), next);
+                .set(RegistrarTimer::HomeTransfer(target), next);
         }
     }
 }

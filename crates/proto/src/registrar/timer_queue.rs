@@ -27,7 +27,7 @@ pub(super) enum RegistrarTimer {
     /// Move more elements of an association, since their distance has changed.
     DistanceUpdate(AssociationId),
     /// Move more of a dead registrar's elements to their new home.
-    ElementsOfDeadRegistrar(RegistrarId),
+    HomeTransfer(RegistrarId),
     /// Time out a peer's request for the next block.
     DownloadTimeout(AssociationId),
     /// Abort an association that has been silent since it began.
