@@ -16,6 +16,7 @@ mod daemon_capabilities;
 mod database_session;
 mod faults;
 mod locks;
+mod memory_transfer;
 mod migration_check;
 #[path = "../udp/numbered_datagrams.rs"]
 #[allow(dead_code, reason = "these tests use a part of the module")]
@@ -55,6 +56,14 @@ fn run_in_group(name: &str, case: impl FnOnce(&MigrationGroup) -> Result<()>) {
     if let Err(error) = case(&world) {
         panic!("{error:#}");
     }
+}
+
+#[test]
+fn memory_transfer_overflows_no_queue() {
+    run_in_group(
+        "queues",
+        memory_transfer::memory_transfer_overflows_no_queue,
+    );
 }
 
 #[test]

@@ -18,8 +18,8 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use super::PeerConnectionError;
 use super::stats::PathRate;
+use super::{PeerConnectionError, receive_buffer};
 use crate::credentials::join_role;
 
 /// Bytes read from the socket at a time. A larger buffer would only displace other data from the cache.
@@ -279,6 +279,11 @@ impl PeerConnection {
             }
         };
         let _ = tokio::time::timeout(LINGER_MAX, drained).await;
+    }
+
+    /// Gives the receive buffer a size for the round trip that the kernel has measured during the greeting.
+    pub(super) fn fix_receive_buffer_size(&self) -> io::Result<()> {
+        receive_buffer::fix_size(&self.socket)
     }
 
     /// Returns the address that this node has dialled; none for an accepted connection.

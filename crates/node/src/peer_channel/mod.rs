@@ -31,6 +31,7 @@ mod greet;
 mod listen;
 mod peer;
 mod peers;
+mod receive_buffer;
 mod serve;
 mod stats;
 #[cfg(test)]

@@ -21,6 +21,9 @@ pub(super) async fn run(
     link: &PeerConnection,
     direction: Direction,
 ) -> PeerConnectionError {
+    if let Err(error) = link.fix_receive_buffer_size() {
+        tracing::debug!(peer = %peer.name, %error, "cannot set the size of a receive buffer");
+    }
     let pings = OutstandingPing::default();
     let mut watch = SilenceWatch::new(state);
     let mut ticks = interval(state.options.timing.ping_interval);
