@@ -132,7 +132,7 @@ pub enum CaError {
     /// The node has no valid certificate to revoke.
     #[error("no certificate of `{0}` is in force; serials.log lists what was issued")]
     NotIssued(String),
-    /// The node has a valid certificate, so that another host may have the name.
+    /// A node with this name has a valid certificate: a second host would take its name.
     #[error(
         "a certificate of `{0}` is in force; choose another name, or revoke it first with `holdfast ca revoke {0}`"
     )]

@@ -245,7 +245,7 @@ shared!(
         mtu: u16,
         /// Link address that the pool shares (broadcast).
         shared_link: [u8; 6],
-        /// Zero makes the filters fail closed.
+        /// Zero until the daemon has filled the maps; the filters drop the packets of services until then.
         ready: u32,
     }
 );

@@ -331,7 +331,7 @@ pub enum WindowProbe {
     /// If the peer has not acknowledged everything that was sent. Its acknowledgement may have been lost before the
     /// freeze, and the new socket would notice only after its first timeout, 1 s.
     IfUnacknowledged,
-    /// Always. For a freeze in which packets may have been lost: after a lost window update the connection would
+    /// Windows are probed in any case. Right for a freeze in which packets may have been lost: after a lost window update the connection would
     /// otherwise wait until a timer expires.
     Always,
 }

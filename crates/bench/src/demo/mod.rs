@@ -98,7 +98,7 @@ pub fn run(spec: &DemoSpec, watch: EventHandler<'_>) -> Result<DemoReport> {
 pub struct MeasuredTransfer {
     transfer: TransferResult,
     connection: CapturedConnection,
-    /// SYNs of all connections to the service during the transfer.
+    /// Number of SYNs to the service during the transfer, of all connections.
     syns: u64,
     round: handoffs::HandoffResults,
     /// Difference of the capture's clock to CLOCK_MONOTONIC, nanoseconds.

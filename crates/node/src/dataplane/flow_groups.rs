@@ -25,7 +25,7 @@ impl FlowGroup {
     }
 }
 
-/// Unused group numbers. A number is reused as late as possible, because a program may still be reading its entry.
+/// Unused group numbers. A number is reused as late as possible, because an eBPF program may still be reading its entry.
 pub(super) struct FreeGroupNumbers(RefCell<VecDeque<u8>>);
 
 impl FreeGroupNumbers {

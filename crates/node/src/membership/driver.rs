@@ -71,7 +71,7 @@ pub(super) enum DriverInput {
 pub(super) struct DriverInputs {
     /// Frames that the peer channel received.
     pub frames: mpsc::Receiver<ReceivedMembershipFrame>,
-    /// Ends of saves.
+    /// Results of saves of the membership to disk.
     pub saves: mpsc::UnboundedReceiver<SaveResult>,
     /// Inputs from the engine.
     pub requests: mpsc::UnboundedReceiver<DriverInput>,

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use self::postcopy_sender::{LoopEnded, PostcopySender};
 use super::crash_recovery;
-use super::donor_sockets::{self, MoveOptions, TrackedConnections};
+use super::donor_sockets::{self, MoveOptions, MovingConnections};
 use super::donor_state::DonorState;
 use super::image_messages::{ImageSender, MessageKind, SendWindow};
 use super::lingering_listeners::{DRAIN_BEFORE_RELEASE_MAX, LingeringListeners, ListenerDrain};
@@ -235,7 +235,7 @@ struct DonorWorker {
     /// Options of the move.
     options: MoveOptions,
     /// Followed sockets; set in the first round.
-    connections: Option<TrackedConnections>,
+    connections: Option<MovingConnections>,
     /// Flows whose packets are held at the acceptor.
     held_flows: BTreeSet<Flow>,
     events: EventSender,
@@ -362,7 +362,7 @@ impl DonorWorker {
         let is_first = self.connections.is_none();
         let mut connections = match self.connections.take() {
             Some(connections) => connections,
-            None => TrackedConnections::new(self.options),
+            None => MovingConnections::new(self.options),
         };
         let mut round = tracker
             .next_round()
@@ -426,7 +426,7 @@ impl DonorWorker {
     fn send_descriptors(
         &mut self,
         tracker: &mut TreeTracker,
-        connections: &mut TrackedConnections,
+        connections: &mut MovingConnections,
     ) -> Result<DescriptorUpdate, Failure> {
         connections.before_options_read();
         let descriptors = connections.descriptors_at_acceptor(

@@ -59,7 +59,7 @@ pub(super) struct MoveOptions {
 }
 
 /// Followed sockets of a process that moves away.
-pub(super) struct TrackedConnections {
+pub(super) struct MovingConnections {
     options: MoveOptions,
     descriptors: Arc<ProcessDescriptorLister>,
     /// Snapshots of connections; `None` if the kernel does not support them or the move does not use them.
@@ -71,9 +71,9 @@ pub(super) struct TrackedConnections {
     expected_sockets: Arc<BTreeSet<FileId>>,
 }
 
-impl TrackedConnections {
+impl MovingConnections {
     /// Starts without followed connections.
-    pub(super) fn new(options: MoveOptions) -> TrackedConnections {
+    pub(super) fn new(options: MoveOptions) -> MovingConnections {
         // Timeouts capped after an earlier move are restored first, so that the options are read with their proper
         // values.
         retransmission_timeouts::restore_recorded();
@@ -85,7 +85,7 @@ impl TrackedConnections {
                 .ok(),
             _ => None,
         };
-        TrackedConnections {
+        MovingConnections {
             options,
             descriptors: Arc::new(ProcessDescriptorLister::new()),
             snapshots,

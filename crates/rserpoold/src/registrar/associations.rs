@@ -38,7 +38,7 @@ struct RegistrarAssociation {
 /// Result of looking for an association to connect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AssociationLookup {
-    /// An association is up, with these addresses.
+    /// An association is up, with these addresses of the peer.
     Up(AssociationId, Vec<SocketAddr>),
     /// An association is coming up; the dial waits for it.
     Connecting,

@@ -17,7 +17,7 @@ pub struct Demand {
 pub enum DemandPattern {
     /// The demand stays at its mean.
     Steady,
-    /// Each measurement differs at random by up to this part of the mean.
+    /// Each measurement of the demand differs at random by up to this part of the mean.
     Noisy(f64),
     /// The demand is three times as high for a tenth of each period.
     Bursty {

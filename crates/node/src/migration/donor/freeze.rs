@@ -13,7 +13,7 @@ use holdfast_wire::failure::{Failure, NodeFault, ProgramFault};
 use holdfast_wire::move_frames::DonorFlowEpoch;
 use tokio::sync::oneshot;
 
-use super::super::donor_sockets::{self, DescriptorReaderThread, SocketStates, TrackedConnections};
+use super::super::donor_sockets::{self, DescriptorReaderThread, MovingConnections, SocketStates};
 use super::super::donor_state::{DonorState, FinalState};
 use super::super::image_messages::MessageKind;
 use super::super::move_records::RecordEntry;
@@ -247,7 +247,7 @@ impl DonorWorker {
         while let Some(states) = self
             .connections
             .as_mut()
-            .and_then(TrackedConnections::changed_states)
+            .and_then(MovingConnections::changed_states)
         {
             let changed = states.states.len();
             self.send_snapshots(&states)?;
@@ -257,7 +257,7 @@ impl DonorWorker {
             previous = changed;
         }
         let connections = self.connections.as_ref();
-        if !connections.is_some_and(TrackedConnections::has_tracked) {
+        if !connections.is_some_and(MovingConnections::has_tracked) {
             return self.sender.send(MessageKind::FreezeNotice, Vec::new());
         }
         self.set_redirect(Redirect::Data)?;
@@ -265,7 +265,7 @@ impl DonorWorker {
         if let Some(states) = self
             .connections
             .as_mut()
-            .and_then(TrackedConnections::unsent_states)
+            .and_then(MovingConnections::unsent_states)
         {
             self.send_snapshots(&states)?;
         }
@@ -292,7 +292,7 @@ impl DonorWorker {
         while let Some(unseen) = self
             .connections
             .as_mut()
-            .and_then(TrackedConnections::count_unseen)
+            .and_then(MovingConnections::count_unseen)
         {
             if unseen == 0 || unseen >= previous || started_at.elapsed() >= QUIET_WAIT_MAX {
                 tracing::debug!(id = %self.id, unseen, "connections are quiet");
@@ -327,7 +327,7 @@ impl DonorWorker {
     fn stop_tree(&mut self, mut tracker: TreeTracker) -> Result<StoppedTreeRead, StopFailure> {
         let reader =
             (self.connections.as_ref()).ok_or_else(|| Failure::from(NodeFault::NoRoundCompleted));
-        let reader = match reader.and_then(TrackedConnections::start_reader) {
+        let reader = match reader.and_then(MovingConnections::start_reader) {
             Ok(reader) => reader,
             Err(why) => {
                 let tracker = Some(Box::new(tracker));
@@ -385,7 +385,7 @@ impl DonorWorker {
     fn read_stopped_with(
         &mut self,
         stopped: &mut StoppedTree,
-        connections: &mut TrackedConnections,
+        connections: &mut MovingConnections,
         reader: &DescriptorReaderThread,
     ) -> Result<(FinalState, Vec<Flow>), (bool, Failure)> {
         let permanent = |why: Failure| (false, why);

@@ -121,7 +121,7 @@ struct ElementWorker {
 }
 
 impl ElementWorker {
-    /// Receives requests: a size, as the eight bytes of a number.
+    /// Receives the requests of users: each is its size, as the eight bytes of a number, and takes time in proportion.
     fn run_receiver(&self) {
         raise_priority();
         while let Ok(Some(event)) = self.element.next_event() {
