@@ -401,6 +401,11 @@ impl TableRebuild {
                 ChangeKind::Commit | ChangeKind::CommitAll { .. } | ChangeKind::Rollback => {
                     records.extend(collector.take_acceptor_claim(&self.view, asker, change));
                 }
+                // A divert that is refused misleads nobody: its asker has no flow that another node's claim leads to.
+                ChangeKind::Divert { acceptor } if !is_complete => {
+                    let to = (acceptor, change.epoch.saturating_add(1));
+                    collector.statements.add_handover(change.flow, asker, to);
+                }
                 ChangeKind::Establish | ChangeKind::Divert { .. } => {}
             }
         }

@@ -16,7 +16,7 @@
 //! group has given the node up. A request of a node that has not reported waits as well ([`TableRebuild::admit`]).
 //!
 //! A node may lie, and a higher epoch proves nothing. So a flow changes hands only by the word of the node that has it: its
-//! claim names the acceptor, which may have yielded the flow to a third node, and so on. If two nodes of the view claim a
+//! claim names the acceptor, which may have yielded the flow to a third node, or divert it since its report, and so on. If two nodes of the view claim a
 //! flow in any other way, the flow is *disputed*: neither gets its packets, and no change to its record is granted, until
 //! one of the two removes the flow or leaves the view. The holder believes its own ownership. Claims count until the node's report is
 //! complete; from then on the node changes records by requests alone.

@@ -14,8 +14,8 @@ const STATEMENTS_MAX: usize = 1 << 18;
 /// statement.
 const YIELDS_MAX: usize = STATEMENTS_MAX / 2;
 
-/// Maximum number of remembered removals.
-const REMOVALS_MAX: usize = 1 << 16;
+/// Maximum number of remembered removals, and of remembered handovers.
+const ACTS_MAX: usize = 1 << 16;
 
 /// The keys of all nodes' statements about a flow.
 fn keys_about(flow: Flow) -> RangeInclusive<(Flow, NodeId)> {
@@ -30,6 +30,8 @@ pub(super) struct Statements {
     counts: BTreeMap<NodeId, usize>,
     /// Flows that several nodes claim.
     disputed: BTreeSet<Flow>,
+    /// The acceptors to which nodes have diverted flows since their reports, with the transits' epochs.
+    handovers: RecentActs<(NodeId, Epoch)>,
 }
 
 impl Statements {
@@ -88,6 +90,11 @@ impl Statements {
         }
     }
 
+    /// Notes that a node whose report is complete hands a flow over.
+    pub(super) fn add_handover(&mut self, flow: Flow, donor: NodeId, to: (NodeId, Epoch)) {
+        self.handovers.add(flow, donor, to);
+    }
+
     /// Keeps the statements that `is_kept` returns true for.
     fn retain(&mut self, is_kept: impl Fn(&Flow, NodeId, OwnershipRecord) -> bool) {
         let counts = &mut self.counts;
@@ -109,6 +116,7 @@ impl Statements {
         let claimed = claimed.filter(|((_, node), record)| is_acceptor_claim(*node, **record));
         let mut kept: BTreeSet<Flow> = claimed.map(|((flow, _), _)| *flow).collect();
         kept.extend(&self.disputed);
+        self.handovers = RecentActs::default();
         self.retain(|flow, _, _| kept.contains(flow));
     }
 
@@ -123,6 +131,20 @@ impl Statements {
         }
     }
 
+    /// Returns the node to which a node has given a flow, with the epoch, as the node says: in its report, or by a divert
+    /// since then.
+    fn next_of(&self, flow: &Flow, node: NodeId) -> Option<(NodeId, Epoch)> {
+        let stated = self.get(flow, node).map(|record| match record.state {
+            RecordState::Owned { owner } => (owner, record.epoch),
+            RecordState::Transit { acceptor, .. } => (acceptor, record.epoch),
+        });
+        let handed_over = self.handovers.get(flow, node);
+        stated
+            .into_iter()
+            .chain(handed_over)
+            .max_by_key(|(_, epoch)| *epoch)
+    }
+
     /// Returns true if a claim is a transit by which the flow has come to `node`: the acceptor, or a node to which the
     /// acceptor has given the flow in turn, as the nodes in between say.
     fn leads_to(&self, flow: &Flow, claim: OwnershipRecord, node: NodeId) -> bool {
@@ -131,18 +153,14 @@ impl Statements {
         };
         let mut epoch = claim.epoch;
         while acceptor != node {
-            let Some(next) = self.get(flow, acceptor) else {
+            let Some((to, next_epoch)) = self.next_of(flow, acceptor) else {
                 return false;
-            };
-            let to = match next.state {
-                RecordState::Owned { owner } => owner,
-                RecordState::Transit { acceptor, .. } => acceptor,
             };
             // Each step has a higher epoch, so the walk ends.
-            if to == acceptor || next.epoch <= epoch {
+            if to == acceptor || next_epoch <= epoch {
                 return false;
             }
-            (acceptor, epoch) = (to, next.epoch);
+            (acceptor, epoch) = (to, next_epoch);
         }
         true
     }
@@ -233,25 +251,50 @@ impl Statements {
     }
 }
 
+/// The last act of each node with each flow while reports are missing. The oldest acts are forgotten beyond [`ACTS_MAX`].
+#[derive(Debug)]
+struct RecentActs<T> {
+    acts: BTreeMap<(Flow, NodeId), T>,
+    /// Flows and nodes by the age of the first act, oldest first.
+    order: VecDeque<(Flow, NodeId)>,
+}
+
+impl<T> Default for RecentActs<T> {
+    fn default() -> Self {
+        Self {
+            acts: BTreeMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+}
+
+impl<T: Copy> RecentActs<T> {
+    fn add(&mut self, flow: Flow, node: NodeId, act: T) {
+        if self.acts.insert((flow, node), act).is_none() {
+            self.order.push_back((flow, node));
+        }
+        if self.order.len() > ACTS_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.acts.remove(&oldest);
+        }
+    }
+
+    fn get(&self, flow: &Flow, node: NodeId) -> Option<T> {
+        self.acts.get(&(*flow, node)).copied()
+    }
+}
+
 /// Flows that were removed while reports are missing, and the nodes that have removed them. A donor that does not know
 /// the end of its handoff would bring a flow back that has moved and was closed by the acceptor.
 #[derive(Debug, Default)]
 pub(super) struct RemovedFlows {
-    epochs: BTreeMap<(Flow, NodeId), Epoch>,
-    /// The removals by age, oldest first.
-    order: VecDeque<(Flow, NodeId)>,
+    removals: RecentActs<Epoch>,
 }
 
 impl RemovedFlows {
     pub(super) fn add(&mut self, flow: Flow, node: NodeId, epoch: Epoch) {
-        if self.epochs.insert((flow, node), epoch).is_none() {
-            self.order.push_back((flow, node));
-        }
-        if self.order.len() > REMOVALS_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.epochs.remove(&oldest);
-        }
+        self.removals.add(flow, node, epoch);
     }
 
     /// Returns true if the flow of `node`'s claim was removed at the epoch of the claim or a later one, by a node to which
@@ -262,7 +305,7 @@ impl RemovedFlows {
         (node, claim): (NodeId, OwnershipRecord),
         statements: &Statements,
     ) -> bool {
-        let mut removals = self.epochs.range(keys_about(*flow));
+        let mut removals = self.removals.acts.range(keys_about(*flow));
         removals.any(|((_, remover), epoch)| {
             let concerns = *remover == node
                 || names(claim, |named| named == *remover)

@@ -546,6 +546,47 @@ fn flow_follows_the_words_of_the_nodes_that_gave_it_on() {
     assert!(!holder.has_disputes());
 }
 
+/// The acceptor reports that the flow is its own, and then hands the flow over to the holder; the donor has not reported.
+/// Returns the holder's record of the flow.
+fn hand_over_to_holder(holder: &mut TableRebuild) -> OwnershipRecord {
+    let owned = vec![(flow(1), OwnershipRecord::owned(ACCEPTOR, 6))];
+    holder.handle_frame(ms(1), ACCEPTOR, report(owned));
+    let divert = ChangeKind::Divert { acceptor: HOLDER };
+    for (asker, kind, epoch) in [(ACCEPTOR, divert, 6), (HOLDER, ChangeKind::Commit, 7)] {
+        assert_eq!(
+            holder.admit(asker, &change(kind, epoch)),
+            Admission::Admitted
+        );
+    }
+    outputs(holder);
+    OwnershipRecord::owned(HOLDER, 8)
+}
+
+#[test]
+fn flow_handed_over_and_removed_does_not_come_back_by_late_report_of_its_donor() {
+    let mut holder = holder();
+    let record = hand_over_to_holder(&mut holder);
+    let remove = change(ChangeKind::Remove, record.epoch);
+    assert_eq!(holder.admit(HOLDER, &remove), Admission::Admitted);
+    outputs(&mut holder);
+    holder.handle_frame(ms(2), DONOR, report(vec![transit()]));
+    assert!(!outputs(&mut holder).iter().any(is_command));
+}
+
+#[test]
+fn flow_handed_over_is_not_disputed_by_late_report_of_its_donor() {
+    let mut holder = holder();
+    let record = hand_over_to_holder(&mut holder);
+    holder.handle_frame(ms(2), DONOR, report(vec![transit()]));
+    let records = holder.handle_disputes(vec![Dispute {
+        flow: flow(1),
+        recorded: record,
+        claimed: transit().1,
+    }]);
+    assert_eq!(records, [(flow(1), Some(record))]);
+    assert!(!holder.has_disputes());
+}
+
 #[test]
 fn removal_by_a_node_without_the_flow_hides_no_claim() {
     let mut holder = holder();
