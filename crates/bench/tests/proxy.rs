@@ -226,9 +226,15 @@ impl ProxiedGroup {
             drain: Drain::None,
         };
         let control = self.cluster.blocking_control_client(from).unwrap();
-        let accepted = control
-            .run(async |client| client.hand_off(&request).await)
-            .unwrap();
+        // The proxy serves a client before the daemon has processed its message about the connection.
+        let mut accepted = None;
+        eventually("the daemon knows the proxy's connection", || {
+            accepted = control
+                .run(async |client| client.hand_off(&request).await)
+                .ok();
+            accepted.is_some()
+        });
+        let accepted = accepted.unwrap();
         let mut status = None;
         eventually("the handoff has a result", || {
             let answer = control
