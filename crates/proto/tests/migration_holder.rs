@@ -181,6 +181,24 @@ fn donor_keeps_original_until_acceptor_knows_of_commit() {
 }
 
 #[test]
+fn donor_of_frozen_clone_without_flows_claims_its_transit() {
+    let claims_if = |maybe_stopped| {
+        let role = RecoveredMoveRole::Donor {
+            process: ProcessId(7),
+            to: ACCEPTOR,
+            clone: true,
+            saved_flows: Some((Vec::new(), Vec::new())),
+            maybe_stopped,
+        };
+        recovered(DONOR, role).ownership_claims()
+    };
+    // A new holder must not let the donor take the clone back before the acceptor has reported.
+    let transit = OwnershipRecord::transit(DONOR, ACCEPTOR, 2);
+    assert_eq!(claims_if(true), [(Flow::process_key(MOVE), Some(transit))]);
+    assert_eq!(claims_if(false), []);
+}
+
+#[test]
 fn donor_ends_original_if_acceptor_has_left_the_group() {
     let mut machine = recovered_donor();
     let (_, request, _) = take_request(&mut machine);

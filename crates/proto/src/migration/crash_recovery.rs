@@ -83,6 +83,9 @@ impl Migration {
                     let mut outbound = OutboundMove::new(process, to, options, now);
                     outbound.hops = hops;
                     outbound.maybe_stopped = frozen && !clone;
+                    // Without a freeze the acceptor of a process without flows cannot have committed, also that of a clone.
+                    outbound.maybe_diverted =
+                        (noted.as_ref()).is_some_and(|(flows, _)| frozen || !flows.is_empty());
                     self.recover_outbound(now, id, outbound, noted);
                 }
                 RecoveredMoveRole::Acceptor {
@@ -119,8 +122,6 @@ impl Migration {
         outbound.flows = outbound_flows.collect();
         outbound.peers = peers;
         outbound.divert_requested = divert_requested;
-        outbound.maybe_diverted =
-            divert_requested && (outbound.maybe_stopped || !outbound.flows.is_empty());
         // Peers may have been told of the move.
         outbound.arm_count = 1;
         let flow_names: Vec<Flow> = outbound.flows.keys().copied().collect();
