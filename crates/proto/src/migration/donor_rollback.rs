@@ -141,7 +141,15 @@ impl Migration {
             None if !outbound.maybe_stopped => self.thaw(now, id),
             // A holder that has not heard of the commit, and cannot hear of it from an acceptor that is lost.
             None if outbound.is_committed => self.end_or_ask_acceptor(now, id),
-            None => self.resolve_doubt(now, id),
+            None => {
+                // A flow closed before the freeze was rolled back already: it stays if the process turns out to have moved.
+                for (entry, record) in outbound.flows.values_mut().zip(records) {
+                    if let Some(record) = record.filter(|record| record.is_owned_by(node)) {
+                        (entry.state, entry.epoch) = (OutboundFlowState::Closed, record.epoch);
+                    }
+                }
+                self.resolve_doubt(now, id);
+            }
         }
     }
 
@@ -197,7 +205,8 @@ impl Migration {
             return;
         };
         let mut changes = Vec::new();
-        for (flow, entry) in &mut outbound.flows {
+        let flows = outbound.flows.iter_mut();
+        for (flow, entry) in flows.filter(|(_, entry)| entry.state != OutboundFlowState::Closed) {
             // Above the epoch of any rollback that the holder granted and forgot.
             entry.epoch = entry.epoch.saturating_add(TRANSIT_EPOCH);
             let (flow, kind, epoch) = (*flow, ChangeKind::Establish, entry.epoch);
