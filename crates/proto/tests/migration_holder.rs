@@ -181,6 +181,40 @@ fn donor_keeps_original_until_acceptor_knows_of_commit() {
 }
 
 #[test]
+fn donor_in_doubt_keeps_flow_that_was_rolled_back() {
+    let mut machine = recovered_donor();
+    let (_, request, _) = take_request(&mut machine);
+    // The holder lost its table; the donor has reported the flow as its own, closed before the freeze.
+    let epoch = EPOCH + 2;
+    let records = [None, Some(OwnershipRecord::owned(DONOR, epoch))];
+    let results = records
+        .map(|current| Err(ChangeRefusal { current }))
+        .to_vec();
+    machine.handle_frame(ms(1), HOLDER, Frame::ChangeResponse { request, results });
+    outputs(&mut machine);
+    let done = MoveFrame::Done {
+        result: Ok(3),
+        times: AcceptorPhaseTimes::default(),
+        since_resume_us: 0,
+        steps: Vec::new(),
+    };
+    let frame = Frame::Move {
+        id: MOVE,
+        frame: done,
+    };
+    machine.handle_frame(ms(2), ACCEPTOR, frame);
+    let released = outputs(&mut machine);
+    assert!(
+        has_command(
+            &released,
+            |command| matches!(command, Command::Release { flows, kept, .. }
+            if flows.is_empty() && kept.len() == 1 && kept[0].epoch == EPOCH + 2)
+        ),
+        "{released:?}"
+    );
+}
+
+#[test]
 fn donor_of_frozen_clone_without_flows_claims_its_transit() {
     let claims_if = |maybe_stopped| {
         let role = RecoveredMoveRole::Donor {
