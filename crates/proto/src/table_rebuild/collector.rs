@@ -81,16 +81,20 @@ impl Collector {
         self.statements.first_dispute()
     }
 
-    /// Returns true if a node wants a decision about a transit of which the other party has not reported.
+    /// Returns true if a node wants a decision about a transit, and the other party has not reported, or a node to which
+    /// the acceptor has given the flow since.
     fn is_awaited(&self, asker: NodeId, change: &OwnershipChange) -> bool {
-        let said = self.statements.get(&change.flow, asker);
-        said.is_some_and(|record| match record.state {
-            RecordState::Owned { .. } => false,
-            RecordState::Transit { donor, acceptor } => {
-                let other = if donor == asker { acceptor } else { donor };
-                self.pending.contains_key(&other)
+        let Some(said) = self.statements.get(&change.flow, asker) else {
+            return false;
+        };
+        match said.state {
+            RecordState::Transit { donor, .. } if donor == asker => {
+                let mut path = self.statements.path_of(&change.flow, said);
+                path.any(|node| self.pending.contains_key(&node))
             }
-        })
+            RecordState::Transit { donor, .. } => self.pending.contains_key(&donor),
+            RecordState::Owned { .. } => false,
+        }
     }
 
     /// Takes the claim of an acceptor that asks for a decision about the very transit. Returns the transit as the record for

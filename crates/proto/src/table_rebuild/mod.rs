@@ -12,8 +12,9 @@
 //! | owned by another node | the former owner | yields the flow to that node |
 //!
 //! The former holder may have decided about a transit, and only one of donor and acceptor knows. Therefore the holder
-//! decides about a transit only after both have reported. A node outside of the view counts as having reported: the
-//! group has given the node up. A request of a node that has not reported waits as well ([`TableRebuild::admit`]).
+//! decides about a transit only after both have reported, and each node to which the acceptor says it has given the flow.
+//! A node outside of the view counts as having reported: the group has given the node up. A request of a node that has not
+//! reported waits as well ([`TableRebuild::admit`]).
 //!
 //! A node may lie, and a higher epoch proves nothing. So a flow changes hands only by the word of the node that has it: its
 //! claim names the acceptor, which may have yielded the flow to a third node, or divert it since its report, and so on. If two nodes of the view claim a

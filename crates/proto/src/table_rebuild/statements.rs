@@ -145,24 +145,28 @@ impl Statements {
             .max_by_key(|(_, epoch)| *epoch)
     }
 
-    /// Returns true if a claim is a transit by which the flow has come to `node`: the acceptor, or a node to which the
+    /// Returns the nodes that a flow has come to by a claim, if it is a transit: the acceptor, and the nodes to which the
     /// acceptor has given the flow in turn, as the nodes in between say.
-    fn leads_to(&self, flow: &Flow, claim: OwnershipRecord, node: NodeId) -> bool {
-        let RecordState::Transit { mut acceptor, .. } = claim.state else {
-            return false;
+    pub(super) fn path_of(
+        &self,
+        flow: &Flow,
+        claim: OwnershipRecord,
+    ) -> impl Iterator<Item = NodeId> {
+        let first = match claim.state {
+            RecordState::Transit { acceptor, .. } => Some((acceptor, claim.epoch)),
+            RecordState::Owned { .. } => None,
         };
-        let mut epoch = claim.epoch;
-        while acceptor != node {
-            let Some((to, next_epoch)) = self.next_of(flow, acceptor) else {
-                return false;
-            };
-            // Each step has a higher epoch, so the walk ends.
-            if to == acceptor || next_epoch <= epoch {
-                return false;
-            }
-            (acceptor, epoch) = (to, next_epoch);
-        }
-        true
+        // Each step has a higher epoch, so the path ends.
+        let steps = std::iter::successors(first, move |(node, epoch)| {
+            let next = self.next_of(flow, *node);
+            next.filter(|(to, next_epoch)| to != node && next_epoch > epoch)
+        });
+        steps.map(|(node, _)| node)
+    }
+
+    /// Returns true if a claim is a transit by which the flow has come to `node`.
+    fn leads_to(&self, flow: &Flow, claim: OwnershipRecord, node: NodeId) -> bool {
+        self.path_of(flow, claim).any(|other| other == node)
     }
 
     pub(super) fn is_disputed(&self, flow: &Flow) -> bool {

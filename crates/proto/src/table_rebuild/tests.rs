@@ -51,6 +51,11 @@ fn machine(node: NodeId) -> TableRebuild {
 
 /// The holder, with its own empty report complete.
 fn holder() -> TableRebuild {
+    holder_with(&[])
+}
+
+/// The holder, with its own report of these claims complete.
+fn holder_with(claims: &[Claim]) -> TableRebuild {
     let mut holder = machine(HOLDER);
     holder.handle_view(ms(0), view(TERM));
     assert_eq!(
@@ -59,8 +64,9 @@ fn holder() -> TableRebuild {
     );
     let requests: Vec<NodeId> = (0..2).map(|_| requested(&mut holder)).collect();
     assert_eq!(requests, [DONOR, ACCEPTOR]);
-    report_own(&mut holder, &[]);
-    assert_eq!(holder.poll_output(), Some(settled(HOLDER)));
+    report_own(&mut holder, claims);
+    let last = outputs(&mut holder).pop();
+    assert_eq!(last, Some(settled(HOLDER)));
     holder
 }
 
@@ -173,6 +179,18 @@ fn transit_is_decided_after_reports_of_both_parties() {
     let rollback = change(ChangeKind::Rollback, 5);
     assert_eq!(holder.admit(DONOR, &rollback), Admission::Deferred);
     holder.handle_frame(ms(2), ACCEPTOR, report(vec![transit()]));
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+}
+
+#[test]
+fn rollback_waits_for_report_of_the_node_to_which_acceptor_has_given_the_flow() {
+    let given = (flow(1), OwnershipRecord::owned(ACCEPTOR, 8));
+    let mut holder = holder_with(&[given]);
+    let claim = (flow(1), OwnershipRecord::transit(DONOR, HOLDER, 5));
+    holder.handle_frame(ms(1), DONOR, report(vec![claim]));
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Deferred);
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![given]));
     assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
 }
 
