@@ -5,6 +5,16 @@ use core::time::Duration;
 use holdfast_wire::{ChangeRefusal, Flow, Frame, NodeId, OwnershipChange, OwnershipRecord};
 use std::collections::BTreeMap;
 
+/// Bit in the numbers of the migration machine's requests; the handoff machine's numbers do not have it.
+pub(crate) const MIGRATION_REQUEST_BIT: u64 = 1 << 63;
+
+/// Returns the number of a request, without [`MIGRATION_REQUEST_BIT`], from a number that the machine has not used. The
+/// requests of earlier daemons of the node have other numbers: the holder may answer one of them late, or still let it
+/// wait, and would take a request with the same number for a repetition.
+pub(crate) fn request_number(boot: u64, number: u64) -> u64 {
+    boot.wrapping_add(number) & !MIGRATION_REQUEST_BIT
+}
+
 /// The holder's answer to each change.
 pub(crate) type HolderAnswers = Vec<Result<Option<OwnershipRecord>, ChangeRefusal>>;
 

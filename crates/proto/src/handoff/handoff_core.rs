@@ -7,7 +7,7 @@ use super::config::HandoffMachineConfig;
 use super::crash_recovery::RecoveredInboundFlow;
 use super::donor_resume_or_close::EndingFlow;
 use super::event::Event;
-use crate::holder_client::HolderClient;
+use crate::holder_client::{HolderClient, request_number};
 use crate::machine_output::OutputQueue;
 use crate::view::View;
 use core::time::Duration;
@@ -116,10 +116,15 @@ impl HandoffCore {
         }
     }
 
-    /// Returns a number that this machine has not used: for tokens, requests and holder requests.
+    /// Returns a number that this machine has not used: for tokens, batches and requests.
     pub(super) fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
+    }
+
+    /// Returns a number for a request to the holder.
+    pub(super) fn next_request_number(&mut self) -> u64 {
+        request_number(self.config.boot, self.next_number())
     }
 
     pub(super) fn next_request_id(&mut self) -> RequestId {

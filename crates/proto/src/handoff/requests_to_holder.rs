@@ -22,7 +22,7 @@ impl Handoff {
         changes: Vec<OwnershipChange>,
         purpose: HolderRequestPurpose,
     ) -> u64 {
-        let request = self.core.next_number();
+        let request = self.core.next_request_number();
         let body = HolderRequestBody::Change(changes);
         let due = self
             .core
@@ -96,7 +96,7 @@ impl Handoff {
     pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
         for former in self.core.holder_client.restart_waits() {
-            let request = self.core.next_number();
+            let request = self.core.next_request_number();
             self.core.holder_client.renumber(former, request);
             for batch in self.donor.batches.values_mut() {
                 if batch.stage == OutboundBatchStage::Diverting(former) {

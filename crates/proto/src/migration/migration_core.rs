@@ -4,7 +4,7 @@ use super::command::{Command, CommandToken};
 use super::config::MigrationMachineConfig;
 use super::event::Event;
 use super::requests_to_holder::HolderRequestPurpose;
-use crate::holder_client::HolderClient;
+use crate::holder_client::{HolderClient, MIGRATION_REQUEST_BIT, request_number};
 use crate::machine_output::OutputQueue;
 use crate::view::View;
 use core::time::Duration;
@@ -108,10 +108,15 @@ impl MigrationCore {
         }
     }
 
-    /// Returns a number that this machine has not used: for moves, tokens and holder requests.
+    /// Returns a number that this machine has not used: for moves and tokens.
     pub(super) fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
+    }
+
+    /// Returns a number for a request to the holder.
+    pub(super) fn next_request_number(&mut self) -> u64 {
+        request_number(self.config.boot, self.next_number()) | MIGRATION_REQUEST_BIT
     }
 
     pub(super) fn send(&mut self, to: NodeId, id: MoveId, frame: MoveFrame) {

@@ -70,6 +70,7 @@ use self::donor::OutboundMove;
 use self::freeze_cost::FreezeCostModel;
 use self::migration_core::{CommandPurpose, MigrationCore, MoveTimer};
 use self::peer_translation::{PreparedTranslation, TranslateRequest};
+use crate::holder_client::MIGRATION_REQUEST_BIT;
 use crate::machine_output::MachineOutput;
 use crate::view::{NO_NODE, View};
 use holdfast_wire::failure::Failure;
@@ -211,7 +212,7 @@ impl Migration {
 
     /// Returns true if an `ChangeResponse` or `QueryResponse` with this number belongs to this machine.
     pub fn is_own_request(request: u64) -> bool {
-        request & requests_to_holder::REQUEST_BIT != 0
+        request & MIGRATION_REQUEST_BIT != 0
     }
 
     /// Handles the completion of a command.

@@ -16,8 +16,6 @@ use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange, Ow
 pub(super) const OWNED_EPOCH: Epoch = 1;
 /// Epoch of the record's transit.
 pub(super) const TRANSIT_EPOCH: Epoch = 2;
-/// Bit in the numbers of this machine's requests; the handoff's numbers do not have it.
-pub(super) const REQUEST_BIT: u64 = 1 << 63;
 
 /// Operation that waits for the holder's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +62,7 @@ impl Migration {
         body: HolderRequestBody,
         purpose: HolderRequestPurpose,
     ) -> u64 {
-        let request = self.core.next_number() | REQUEST_BIT;
+        let request = self.core.next_request_number();
         let due = self
             .core
             .holder_client
@@ -137,7 +135,7 @@ impl Migration {
     pub(super) fn redirect_requests_to_holder(&mut self, now: Duration, holder: NodeId) {
         self.core.holder_client.set_holder(holder);
         for former in self.core.holder_client.restart_waits() {
-            let request = self.core.next_number() | REQUEST_BIT;
+            let request = self.core.next_request_number();
             self.core.holder_client.renumber(former, request);
             for outbound in self.outbound_moves.values_mut() {
                 if outbound.holder_request == Some(former) {

@@ -95,6 +95,21 @@ fn answer_of_earlier_term_is_ignored() {
 }
 
 #[test]
+fn restarted_daemon_numbers_its_requests_otherwise() {
+    let request_of = |boot| {
+        let view = View::configured(HOLDER, [A, B, HOLDER]);
+        let mut machine = Handoff::new(HandoffMachineConfig::new(A, boot), view);
+        report(&mut machine);
+        match take_sent_frame(&mut machine) {
+            (HOLDER, Frame::ChangeRequest { request, .. }) => request,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The holder may still let the former daemon's request wait, and its answer would be taken for another's.
+    assert_ne!(request_of(1), request_of(1_000_000));
+}
+
+#[test]
 fn new_holder_decides_own_open_request() {
     let mut machine = new_machine(A, HOLDER);
     report(&mut machine);

@@ -201,7 +201,7 @@ impl HandoffWorld {
         let core = &mut self.core;
         let life = core.incarnation(node);
         let view = self.rebuilds.view.clone();
-        let mut config = HandoffMachineConfig::new(node_id(node), life);
+        let mut config = HandoffMachineConfig::new(node_id(node), core.boot(node));
         config.batch_flows_max = self.batch_flows_max;
         let epochs = core.steering.values().map(|record| record.epoch);
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);

@@ -205,7 +205,7 @@ impl MigrationWorld {
     pub(super) fn start_daemon(&mut self, node: usize) {
         let core = &mut self.core;
         let view = self.rebuilds.view.clone();
-        let config = MigrationMachineConfig::new(node_id(node), core.incarnation(node));
+        let config = MigrationMachineConfig::new(node_id(node), core.boot(node));
         core.daemons[node].machine = Some(Migration::new(config, view));
         let recovered = self.hosts[node].recovered();
         for recovered_move in &recovered {

@@ -136,6 +136,11 @@ impl<M, E> GroupCore<M, E> {
         self.daemons[node].incarnation
     }
 
+    /// Returns the number of a daemon's start for its machines; far above that of the node's previous daemon, as a clock is.
+    pub(crate) fn boot(&self, node: usize) -> u64 {
+        self.incarnation(node) << 32
+    }
+
     /// Returns the next event, if it is not after `until`. The event's random numbers depend on its time and kind, not
     /// on the number of earlier events: omitting a step of a plan changes only events that the step causes.
     pub(super) fn pop(&mut self, until: Time) -> Option<Event<E>> {

@@ -157,7 +157,7 @@ pub(crate) trait RebuildingWorld: GroupWorld {
     /// Starts the machine of a daemon, which knows the newest view.
     fn start_rebuild(&mut self, node: usize) {
         let now = Duration::from(self.core().now);
-        let boot = self.core().incarnation(node) << 32;
+        let boot = self.core().boot(node);
         let config = TableRebuildConfig {
             flows_per_part: 2,
             ..TableRebuildConfig::new(node_id(node), boot)
