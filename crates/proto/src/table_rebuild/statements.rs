@@ -132,10 +132,14 @@ impl Statements {
     }
 
     /// Returns the node to which a node has given a flow, with the epoch, as the node says: in its report, or by a divert
-    /// since then.
+    /// since then. An acceptor knows that its donor has the flow, and no longer how: by the acceptor itself, if the flow
+    /// comes back.
     fn next_of(&self, flow: &Flow, node: NodeId) -> Option<(NodeId, Epoch)> {
         let stated = self.get(flow, node).map(|record| match record.state {
             RecordState::Owned { owner } => (owner, record.epoch),
+            RecordState::Transit { donor, acceptor } if acceptor == node => {
+                (donor, record.epoch.saturating_sub(1))
+            }
             RecordState::Transit { acceptor, .. } => (acceptor, record.epoch),
         });
         let handed_over = self.handovers.get(flow, node);

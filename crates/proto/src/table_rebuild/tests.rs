@@ -564,6 +564,24 @@ fn flow_follows_the_words_of_the_nodes_that_gave_it_on() {
     assert!(!holder.has_disputes());
 }
 
+#[test]
+fn flow_that_comes_back_to_its_former_acceptor_is_not_disputed_after_all_reports() {
+    let first = OwnershipRecord::transit(HOLDER, ACCEPTOR, 2);
+    let mut holder = holder_with(&[(flow(1), first)]);
+    let second = transit();
+    holder.handle_frame(ms(1), DONOR, report(vec![second]));
+    let records = holder.handle_disputes(vec![Dispute {
+        flow: flow(1),
+        recorded: first,
+        claimed: second.1,
+    }]);
+    assert_eq!(records, [(flow(1), Some(disputed_record(HOLDER)))]);
+    // The acceptor waits for the donor's state, and has forgotten that it had the flow between the two transits.
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![second]));
+    assert!(outputs(&mut holder).contains(&decided(Some(second.1))));
+    assert!(!holder.has_disputes());
+}
+
 /// The acceptor reports that the flow is its own, and then hands the flow over to the holder; the donor has not reported.
 /// Returns the holder's record of the flow.
 fn hand_over_to_holder(holder: &mut TableRebuild) -> OwnershipRecord {
