@@ -82,16 +82,21 @@ impl Collector {
     }
 
     /// Returns true if a node wants a decision about a transit, and the other party has not reported, or a node to which
-    /// the acceptor has given the flow since.
+    /// the acceptor has given the flow since. A dispute about the flow may also end with such a report.
     fn is_awaited(&self, asker: NodeId, change: &OwnershipChange) -> bool {
-        let Some(said) = self.statements.get(&change.flow, asker) else {
+        let (flow, statements) = (&change.flow, &self.statements);
+        let leads_to_pending = |claim| {
+            let mut path = statements.path_of(flow, claim);
+            path.any(|node| self.pending.contains_key(&node))
+        };
+        if statements.is_disputed(flow) && statements.claims_to(flow).any(leads_to_pending) {
+            return true;
+        }
+        let Some(said) = statements.get(flow, asker) else {
             return false;
         };
         match said.state {
-            RecordState::Transit { donor, .. } if donor == asker => {
-                let mut path = self.statements.path_of(&change.flow, said);
-                path.any(|node| self.pending.contains_key(&node))
-            }
+            RecordState::Transit { donor, .. } if donor == asker => leads_to_pending(said),
             RecordState::Transit { donor, .. } => self.pending.contains_key(&donor),
             RecordState::Owned { .. } => false,
         }

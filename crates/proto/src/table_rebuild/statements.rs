@@ -198,7 +198,7 @@ impl Statements {
     }
 
     /// Returns the claims of nodes to a flow.
-    fn claims_to(&self, flow: &Flow) -> impl Iterator<Item = OwnershipRecord> {
+    pub(super) fn claims_to(&self, flow: &Flow) -> impl Iterator<Item = OwnershipRecord> {
         let said = self.about(flow);
         let own = said.filter(|(node, record)| claimant(*record) == *node);
         own.map(|(_, record)| record)

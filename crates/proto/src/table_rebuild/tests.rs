@@ -565,6 +565,27 @@ fn flow_follows_the_words_of_the_nodes_that_gave_it_on() {
 }
 
 #[test]
+fn decision_about_a_disputed_flow_waits_for_the_report_that_may_end_the_dispute() {
+    let first = OwnershipRecord::transit(HOLDER, ACCEPTOR, 2);
+    let mut holder = holder_with(&[(flow(1), first)]);
+    let second = OwnershipRecord::transit(DONOR, FORMER, 5);
+    holder.handle_frame(ms(1), DONOR, report(vec![(flow(1), second)]));
+    let records = holder.handle_disputes(vec![Dispute {
+        flow: flow(1),
+        recorded: first,
+        claimed: second,
+    }]);
+    assert_eq!(records, [(flow(1), Some(disputed_record(HOLDER)))]);
+    // A refused rollback would make the donor give up a frozen flow that is its own.
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Deferred);
+    let given = (flow(1), OwnershipRecord::owned(DONOR, 4));
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![given]));
+    assert!(outputs(&mut holder).contains(&decided(Some(second))));
+    assert_eq!(holder.admit(DONOR, &rollback), Admission::Admitted);
+}
+
+#[test]
 fn flow_that_comes_back_to_its_former_acceptor_is_not_disputed_after_all_reports() {
     let first = OwnershipRecord::transit(HOLDER, ACCEPTOR, 2);
     let mut holder = holder_with(&[(flow(1), first)]);
