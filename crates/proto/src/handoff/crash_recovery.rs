@@ -53,6 +53,7 @@ impl Handoff {
                 request: None,
                 batch: None,
                 is_frozen: frozen,
+                is_taken: false,
                 reason: FlowKeptReason::Restarted,
                 is_reported: false,
                 in_doubt: false,

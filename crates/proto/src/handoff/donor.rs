@@ -89,6 +89,8 @@ pub(super) enum OutboundBatchStage {
 pub(super) struct OutboundBatch {
     pub acceptor: NodeId,
     pub stage: OutboundBatchStage,
+    /// Epoch of the view in which the batch was diverted; 0 before.
+    pub diverted_in_view: u64,
     /// Time at which the stage began.
     pub since: Duration,
     /// Time at which the donor gives the batch up.

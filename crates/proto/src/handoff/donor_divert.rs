@@ -31,6 +31,7 @@ impl OutboundBatch {
             request: Some(flow.request),
             batch: Some(seq),
             is_frozen: frozen,
+            is_taken: false,
             reason,
             is_reported: false,
             in_doubt: false,
@@ -274,10 +275,11 @@ impl Handoff {
     }
 
     pub(super) fn on_diverted(&mut self, now: Duration, seq: u64, answers: HolderAnswers) {
-        let node = self.core.config.node;
+        let (node, view_epoch) = (self.core.config.node, self.core.view.epoch);
         let Some(batch) = self.donor.batches.get_mut(&seq) else {
             return;
         };
+        batch.diverted_in_view = view_epoch;
         batch.phases.divert = batch.finish_stage(now, OutboundBatchStage::Freezing);
         let acceptor = batch.acceptor;
         let transit = RecordState::Transit {

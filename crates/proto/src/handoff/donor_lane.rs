@@ -164,6 +164,7 @@ impl Handoff {
         let batch = OutboundBatch {
             acceptor,
             stage: OutboundBatchStage::Preparing,
+            diverted_in_view: 0,
             since: now,
             deadline: Some(deadline),
             pending_flows: flows.len(),
@@ -230,6 +231,7 @@ impl Handoff {
                     request: Some(waiting.request),
                     batch: None,
                     is_frozen: false,
+                    is_taken: false,
                     reason: reason.clone(),
                     is_reported: false,
                     in_doubt: false,

@@ -30,6 +30,8 @@ pub(super) struct EndingFlow {
     pub batch: Option<u64>,
     /// True if the flow is frozen: this node is silent for it.
     pub is_frozen: bool,
+    /// True if the acceptor says that it has taken the flow: this node does not resume the flow.
+    pub is_taken: bool,
     /// Reason reported if the flow stays.
     pub reason: FlowKeptReason,
     /// True if the flow's outcome has been reported.
@@ -87,7 +89,7 @@ impl Handoff {
 
     /// Decides by the holder's record: the donor resumes or closes the flow.
     pub(super) fn decide_by_record(
-        &self,
+        &mut self,
         mut ending_flow: EndingFlow,
         record: Option<OwnershipRecord>,
         flows_to_resume: &mut Vec<(EndingFlow, Epoch)>,
@@ -106,6 +108,14 @@ impl Handoff {
                 flows_to_resume.push((ending_flow, epoch));
             }
             Some(record) => match record.state {
+                // The acceptor has closed the flow since, and this holder heard only of the transit.
+                RecordState::Owned { owner } if owner == node && ending_flow.is_taken => {
+                    let (flow, kind, epoch) = (ending_flow.flow, ChangeKind::Remove, record.epoch);
+                    self.core
+                        .reports
+                        .push_back(OwnershipChange { flow, kind, epoch });
+                    flows_to_close.push((ending_flow, epoch));
+                }
                 RecordState::Owned { owner } if owner == node => {
                     flows_to_resume.push((ending_flow, record.epoch));
                 }

@@ -102,7 +102,8 @@ impl Handoff {
         );
     }
 
-    /// Handles `Done`: the acceptor has finished the batch.
+    /// Handles `Done`: the acceptor has finished the batch. A later holder than that of the divert may have heard only of
+    /// the transit, and is asked about the flows that have moved.
     pub(super) fn on_done(
         &mut self,
         now: Duration,
@@ -111,6 +112,7 @@ impl Handoff {
         results: Vec<Result<Epoch, Failure>>,
         times: AcceptorPhaseTimes,
     ) {
+        let view_epoch = self.core.view.epoch;
         let Some(batch) = self.batch_in_stage(seq, OutboundBatchStage::Transferring) else {
             return self.core.outputs.report_ignored(
                 from,
@@ -133,13 +135,19 @@ impl Handoff {
         batch.phases.commit = commit;
         let mut moved = Vec::new();
         let mut doubtful = Vec::new();
+        let is_holder_new = batch.diverted_in_view != view_epoch;
         let active: Vec<usize> = batch.active_indices().collect();
         for index in active {
             let committed_epoch = batch.flows[index].epoch.saturating_add(2);
             match &results[index] {
                 Ok(epoch) if *epoch == committed_epoch => {
                     let reason = FlowKeptReason::AlreadyMoving;
-                    moved.push((batch.remove_flow(seq, index, true, reason), committed_epoch));
+                    let mut taken = batch.remove_flow(seq, index, true, reason);
+                    taken.is_taken = true;
+                    match is_holder_new {
+                        true => doubtful.push(taken),
+                        false => moved.push((taken, committed_epoch)),
+                    }
                 }
                 Ok(_) => {
                     doubtful.push(batch.remove_flow(

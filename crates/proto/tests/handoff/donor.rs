@@ -43,6 +43,65 @@ fn donor_sends_frozen_state_at_once_without_copying() {
     check_final_events(&mut donor);
 }
 
+/// A donor whose acceptor says that it has the flow, after another holder has heard only of the transit. Returns the
+/// number of the donor's request to that holder.
+fn donor_of_taken_flow_with_new_holder() -> (Handoff, u64) {
+    let mut donor = new_machine(A, HOLDER);
+    let batch = run_donor_to_state(&mut donor, Bytes::from_static(b"state"));
+    take_sent_frame(&mut donor);
+    let view = View {
+        epoch: 2,
+        ..View::configured(B, [A, B, HOLDER])
+    };
+    donor.handle_view(ms(11), view);
+    let (results, times) = (vec![Ok(7)], Default::default());
+    let done = Frame::Done {
+        batch,
+        results,
+        times,
+    };
+    donor.handle_frame(ms(15), B, done);
+    let (B, Frame::ChangeRequest { request, changes }) = take_sent_frame(&mut donor) else {
+        panic!("the donor does not ask the holder");
+    };
+    assert_eq!(
+        (changes[0].kind, changes[0].epoch),
+        (ChangeKind::Rollback, 6)
+    );
+    (donor, request)
+}
+
+#[test]
+fn donor_closes_a_taken_flow_that_belongs_to_another_node_at_a_new_holder() {
+    let (mut donor, request) = donor_of_taken_flow_with_new_holder();
+    let current = Some(OwnershipRecord::owned(B, 7));
+    let results = vec![Err(ChangeRefusal { current })];
+    donor.handle_frame(ms(16), B, Frame::ChangeResponse { request, results });
+    let Command::Close { flows, .. } = take_command(&mut donor) else {
+        panic!("not a close");
+    };
+    assert_eq!(flows[0].epoch, 7);
+}
+
+#[test]
+fn donor_removes_a_taken_flow_of_which_a_new_holder_knows_only_the_transit() {
+    let (mut donor, request) = donor_of_taken_flow_with_new_holder();
+    let results = vec![Ok(Some(OwnershipRecord::owned(A, 7)))];
+    donor.handle_frame(ms(16), B, Frame::ChangeResponse { request, results });
+    let outputs: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
+    let [
+        Output::Execute(Command::Close { .. }),
+        Output::Send {
+            to: B,
+            frame: Frame::ChangeRequest { changes, .. },
+        },
+    ] = &outputs[..]
+    else {
+        panic!("{outputs:?}");
+    };
+    assert_eq!((changes[0].kind, changes[0].epoch), (ChangeKind::Remove, 7));
+}
+
 /// Checks the final events.
 fn check_final_events(donor: &mut Handoff) {
     let events: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
