@@ -2,14 +2,15 @@
 //! answers that both believe.
 
 use holdfast_proto::migration::{
-    Command, Event, Migration, MigrationMachineConfig, Output, ProcessId, RecoveredMove,
-    RecoveredMoveRole,
+    Command, Completion, Event, Migration, MigrationMachineConfig, Output, ProcessId,
+    RecoveredMove, RecoveredMoveRole, Results,
 };
 use holdfast_proto::view::View;
+use holdfast_wire::failure::{Failure, NodeFault};
 use holdfast_wire::frame::AcceptorPhaseTimes;
 use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame};
 use holdfast_wire::{
-    ChangeKind, ChangeRefusal, Flow, Frame, MoveId, NodeId, OwnershipChange, OwnershipRecord,
+    ChangeKind, ChangeRefusal, Epoch, Flow, Frame, MoveId, NodeId, OwnershipChange, OwnershipRecord,
 };
 use std::time::Duration;
 
@@ -104,6 +105,17 @@ fn take_request(machine: &mut Migration) -> (NodeId, u64, Vec<OwnershipChange>) 
     requests.remove(0)
 }
 
+/// Returns the acceptor's report on the end of the move.
+fn done(result: Result<Epoch, Failure>) -> Frame {
+    let frame = MoveFrame::Done {
+        result,
+        times: AcceptorPhaseTimes::default(),
+        since_resume_us: 0,
+        steps: Vec::new(),
+    };
+    Frame::Move { id: MOVE, frame }
+}
+
 /// Returns the answer by which the acceptor owns the process and its flow.
 fn committed(request: u64) -> Frame {
     let process = OwnershipRecord::owned(ACCEPTOR, 3);
@@ -166,17 +178,7 @@ fn donor_keeps_original_until_acceptor_knows_of_commit() {
         "{claims:?}"
     );
     assert!(claims.contains(&(flow(), flow_record)), "{claims:?}");
-    let done = MoveFrame::Done {
-        result: Ok(3),
-        times: AcceptorPhaseTimes::default(),
-        since_resume_us: 0,
-        steps: Vec::new(),
-    };
-    let frame = Frame::Move {
-        id: MOVE,
-        frame: done,
-    };
-    machine.handle_frame(ms(2), ACCEPTOR, frame);
+    machine.handle_frame(ms(2), ACCEPTOR, done(Ok(3)));
     assert!(has_command(&outputs(&mut machine), is_release));
 }
 
@@ -192,17 +194,7 @@ fn donor_in_doubt_keeps_flow_that_was_rolled_back() {
         .to_vec();
     machine.handle_frame(ms(1), HOLDER, Frame::ChangeResponse { request, results });
     outputs(&mut machine);
-    let done = MoveFrame::Done {
-        result: Ok(3),
-        times: AcceptorPhaseTimes::default(),
-        since_resume_us: 0,
-        steps: Vec::new(),
-    };
-    let frame = Frame::Move {
-        id: MOVE,
-        frame: done,
-    };
-    machine.handle_frame(ms(2), ACCEPTOR, frame);
+    machine.handle_frame(ms(2), ACCEPTOR, done(Ok(3)));
     let released = outputs(&mut machine);
     assert!(
         has_command(
@@ -212,6 +204,34 @@ fn donor_in_doubt_keeps_flow_that_was_rolled_back() {
         ),
         "{released:?}"
     );
+}
+
+#[test]
+fn donor_in_doubt_asks_the_holder_again_when_the_acceptor_gives_up() {
+    let mut machine = recovered_donor();
+    let (_, request, _) = take_request(&mut machine);
+    let results = vec![Err(ChangeRefusal { current: None }); 2];
+    machine.handle_frame(ms(1), HOLDER, Frame::ChangeResponse { request, results });
+    outputs(&mut machine);
+    // The holder has restarted, and has decided the acceptor's rollback by the reports of both.
+    let result = Err(NodeFault::RestartedBeforeMoveCommit.into());
+    machine.handle_frame(ms(2), ACCEPTOR, done(result));
+    let (_, request, changes) = take_request(&mut machine);
+    assert_eq!(changes[0].kind, ChangeKind::Rollback);
+    let records = [(DONOR, 3), (DONOR, EPOCH + 2)];
+    let owned = records.map(|(node, epoch)| Ok(Some(OwnershipRecord::owned(node, epoch))));
+    let results = owned.to_vec();
+    machine.handle_frame(ms(3), HOLDER, Frame::ChangeResponse { request, results });
+    let thawing = outputs(&mut machine);
+    let token = thawing.iter().find_map(|output| match output {
+        Output::Execute(Command::Thaw { token, .. }) => Some(*token),
+        _ => None,
+    });
+    let token = token.expect("the process is resumed");
+    let results = Results::Thawed(Ok(()));
+    machine.handle_completion(ms(4), Completion { token, results });
+    let (_, _, changes) = take_request(&mut machine);
+    assert_eq!((changes[0].kind, changes[0].epoch), (ChangeKind::Remove, 3));
 }
 
 #[test]

@@ -77,8 +77,10 @@ pub(super) struct OutboundMove {
     pub record_epoch: Option<Epoch>,
     /// True if a clone of the process runs.
     pub clone_runs: bool,
-    /// True if the holder has no record of the process.
+    /// True if the holder has, or had, no record of the process.
     pub in_doubt: bool,
+    /// True if the acceptor has said in the doubt that it will never run the process.
+    pub acceptor_gave_up: bool,
     /// True if the holder has committed the process.
     pub is_committed: bool,
     /// True if the acceptor has said that it knows of the commit.
@@ -122,6 +124,7 @@ impl OutboundMove {
             record_epoch: None,
             clone_runs: false,
             in_doubt: false,
+            acceptor_gave_up: false,
             is_committed: false,
             acceptor_runs: false,
             freeze_saved_bytes: 0,

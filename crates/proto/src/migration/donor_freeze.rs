@@ -179,8 +179,15 @@ impl Migration {
             (OutboundMoveStage::Settling, Err(_)) if outbound.is_committed => {
                 self.end_committed(id);
             }
-            (OutboundMoveStage::Settling, Err(_)) if outbound.in_doubt => {
-                self.thaw_without_record(now, id)
+            // The holder may have records by now, from a report of this node to it: the transits, or what the acceptor has
+            // rolled back.
+            (OutboundMoveStage::Settling, Err(_))
+                if outbound.in_doubt && !outbound.acceptor_gave_up =>
+            {
+                outbound.acceptor_gave_up = true;
+                self.set_deadline(id, None);
+                self.cancel_outbound_request(id);
+                self.request_rollback(now, id);
             }
             (
                 OutboundMoveStage::Checking

@@ -108,6 +108,9 @@ impl Migration {
                 self.thaw(now, id);
             }
             Some(record) if is_disputed(record) && !outbound.maybe_stopped => self.thaw(now, id),
+            Some(record) if is_disputed(record) && outbound.acceptor_gave_up => {
+                self.thaw_without_record(now, id);
+            }
             Some(record) if is_disputed(record) => self.resolve_doubt(now, id),
             // A flow closed before the freeze did not move with the process: its transit is rolled back.
             Some(_) => {
@@ -141,6 +144,7 @@ impl Migration {
             None if !outbound.maybe_stopped => self.thaw(now, id),
             // A holder that has not heard of the commit, and cannot hear of it from an acceptor that is lost.
             None if outbound.is_committed => self.end_or_ask_acceptor(now, id),
+            None if outbound.acceptor_gave_up => self.thaw_without_record(now, id),
             None => {
                 // A flow closed before the freeze was rolled back already: it stays if the process turns out to have moved.
                 for (entry, record) in outbound.flows.values_mut().zip(records) {
