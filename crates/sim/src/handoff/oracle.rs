@@ -21,10 +21,11 @@ impl HandoffWorld {
             return Ok(());
         };
         let record = self.core.steering.get(&flow).copied();
-        // Several nodes claim the flow, and a report that explains why may be missing.
-        let record = record.filter(|record| !is_disputed(*record));
+        // Several nodes claim the flow, and a report that explains why may be missing. The record may come back then.
+        let is_undecided = record.is_some_and(is_disputed);
+        let record = record.filter(|_| !is_undecided);
         let is_claimed = (self.liar.as_ref()).is_some_and(|liar| liar.claimed.contains(&flow));
-        if record != truth.record && !is_claimed {
+        if record != truth.record && !is_claimed && !is_undecided {
             if let Some(record) = record {
                 // A holder that crashes before its table is complete forgets removals.
                 if record.epoch <= truth.epoch && truth.alive {
