@@ -73,8 +73,9 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// Number by which a node's join is recognised, chosen by the node and different for each of its joins. A node without
-/// its former disk state thus never passes for the voter that it was.
+/// Number by which a node's join is recognised, chosen by the node at random. The node keeps the number when it joins again
+/// because others took it for failed, since they may already count on the node by that number. A node that has left for
+/// good, or is without its former disk state, chooses another one, and thus never passes for the voter that it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JoinNumber(pub u64);

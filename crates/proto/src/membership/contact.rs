@@ -124,13 +124,13 @@ impl Membership {
         {
             self.contact.server_ids = ids;
         }
-        let is_member = |name: &NodeName, joiner: &Joiner| {
-            view.voter(name)
-                .is_some_and(|voter| voter.join == joiner.join)
-        };
-        self.contact
-            .joiners
-            .retain(|name, joiner| !is_member(name, joiner));
+        for voter in &view.voters {
+            let joiner = self.contact.joiners.get(&voter.name);
+            if joiner.is_some_and(|joiner| joiner.join == voter.join) {
+                self.contact.joiners.remove(&voter.name);
+                self.contact.allowances.note_number(&voter.name);
+            }
+        }
         let is_voter = |id: NodeId| view.voters.iter().any(|voter| voter.id == id);
         self.contact.removals.retain(|id, _| is_voter(*id));
         self.contact.promoted = self.contact.promoted.filter(|id| is_voter(*id));
@@ -385,6 +385,7 @@ impl Membership {
                 address: joiner.address,
                 join: joiner.join,
             };
+            self.contact.allowances.note_number(&name);
             if self.server_list.add(member) {
                 self.confirm_join(&name, NodeId(id), joiner.join);
             }

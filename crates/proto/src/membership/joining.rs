@@ -34,6 +34,11 @@ impl JoinAttempt {
         self.known_voters().iter().find(|voter| voter.name == *name)
     }
 
+    /// Returns the epoch of the newest view that the local node has heard of; 0 for none.
+    fn known_epoch(&self) -> u64 {
+        self.known.as_ref().map_or(0, |known| known.epoch)
+    }
+
     /// Returns the voters of the newest view that the local node has heard of.
     pub fn known_voters(&self) -> &[Member] {
         (self.known.as_ref()).map_or(&[][..], |known| &known.voters[..])
@@ -41,9 +46,14 @@ impl JoinAttempt {
 }
 
 impl Membership {
-    /// Begins to join: with the number on the disk if the daemon restarts in the middle, otherwise with a new one.
+    /// Begins to join: with the number that the node has asked with or was a member by, if there is one, otherwise with a
+    /// new one.
+    ///
+    /// A request may be repeated or late, so a contact node may take the node in by a former number when the node has
+    /// heard of its removal. A voter that did not answer to its number would be missing in each majority.
     pub(super) fn start_joining(&mut self) {
-        let join = match self.stored.state.requested_join {
+        let state = &self.stored.state;
+        let join = match state.requested_join.or(state.join) {
             Some(join) => join,
             None => JoinNumber(self.random.random()),
         };
@@ -55,7 +65,6 @@ impl Membership {
         });
         let state = &mut self.stored.state;
         if (state.join, state.requested_join) != (None, Some(join)) {
-            // A disk may name the join of a member that has learned of its removal just before a crash.
             (state.join, state.requested_join) = (None, Some(join));
             self.stored.mark_changed();
         }
@@ -124,11 +133,14 @@ impl Membership {
         attempts as usize % (voters + seeds + 1)
     }
 
-    /// Returns true if a view contains the local node by its present attempt to join.
+    /// Returns true if a view contains the local node by its present attempt to join. A view older than a known one does
+    /// not count: the node was a member by the same join number in views before its removal.
     pub(super) fn is_joined_in(&self, view: &VotedView) -> bool {
         let voter = view.voter(&self.config.name);
-        let joining = self.joining.as_ref();
-        joining.is_some_and(|joining| voter.is_some_and(|voter| voter.join == joining.join))
+        self.joining.as_ref().is_some_and(|joining| {
+            view.epoch >= joining.known_epoch()
+                && voter.is_some_and(|voter| voter.join == joining.join)
+        })
     }
 
     /// Notes a view that names the contact node to a node that joins, which asks that contact node next.
@@ -136,7 +148,7 @@ impl Membership {
         let Some(joining) = &mut self.joining else {
             return;
         };
-        let epoch = joining.known.as_ref().map_or(0, |known| known.epoch);
+        let epoch = joining.known_epoch();
         let is_known_contact = |known: &ViewSummary| known.voters.first() == view.voters.first();
         let is_news = !joining.known.as_ref().is_some_and(is_known_contact);
         let is_from_contact = view

@@ -14,7 +14,8 @@
 //! node. Were backups to remove each other, a contact node could keep a lease by voters that have no vote any more.
 //!
 //! Frames are addressed by the names of nodes, since a node has a name (in its certificate) before it has a number. A
-//! node gets a number when it joins, a new one each time; [`JoinNumber`] tells its lives apart.
+//! node gets a number when it joins, a voter a new one each time. [`JoinNumber`] tells a node from one that has lost its
+//! disk, or has left for good, and joins under the same name.
 //!
 //! The daemon feeds the machine (`handle_*`), then takes outputs in order until there are none, and wakes the machine at
 //! `poll_timeout`. Frames may be lost, late or repeated.

@@ -89,8 +89,8 @@ impl NumberHolders {
 /// The new node numbers that a name was given.
 #[derive(Debug)]
 struct NodeNumberAllowance {
-    /// The last join that was admitted.
-    join: JoinNumber,
+    /// The last join that was admitted; none once the node has a number by it.
+    join: Option<JoinNumber>,
     /// Number of joins that count.
     used: u32,
     /// Time from which the next forgiveness counts.
@@ -104,7 +104,7 @@ struct NodeNumberAllowance {
 pub(super) struct NumberAllowances(BTreeMap<NodeName, NodeNumberAllowance>);
 
 impl NumberAllowances {
-    /// Returns true if the join may lead to a new number. A repeated join counts once.
+    /// Returns true if the join may lead to a new number. A join that is repeated before it has led to one counts once.
     pub fn admit(&mut self, now: Duration, name: &NodeName, join: JoinNumber) -> bool {
         if self.0.len() >= JOINERS_MAX && !self.0.contains_key(name) {
             // Each name needs a certificate, so a host cannot make room for itself.
@@ -114,12 +114,12 @@ impl NumberAllowances {
             }
         }
         let known = self.0.entry(name.clone()).or_insert(NodeNumberAllowance {
-            join,
+            join: None,
             used: 0,
             forgiven_at: now,
             next_at: now,
         });
-        if known.used > 0 && known.join == join {
+        if known.join == Some(join) {
             return true;
         }
         let elapsed = now.saturating_sub(known.forgiven_at).as_secs();
@@ -129,13 +129,20 @@ impl NumberAllowances {
         if now < known.next_at {
             return false;
         }
-        (known.join, known.used) = (join, known.used + 1);
+        (known.join, known.used) = (Some(join), known.used + 1);
         let beyond = known.used.saturating_sub(FREE_NUMBERS);
         known.next_at = match beyond {
             0 => now,
             _ => now + (WAIT_MIN * 2_u32.pow((beyond - 1).min(10))).min(WAIT_MAX),
         };
         true
+    }
+
+    /// Notes that a node has a number by its last join: the same join counts again if it leads to a further number.
+    pub fn note_number(&mut self, name: &NodeName) {
+        if let Some(known) = self.0.get_mut(name) {
+            known.join = None;
+        }
     }
 }
 
@@ -171,13 +178,19 @@ mod tests {
     }
 
     #[test]
-    fn repeated_join_counts_once() {
+    fn repeated_join_counts_once_for_each_number() {
         let mut allowances = NumberAllowances::default();
         let now = Duration::ZERO;
         for _ in 0..1_000 {
             assert!(allowances.admit(now, &name(9), JoinNumber(1)));
         }
         assert!(allowances.admit(now, &name(9), JoinNumber(2)));
+        for _ in 0..31 {
+            allowances.note_number(&name(9));
+            assert!(allowances.admit(now, &name(9), JoinNumber(2)));
+        }
+        allowances.note_number(&name(9));
+        assert!(!allowances.admit(now, &name(9), JoinNumber(2)));
     }
 
     #[test]

@@ -175,6 +175,10 @@ impl Membership {
         let (Some(own), Some(committed)) = (self.own_voter(), &self.stored.state.committed) else {
             return Err(OperatorError::Outside);
         };
+        if self.standing == Standing::Outside {
+            // The node is a voter of a newer view that its disk does not have yet.
+            return Err(OperatorError::Outside);
+        }
         if self.store.is_some() {
             return Err(OperatorError::StoreDecides);
         }

@@ -462,6 +462,63 @@ fn voter_that_lost_its_disk_gets_a_new_number() {
     assert_eq!(group.id(2), NodeId(4));
 }
 
+/// A late repetition of a request must not make a voter of a number that the node has given up: the contact node of two voters
+/// could neither serve nor remove that one.
+#[test]
+fn removed_node_answers_to_the_number_that_a_late_request_admits_it_by() {
+    let mut group = TestGroup::with_voters(3);
+    let join = group.disks[&2].join.expect("a voter");
+    group.stopped.insert(2);
+    group.run(ms(600));
+    let now = group.now;
+    assert_eq!(group.machine(1).handle_remove(now, NodeId(3)), Ok(()));
+    group.run(ms(100));
+    assert_eq!(group.voters(1), [1]);
+    let (role, address) = (JoinRole::Backup, member(2).address);
+    let request = MembershipFrame::Join {
+        role,
+        address,
+        join,
+    };
+    group.deliver(2, 1, request);
+    // The node answers a heartbeat, then hears of its removal, and then of the view with it.
+    group.stopped.clear();
+    group.run(ms(2_000));
+    assert!(group.has_event(2, |event| *event
+        == Event::Removed {
+            cause: RemovalCause::Suspected
+        }));
+    assert_eq!((group.serving(), group.voters(2)), (vec![1], vec![1, 2]));
+    assert_eq!(group.id(2), NodeId(4));
+}
+
+#[test]
+fn removed_node_obeys_no_view_from_before_its_removal() {
+    let mut group = TestGroup::with_voters(3);
+    group.stopped.insert(2);
+    let (now, change) = (group.now, GroupChange::SetWeights(Vec::new()));
+    let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
+    assert_eq!(requested, Ok(()));
+    group.run(ms(20));
+    let former = group.machine(1).voted_view().cloned().expect("a member");
+    assert_eq!(former.epoch, group.epoch(2) + 1);
+    assert!(former.voter(&name(2)).is_some());
+    group.run(ms(600));
+    let summary = (group.machine(1).voted_view()).map(VotedView::summary);
+    let view = summary
+        .filter(|view| view.voters.len() == 2)
+        .expect("a member");
+    group.isolated.insert(2);
+    let rejoin = true;
+    group.deliver(1, 2, MembershipFrame::Removed { view, rejoin });
+    group.deliver(1, 2, MembershipFrame::Commit { view: former });
+    group.settle();
+    assert_eq!(group.standing(2), Standing::Outside);
+    (group.stopped, group.isolated) = Default::default();
+    group.run(ms(2_000));
+    assert_eq!(group.voters(2), [1, 3, 2]);
+}
+
 #[test]
 fn frames_of_strangers_and_of_old_epochs_change_nothing() {
     let mut group = TestGroup::with_voters(3);

@@ -245,14 +245,15 @@ impl Membership {
         }
         self.standing = Standing::Outside;
         let state = &mut self.stored.state;
-        (state.join, state.server_node_id) = (None, None);
+        state.server_node_id = None;
         (state.promised, state.accepted) = (None, None);
         self.stored.mark_changed();
         self.voting.begin_vote();
         self.leaving = None;
         self.report(Event::Removed { cause });
-        if cause == RemovalCause::Suspected {
-            self.start_joining();
+        match cause {
+            RemovalCause::Suspected => self.start_joining(),
+            RemovalCause::Operator | RemovalCause::Left => self.stored.state.join = None,
         }
     }
 }
