@@ -34,11 +34,6 @@ impl JoinAttempt {
         self.known_voters().iter().find(|voter| voter.name == *name)
     }
 
-    /// Returns the epoch of the newest view that the local node has heard of; 0 for none.
-    fn known_epoch(&self) -> u64 {
-        self.known.as_ref().map_or(0, |known| known.epoch)
-    }
-
     /// Returns the voters of the newest view that the local node has heard of.
     pub fn known_voters(&self) -> &[Member] {
         (self.known.as_ref()).map_or(&[][..], |known| &known.voters[..])
@@ -133,14 +128,16 @@ impl Membership {
         attempts as usize % (voters + seeds + 1)
     }
 
-    /// Returns true if a view contains the local node by its present attempt to join. A view older than a known one does
-    /// not count: the node was a member by the same join number in views before its removal.
+    /// Returns true if a view contains the local node by its present attempt to join. A node that was removed may meet a
+    /// view from before its removal, with the same join number, but the number of the node is new each time.
     pub(super) fn is_joined_in(&self, view: &VotedView) -> bool {
-        let voter = view.voter(&self.config.name);
-        self.joining.as_ref().is_some_and(|joining| {
-            view.epoch >= joining.known_epoch()
-                && voter.is_some_and(|voter| voter.join == joining.join)
-        })
+        let (Some(joining), Some(voter)) = (&self.joining, view.voter(&self.config.name)) else {
+            return false;
+        };
+        let state = &self.stored.state;
+        let removed_from = state.committed.as_ref().filter(|_| state.join.is_none());
+        let former = removed_from.and_then(|view| view.voter(&self.config.name));
+        voter.join == joining.join && former.is_none_or(|former| former.id != voter.id)
     }
 
     /// Notes a view that names the contact node to a node that joins, which asks that contact node next.
@@ -148,7 +145,7 @@ impl Membership {
         let Some(joining) = &mut self.joining else {
             return;
         };
-        let epoch = joining.known_epoch();
+        let epoch = joining.known.as_ref().map_or(0, |known| known.epoch);
         let is_known_contact = |known: &ViewSummary| known.voters.first() == view.voters.first();
         let is_news = !joining.known.as_ref().is_some_and(is_known_contact);
         let is_from_contact = view

@@ -511,6 +511,8 @@ fn removed_node_obeys_no_view_from_before_its_removal() {
     group.isolated.insert(2);
     let rejoin = true;
     group.deliver(1, 2, MembershipFrame::Removed { view, rejoin });
+    group.settle();
+    group.restart(2);
     group.deliver(1, 2, MembershipFrame::Commit { view: former });
     group.settle();
     assert_eq!(group.standing(2), Standing::Outside);
