@@ -40,7 +40,7 @@ pub const DEFAULT: MembershipPlanDistribution = MembershipPlanDistribution {
     incidents: CountRange::new(2, 9),
     runtime: Time::from_micros(3_000_000),
     lease_deadline: Time::from_micros(5_000_000),
-    agreement_deadline: Time::from_micros(15_000_000),
+    agreement_deadline: Time::from_micros(20_000_000),
     action_delay_max: Time::from_micros(300_000),
     clock_drift_ppm: 20_000,
     impatient: 0.25,
