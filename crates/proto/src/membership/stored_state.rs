@@ -116,6 +116,12 @@ impl StoredState {
         self.retry_at = None;
     }
 
+    /// Drops the views that wait for the disk: the local node was removed since, and is no member by them.
+    pub fn drop_views(&mut self) {
+        let is_view = |effect: &Effect| matches!(effect, Effect::Apply { .. });
+        self.effects.retain(|(_, effect)| !is_view(effect));
+    }
+
     /// Returns the next effect of a state that the disk has.
     pub fn next_effect(&mut self) -> Option<Effect> {
         let (version, _) = self.effects.front()?;

@@ -522,6 +522,38 @@ fn removed_node_obeys_no_view_from_before_its_removal() {
 }
 
 #[test]
+fn removed_node_obeys_no_view_that_waited_for_its_disk() {
+    let mut group = TestGroup::with_voters(3);
+    group.slow_disks.insert(2);
+    let (now, change) = (group.now, GroupChange::SetWeights(Vec::new()));
+    let requested = (group.machine(1)).handle_group_change(now, GroupChangeId(1), change, None);
+    assert_eq!(requested, Ok(()));
+    group.run(ms(20));
+    let newer = group.machine(1).voted_view().cloned().expect("a member");
+    let epoch = newer.epoch;
+    assert_eq!((epoch, group.id(2)), (group.epoch(2) + 1, NodeId(2)));
+    // The group removes the node, and takes it in again by a repeated request, before the disk has the view.
+    let [mut without, mut with] = [newer.clone(), newer];
+    (without.epoch, with.epoch, with.next_id) = (epoch + 1, epoch + 2, 5);
+    without.voters.retain(|voter| voter.name != name(2));
+    let own = (with.voters.iter_mut()).find(|voter| voter.name == name(2));
+    own.expect("a voter").id = NodeId(4);
+    let (view, rejoin) = (without.summary(), true);
+    group.deliver(1, 2, MembershipFrame::Removed { view, rejoin });
+    group.deliver(1, 2, MembershipFrame::Commit { view: with });
+    group.isolated.insert(2);
+    group.events.clear();
+    group.slow_disks.clear();
+    group.run(ms(20));
+    assert_eq!((group.epoch(2), group.id(2)), (epoch + 2, NodeId(4)));
+    let joined = group.events.iter().filter_map(|(of, event)| match event {
+        Event::Joined { id } if *of == 2 => Some(*id),
+        _ => None,
+    });
+    assert_eq!(joined.collect::<Vec<_>>(), [NodeId(4)]);
+}
+
+#[test]
 fn frames_of_strangers_and_of_old_epochs_change_nothing() {
     let mut group = TestGroup::with_voters(3);
     group.run(ms(60));

@@ -69,6 +69,12 @@ impl Membership {
         {
             return;
         }
+        let is_in = |view: &VotedView| view.voters.iter().any(|voter| self.is_own(voter));
+        let next = self.stored.state.committed.as_ref();
+        if !is_in(&view) && next.is_some_and(|next| next.epoch > view.epoch && is_in(next)) {
+            // The node was removed and taken in again, and obeys the later view when the disk has it.
+            return;
+        }
         let former_standing = self.standing;
         let former = self.view.replace(view.clone());
         self.server_list.note_voters(&view.voters);
@@ -248,6 +254,7 @@ impl Membership {
         state.server_node_id = None;
         (state.promised, state.accepted) = (None, None);
         self.stored.mark_changed();
+        self.stored.drop_views();
         self.voting.begin_vote();
         self.leaving = None;
         self.report(Event::Removed { cause });
