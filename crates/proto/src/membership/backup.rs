@@ -132,13 +132,17 @@ impl Membership {
 
     /// Grants the lease of the node that this one asked for admission: a joining backup shows that it lives, and has
     /// made its promise when it becomes a voter.
+    ///
+    /// A former voter may have voted for another contact node in the view that has removed it, so its join number must not
+    /// renew the lease of the former contact node.
     fn grant_as_joiner(&mut self, now: Duration, from: &NodeName, heartbeat: Heartbeat) {
-        if self
-            .view
-            .as_ref()
-            .is_some_and(|view| view.epoch > heartbeat.epoch)
-        {
+        let committed_epoch = self.committed_epoch();
+        if heartbeat.epoch < committed_epoch {
             return self.inform(now, from, heartbeat.epoch);
+        }
+        if heartbeat.epoch == committed_epoch && self.former_voter().is_some() {
+            let reason = "a later view has removed this node";
+            return self.ignore(from, "Heartbeat", reason);
         }
         match &self.joining {
             // The node is a voter already, and obeys the view when the disk has it.

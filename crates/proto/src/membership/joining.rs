@@ -134,10 +134,17 @@ impl Membership {
         let (Some(joining), Some(voter)) = (&self.joining, view.voter(&self.config.name)) else {
             return false;
         };
-        let state = &self.stored.state;
-        let removed_from = state.committed.as_ref().filter(|_| state.join.is_none());
-        let former = removed_from.and_then(|view| view.voter(&self.config.name));
+        let former = self.former_voter();
         voter.join == joining.join && former.is_none_or(|former| former.id != voter.id)
+    }
+
+    /// Returns the local node as a voter, by the join number that it has asked with again, of the newest view that it knows
+    /// to be committed: a later view, which the node does not know, has removed it.
+    pub(super) fn former_voter(&self) -> Option<&Member> {
+        let state = &self.stored.state;
+        let joining = self.joining.as_ref().filter(|_| state.join.is_none())?;
+        let voter = state.committed.as_ref()?.voter(&self.config.name)?;
+        (voter.join == joining.join).then_some(voter)
     }
 
     /// Notes a view that names the contact node to a node that joins, which asks that contact node next.

@@ -492,6 +492,44 @@ fn removed_node_answers_to_the_number_that_a_late_request_admits_it_by() {
     assert_eq!(group.id(2), NodeId(4));
 }
 
+/// The node may have voted for the view that has removed it, and whose contact node has a lease.
+#[test]
+fn removed_node_grants_no_lease_in_its_former_view() {
+    let mut group = TestGroup::with_voters(3);
+    let former = group.machine(1).voted_view().cloned().expect("a member");
+    group.isolated = [1, 2, 3].into();
+    let mut view = former.summary();
+    view.epoch += 1;
+    view.voters = vec![view.voters[2].clone()];
+    let rejoin = true;
+    group.deliver(3, 2, MembershipFrame::Removed { view, rejoin });
+    group.settle();
+    assert_eq!(group.standing(2), Standing::Outside);
+    let mut grants = |is_restarted: bool, epoch| {
+        if is_restarted {
+            group.restart(2);
+        }
+        group.sent.clear();
+        let heartbeat = Heartbeat {
+            epoch,
+            boot: 1,
+            sequence: 1_000,
+            has_lease: false,
+            server_list: ServerListVersion::default(),
+        };
+        group.deliver(1, 2, MembershipFrame::Heartbeat(heartbeat));
+        group.settle();
+        let is_grant =
+            |frame: &MembershipFrame| matches!(frame, MembershipFrame::LeaseGrant { .. });
+        (group.sent.iter()).any(|(from, _, frame)| *from == 2 && is_grant(frame))
+    };
+    for is_restarted in [false, true] {
+        assert!(!grants(is_restarted, former.epoch - 1));
+        assert!(!grants(is_restarted, former.epoch));
+        assert!(grants(is_restarted, former.epoch + 1));
+    }
+}
+
 #[test]
 fn removed_node_obeys_no_view_from_before_its_removal() {
     let mut group = TestGroup::with_voters(3);
