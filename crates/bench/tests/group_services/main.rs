@@ -146,6 +146,13 @@ impl ServiceGroup {
         self.change(node, ServiceChange::Set(update)).unwrap();
     }
 
+    /// Waits until the contact node n1 has heard from all nodes that their servers serve.
+    fn wait_for_servers(&self) {
+        eventually("all servers are well", || {
+            self.problems_of_nodes().is_empty()
+        });
+    }
+
     /// Returns what keeps each node from getting new clients, at the contact node n1.
     fn problems_of_nodes(&self) -> BTreeMap<String, String> {
         let status = self.client("n1").run(|client| client.status()).unwrap();
@@ -197,6 +204,7 @@ fn services_change_while_clients_use_them() {
     group.add_echo("n3", &[v4, v6], ServiceSettings::default());
     let list = group.services("n2");
     assert_eq!(list.source, ServiceSource::Group);
+    group.wait_for_servers();
     let (mut before, owners) = group.connect_many(v4);
     assert_eq!(owners.len(), 3, "{owners:?}");
     let (mut of_v6, owners) = group.connect_many(v6);
@@ -253,9 +261,7 @@ fn checks_begin_and_end_with_the_settings() {
     let ill = group.cluster.checks_dir("n2").join("ill");
     group.install_check_script("check-echo");
     fs::write(&ill, "").unwrap();
-    eventually("all servers are well without checks", || {
-        group.problems_of_nodes().is_empty()
-    });
+    group.wait_for_servers();
     let checks = CheckSettings {
         connect: Some(true),
         script: Some("check-echo".to_owned()),
@@ -294,9 +300,7 @@ fn checks_begin_and_end_with_the_settings() {
         ..CheckSettings::default()
     };
     group.set_checks("n1", none);
-    eventually("all servers are well without checks again", || {
-        group.problems_of_nodes().is_empty()
-    });
+    group.wait_for_servers();
 }
 
 #[test]
@@ -337,10 +341,7 @@ fn contact_node_that_left_neither_places_clients_nor_judges_services() {
     let (v4, _) = group.cluster.lab().service_address();
     group.add_echo("n1", &[v4.into()], ServiceSettings::default());
     let status = |node: &str| group.client(node).run(|client| client.status()).unwrap();
-    eventually("the contact node has judged all servers", || {
-        let service = status("n1").services.remove(0);
-        service.nodes.iter().all(|node| node.problem.is_none())
-    });
+    group.wait_for_servers();
     let metrics = |node: &str| group.client(node).run(|client| client.metrics()).unwrap();
     assert!(metrics("n1").contains("holdfast_server_well{"));
     let n1 = group.client("n1");

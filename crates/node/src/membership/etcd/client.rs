@@ -91,6 +91,8 @@ pub(super) struct EtcdClient {
     group: String,
     node: NodeName,
     connection: Option<HttpConnection>,
+    /// Time for which the endpoint may take for a request.
+    pub(super) request_timeout: Duration,
     /// The token of the authenticated user.
     token: Option<String>,
 }
@@ -120,6 +122,7 @@ impl EtcdClient {
             group: group.to_owned(),
             node: node.clone(),
             connection: None,
+            request_timeout: REQUEST_TIMEOUT,
             token: None,
         })
     }
@@ -129,7 +132,7 @@ impl EtcdClient {
     /// # Errors
     /// The endpoint does not answer in time, refuses, or has something else than a view.
     pub fn carry_out(&mut self, request: &StoreRequest) -> Result<StoreAnswer, EtcdError> {
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let deadline = Instant::now() + self.request_timeout;
         let present = self.read(deadline)?;
         let present_view = present.as_ref().map(|present| self.view_of(present));
         let present_view = present_view.transpose()?;
