@@ -86,14 +86,19 @@ seed_tests() {
 fuzz_step() { step "Fuzz, $1 s each" fuzz_all "$1"; }
 
 fuzz_all() {
-    local of=(--quiet --locked --manifest-path fuzz/Cargo.toml)
+    local of=(--quiet --locked --manifest-path fuzz/Cargo.toml) failures status=0
     cargo build "${of[@]}" --bins || return
-    # What a program says comes in one piece.
+    failures=$(mktemp -d)
+    # What a program says comes in one piece, and what failed stands at the end as well.
     # shellcheck disable=SC2016 # expanded by the shell that runs it
     basename --multiple --suffix .rs fuzz/src/bin/*.rs |
         xargs --max-procs "$(nproc)" --replace=NAME bash -c \
-            'said=$(cargo run "${@:2}" --bin NAME -- --seconds "$1" 2>&1); status=$?; echo "$said"; exit $status' \
-            fuzz "$1" "${of[@]}"
+            'said=$(cargo run "${@:3}" --bin NAME -- --seconds "$1" 2>&1); status=$?
+             echo "$said"; ((status == 0)) || printf "NAME fails:\n%s\n" "$said" >"$2/NAME"; exit $status' \
+            fuzz "$1" "$failures" "${of[@]}" || status=$?
+    find "$failures" -type f -exec cat {} +
+    rm -r "$failures"
+    return "$status"
 }
 
 # summary: what failed, then the line that CI reads; its status is the run's.
