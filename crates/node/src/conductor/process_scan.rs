@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::control::ProcessCheck;
 use holdfast_checkpoint::inspect::tree_pids;
-use holdfast_checkpoint::procfs::ProcStat;
+use holdfast_checkpoint::procfs::{ProcStat, threads};
 use holdfast_sys::netlink::Netlink;
 use holdfast_sys::sock_diag::{ListedServerSocket, tcp_listeners, udp_receivers};
 use holdfast_wire::Protocol;
@@ -192,6 +192,9 @@ impl ProcessFinder {
             let check = known.and_then(|known| known.check.as_ref());
             process.check = check.map(|(_, result)| result.clone());
         }
+        // The children of a server that has just moved away end after it, and would pass for processes that cannot move.
+        let is_refused = |process: &ScannedProcess| matches!(process.check, Some(Err(_)));
+        processes.retain(|process| !is_refused(process) || !has_ended(process.pid));
         Ok(Scan {
             number: request.number,
             processes,
@@ -288,6 +291,9 @@ impl ProcessFinder {
 /// Returns the process at the root of a tree; none if the root has ended, or a server program of the tree has a session.
 fn find_process(root: i32, sessions: &BTreeSet<i32>) -> Option<ScannedProcess> {
     let started_ticks = ProcStat::read(root).ok()?.started_ticks;
+    if has_ended(root) {
+        return None;
+    }
     let tree = tree_pids(root).ok()?;
     if tree.iter().any(|pid| sessions.contains(pid)) {
         return None;
@@ -299,6 +305,12 @@ fn find_process(root: i32, sessions: &BTreeSet<i32>) -> Option<ScannedProcess> {
         name: name.trim_end().to_owned(),
         check: None,
     })
+}
+
+/// Returns true if all threads of a process have ended or are about to; its parent may not have waited for it yet.
+fn has_ended(pid: i32) -> bool {
+    let is_ending = |thread: i32| ProcStat::read(thread).map_or(true, |stat| stat.is_ending());
+    threads(pid).map_or(true, |threads| threads.into_iter().all(is_ending))
 }
 
 /// Returns the ancestors of a process, the parent first.
@@ -399,5 +411,25 @@ mod tests {
         assert_eq!(process.pid, own);
         assert!(!process.name.is_empty());
         assert!(find_process(own, &[own].into()).is_none());
+    }
+
+    #[test]
+    fn process_that_waits_for_its_parent_is_not_managed() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        assert!(find_process(pid, &BTreeSet::new()).is_some());
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !has_ended(pid) {
+            assert!(Instant::now() < deadline, "exceeded time");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Its entry in /proc is still there.
+        assert!(ProcStat::read(pid).is_ok());
+        assert!(find_process(pid, &BTreeSet::new()).is_none());
+        child.wait().unwrap();
     }
 }

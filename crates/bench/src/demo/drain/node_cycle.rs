@@ -211,7 +211,9 @@ impl NodeCycle<'_> {
         if view.contact_node.as_ref() != Some(&self.node) {
             return Ok(false);
         }
-        let next = view.backups.first().context("the group has no backup")?;
+        // Nodes are drained in the order of their names: the last one keeps the role for longest.
+        let next = view.backups.iter().max();
+        let next = next.context("the group has no backup")?;
         self.step(format!(
             "holdfast node promote {next}: {} is the contact node, and gives the role away",
             self.node
