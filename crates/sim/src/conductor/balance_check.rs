@@ -1,7 +1,7 @@
 //! The time by which loads must be even: twice that of the central planner.
 
 use super::central_planner::{CentralPlannerNode, CentralPlannerProcess, time_to_balance};
-use super::node::CAPACITY;
+use super::node::{CAPACITY, SimulatedNode};
 use super::oracle::{PROCESS_MOVES_MAX, PROCESS_REST};
 use super::world::{ConductorWorld, Event};
 use crate::time::Time;
@@ -22,6 +22,13 @@ const UNCHECKED_END: Time = Time::from_micros(200_000_000);
 impl ConductorWorld<'_> {
     /// Returns the time that the central planner needs from now on.
     pub(super) fn planner_time(&self) -> Option<Time> {
+        let open = self.nodes.iter().filter(|node| !node.is_drained);
+        let nodes = open.map(|node| self.as_central_planner_sees(node));
+        time_to_balance(nodes.collect(), TOLERANCE)
+    }
+
+    /// Returns a node as the central planner sees it, with the present as the start of time. The node is free.
+    pub(super) fn as_central_planner_sees(&self, node: &SimulatedNode) -> CentralPlannerNode {
         let process = |index: &usize| {
             let config = &self.config.processes[*index];
             let is_free = !config.is_pinned
@@ -32,16 +39,13 @@ impl ConductorWorld<'_> {
                 .last_move(*index)
                 .map_or(Time::ZERO, |last| (last + PROCESS_REST).since(self.now));
             CentralPlannerProcess {
+                index: *index,
                 used: self.process_mean(*index),
                 movable_at: is_free.then_some(rested),
             }
         };
-        let open = self.nodes.iter().filter(|node| !node.is_drained);
-        let nodes = open.map(|node| {
-            let processes = node.processes.iter().map(process).collect();
-            CentralPlannerNode::new(f64::from(CAPACITY), processes)
-        });
-        time_to_balance(nodes.collect(), TOLERANCE)
+        let processes = node.processes.iter().map(process).collect();
+        CentralPlannerNode::new(f64::from(CAPACITY), processes)
     }
 
     /// Sets the deadline by which loads must be even, if that is possible, and the end of the run.

@@ -11,6 +11,7 @@
 
 mod balance_check;
 mod bug;
+mod central_balancing;
 mod central_planner;
 mod demand;
 mod frame_delivery;
@@ -23,8 +24,8 @@ mod world;
 pub use bug::ConductorBug;
 pub use demand::{Demand, DemandPattern};
 pub use measurements::{
-    BalanceTimes, ConductorFrameRates, PolicyEffect, measure_balance_times,
-    measure_conductor_frame_rates, measure_policy_effect,
+    BalanceTimes, ChangingLoad, ConductorFrameRates, PolicyEffect, PolicyRun,
+    measure_balance_times, measure_conductor_frame_rates, measure_policy_effect,
 };
 pub use plan::{
     BalancePolicies, ConductorAction, ConductorPlanDistribution, ConductorRunConfig, CrashPoint,

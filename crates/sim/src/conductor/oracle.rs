@@ -141,6 +141,14 @@ impl Oracle {
         Ok(())
     }
 
+    /// Returns true if the limits let a node that takes part in no move take part in one.
+    pub(super) fn may_move(&self, now: Time, node: usize) -> bool {
+        let ended = self.ended.get(&node);
+        let begun = self.begun.get(&node).into_iter().flatten();
+        let recent = begun.filter(|at| now.since(**at) < MINUTE).count();
+        ended.is_none_or(|ended| now.since(*ended) >= CALM_DOWN) && recent < MOVES_PER_MINUTE_MAX
+    }
+
     /// Records the end of a move; `is_moved` is false if the process stayed.
     pub(super) fn on_end(&mut self, now: Time, begin: &Beginning, is_moved: bool) {
         for node in [begin.donor, begin.acceptor] {

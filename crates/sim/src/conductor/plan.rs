@@ -82,6 +82,9 @@ pub enum BalancePolicies {
     Default,
     /// The policies of paper 002 as they stand, which break the rules of the oracle. Only the limits hold.
     Paper,
+    /// No balancing by conductors: a central planner that knows all loads without noise moves processes, within the
+    /// conductors' limits.
+    Central,
     /// No balancing.
     Off,
 }

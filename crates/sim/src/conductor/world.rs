@@ -50,6 +50,8 @@ pub(super) enum Event {
     Heal,
     /// The guest sends a frame.
     Guest,
+    /// The central planner decides.
+    CentralPlan,
     /// Loads must be even from now on.
     BalanceDeadline,
     /// No process moves from now on.
@@ -73,6 +75,7 @@ impl Event {
             | Event::QuietBegins
             | Event::End => (5, 0, 0),
             Event::Guest => (6, 0, 0),
+            Event::CentralPlan => (7, 0, 0),
         };
         kind << 40 | (a as u64) << 20 | b as u64
     }
@@ -162,6 +165,9 @@ impl<'a> ConductorWorld<'a> {
         }
         if config.guest {
             world.queue.push(SAMPLE_INTERVAL, Event::Guest);
+        }
+        if config.policies == BalancePolicies::Central {
+            world.schedule_central_planner();
         }
         world.queue.push(config.faults_end, Event::Heal);
         world
@@ -258,6 +264,7 @@ impl<'a> ConductorWorld<'a> {
             Event::Planned(action) => self.execute(action),
             Event::Heal => self.heal(),
             Event::Guest => self.send_guest_frame(),
+            Event::CentralPlan => self.plan_centrally(),
             Event::BalanceDeadline => {
                 self.count("loads are even");
                 self.check_tolerance();
@@ -395,7 +402,7 @@ impl<'a> ConductorWorld<'a> {
         match self.config.policies {
             BalancePolicies::Default => {}
             BalancePolicies::Paper => config.policies = Policies::PAPER,
-            BalancePolicies::Off => config.is_balancing = false,
+            BalancePolicies::Central | BalancePolicies::Off => config.is_balancing = false,
         }
         if self.has_bug(ConductorBug::NoPrediction) {
             config.policies.predicts = false;
@@ -512,7 +519,7 @@ impl<'a> ConductorWorld<'a> {
     }
 
     /// Returns the number of moves from and to a node.
-    fn moves_of(&self, node: usize) -> usize {
+    pub(super) fn moves_of(&self, node: usize) -> usize {
         let moves = self.moves.values();
         moves
             .filter(|known| known.begin.donor == node || known.begin.acceptor == node)
@@ -586,7 +593,13 @@ impl<'a> ConductorWorld<'a> {
         }
     }
 
-    fn begin_move(&mut self, donor: usize, id: OfferId, process: ProcessKey, to: NodeId) {
+    pub(super) fn begin_move(
+        &mut self,
+        donor: usize,
+        id: OfferId,
+        process: ProcessKey,
+        to: NodeId,
+    ) {
         let (process, acceptor) = (process.0 as usize - 1, node_index(to));
         let config = self.config;
         let label = config.processes[process].anti_affinity_label;

@@ -2,8 +2,8 @@
 
 use super::group_scenario::{GroupScenario, invalid, set_if_given, shares};
 use super::text::KindName;
-use super::{BalanceScenario, ScenarioError};
-use crate::conductor;
+use super::{BalanceScenario, PolicyScenario, ScenarioError};
+use crate::conductor::{self, ChangingLoad};
 use crate::node_group::{CountRange, FaultFrequencies};
 use crate::time::Time;
 use serde::Deserialize;
@@ -102,6 +102,34 @@ impl BalanceScenarioText {
                 processes_per_node: self.processes_per_node,
             }),
             false => invalid("nodes must be 2 to 10000, processes_per_node 1 to 1000"),
+        }
+    }
+}
+
+/// A group without faults whose loads change all the time.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PolicyScenarioText {
+    #[serde(rename = "kind")]
+    _kind: KindName,
+    #[serde(default)]
+    pub(super) about: String,
+    nodes: usize,
+    processes_per_node: usize,
+    loads: Vec<ChangingLoad>,
+}
+
+impl PolicyScenarioText {
+    pub(super) fn policies(self) -> Result<PolicyScenario, ScenarioError> {
+        let is_valid =
+            (2..=1_000).contains(&self.nodes) && (1..=1_000).contains(&self.processes_per_node);
+        match is_valid {
+            true => Ok(PolicyScenario {
+                nodes: self.nodes,
+                processes_per_node: self.processes_per_node,
+                loads: self.loads,
+            }),
+            false => invalid("nodes must be 2 to 1000, processes_per_node 1 to 1000"),
         }
     }
 }
