@@ -50,7 +50,7 @@ impl ConductorWorld<'_> {
 
     /// Sets the deadline by which loads must be even, if that is possible, and the end of the run.
     pub(super) fn set_deadlines(&mut self) {
-        let is_checked = self.config.is_calm() && self.config.liar.is_none() && !self.has_surged();
+        let is_checked = self.is_calm && self.config.liar.is_none() && !self.has_surged();
         let planner_time = is_checked.then(|| self.planner_time()).flatten();
         let Some(time) = planner_time.filter(|time| *time < PROCESS_REST) else {
             return self.schedule(self.now + UNCHECKED_END, Event::End);

@@ -93,21 +93,18 @@ impl ConductorWorld<'_> {
         if is_cut || is_lost {
             return;
         }
-        let copies = match self.is_hostile() && self.random.chance(faults.repeated) {
-            true => 2,
-            false => 1,
-        };
-        for _ in 0..copies {
-            let is_slow = self.is_faulty() && self.random.chance(faults.slow_frames);
-            let longest = if is_slow { 200_000 } else { 600 };
-            let delay = Time::from_micros(self.random.between(100, longest));
-            let event = Event::Deliver {
-                from,
-                to,
-                frame: Box::new(frame.clone()),
-            };
-            self.schedule(self.now + delay, event);
+        if self.is_hostile() && self.random.chance(faults.repeated) {
+            self.schedule_delivery(from, to, frame.clone());
         }
+        self.schedule_delivery(from, to, frame);
+    }
+
+    fn schedule_delivery(&mut self, from: NodeId, to: usize, frame: ConductorFrame) {
+        let is_slow = self.is_faulty() && self.random.chance(self.config.faults.slow_frames);
+        let longest = if is_slow { 200_000 } else { 600 };
+        let delay = Time::from_micros(self.random.between(100, longest));
+        let frame = Box::new(frame);
+        self.schedule(self.now + delay, Event::Deliver { from, to, frame });
     }
 
     pub(super) fn deliver(&mut self, from: NodeId, to: usize, frame: ConductorFrame) {

@@ -94,6 +94,8 @@ struct Move {
 #[derive(Debug)]
 pub(super) struct ConductorWorld<'a> {
     pub(super) config: &'a ConductorRunConfig,
+    /// True if no load changes by itself.
+    pub(super) is_calm: bool,
     pub(super) now: Time,
     pub(super) random: Random,
     pub(super) nodes: Vec<SimulatedNode>,
@@ -131,6 +133,7 @@ impl<'a> ConductorWorld<'a> {
     ) -> ConductorWorld<'a> {
         let mut world = ConductorWorld {
             config,
+            is_calm: config.is_calm(),
             now: Time::ZERO,
             random: Random::new(seed),
             nodes: (0..config.nodes)
@@ -612,7 +615,7 @@ impl<'a> ConductorWorld<'a> {
         let settled = self
             .surged_at
             .is_none_or(|at| self.now.since(at) > SURGE_SETTLES);
-        let is_predictable = config.is_calm() && config.liar.is_none() && settled;
+        let is_predictable = self.is_calm && config.liar.is_none() && settled;
         let after =
             self.node_points(acceptor) + self.process_mean(process) / f64::from(CAPACITY) * 100.0;
         let begin = Beginning {
