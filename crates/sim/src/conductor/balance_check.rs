@@ -87,7 +87,7 @@ impl ConductorWorld<'_> {
     pub(super) fn check_end(&mut self) {
         if let Some(before) = self.moves_before_quiet {
             self.check_tolerance();
-            let moves = self.moves_begun() - before;
+            let moves = self.moves_begun - before;
             if moves > QUIET_MOVES_MAX {
                 self.set_violation(format!("{moves} moves although the loads are even"));
             }

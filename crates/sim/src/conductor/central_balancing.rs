@@ -40,7 +40,7 @@ impl ConductorWorld<'_> {
             }
             let id = OfferId {
                 boot: BOOT,
-                seq: self.moves_begun(),
+                seq: self.moves_begun,
             };
             self.nodes[acceptor].accepted.insert((donor, id));
             let key = ProcessKey(process as u64 + 1);

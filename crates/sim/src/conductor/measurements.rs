@@ -188,7 +188,7 @@ pub fn measure_balance_times(
     Ok(BalanceTimes {
         conductors: now.since(Time::from_micros(60_000_000)),
         planner,
-        moves: world.moves_begun(),
+        moves: world.moves_begun,
         moves_of_one_max: moves.max().unwrap_or(0),
         undone: world.oracle.undone,
         events: world.events(),
@@ -221,7 +221,7 @@ pub fn measure_policy_effect(run: &PolicyRun, seed: u64) -> Result<PolicyEffect,
     }
     Ok(PolicyEffect {
         excess_mean: sum / count,
-        moves: world.moves_begun(),
+        moves: world.moves_begun,
         undone: world.oracle.undone,
     })
 }

@@ -16,6 +16,7 @@ mod central_planner;
 mod demand;
 mod frame_delivery;
 mod measurements;
+mod moves;
 mod node;
 mod oracle;
 mod plan;
