@@ -211,6 +211,8 @@ impl OwnLoad {
     pub fn add(&mut self, process: ProcessLoad) {
         if let (Err(position), Some(own)) = (self.position(process.sample.key), &mut self.used) {
             own.shift(process.used.mean);
+            let memory_kib = process.sample.memory_kib;
+            self.memory_free_kib = self.memory_free_kib.saturating_sub(memory_kib);
             self.processes.insert(position, process);
         }
     }
