@@ -50,7 +50,9 @@ impl ConductorWorld<'_> {
 
     /// Sets the deadline by which loads must be even, if that is possible, and the end of the run.
     pub(super) fn set_deadlines(&mut self) {
-        let is_checked = self.is_calm && self.config.liar.is_none() && !self.has_surged();
+        let config = self.config;
+        let is_regular = config.liar.is_none() && config.room.is_none();
+        let is_checked = self.is_calm && is_regular && !self.has_surged();
         let planner_time = is_checked.then(|| self.planner_time()).flatten();
         let Some(time) = planner_time.filter(|time| *time < PROCESS_REST) else {
             return self.schedule(self.now + UNCHECKED_END, Event::End);
@@ -100,7 +102,7 @@ impl ConductorWorld<'_> {
         let crowded = self
             .farthest_node()
             .is_none_or(|(_, _, average)| average > 80.0);
-        if crowded || self.config.failing {
+        if crowded || self.config.failing || self.config.room.is_some() {
             return;
         }
         for node in 0..self.nodes.len() {

@@ -145,6 +145,8 @@ fn calm_config(nodes: usize, processes: usize, loaded: usize) -> ConductorRunCon
         clocks_s: (0..nodes).map(|node| 1_000 + 10 * node as u64).collect(),
         liar: None,
         guest: false,
+        stale: false,
+        room: None,
         hostile: false,
         failing: false,
         faults: FaultFrequencies::NONE,

@@ -57,11 +57,14 @@ impl ConductorWorld<'_> {
             is_here: self.nodes[donor].processes.contains(&process) && !is_moving,
             is_busy: self.moves_of(donor) + self.moves_of(acceptor) > 0,
             breaks_label: label.is_some() && labels.any(|other| other == label),
+            is_full: config
+                .room
+                .is_some_and(|room| self.nodes[acceptor].processes.len() >= room),
             is_accepted: self.nodes[acceptor].accepted.contains(&(donor, id)),
             loads: is_predictable.then(|| (self.node_points(donor), after)),
         };
-        let check = self.oracle.on_begin(&begin);
-        if let (Err(what), true) = (check, self.config.policies != BalancePolicies::Paper) {
+        let predicts = config.policies != BalancePolicies::Paper;
+        if let Err(what) = self.oracle.on_begin(&begin, predicts) {
             return self.set_violation(what);
         }
         let faults = self.config.faults;

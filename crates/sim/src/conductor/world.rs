@@ -24,6 +24,10 @@ use std::time::Duration;
 const EVENTS_PER_NODE_MAX: u64 = 2_500_000;
 /// Time between two samples of a node.
 const SAMPLE_INTERVAL: Time = Time::from_micros(1_000_000);
+/// Memory of each process.
+const PROCESS_MEMORY_KIB: u64 = 1 << 10;
+/// Number of further processes for which a node has memory if memory is plentiful.
+const ROOM_PLENTIFUL: usize = 1 << 20;
 /// Number of the guest, a host outside the group.
 pub(super) const GUEST: NodeId = NodeId(60_000);
 
@@ -469,6 +473,14 @@ impl<'a> ConductorWorld<'a> {
                 }
                 self.surged_at = Some(self.now);
             }
+            ConductorAction::Overload | ConductorAction::Relieve => {
+                let is_overload = action == ConductorAction::Overload;
+                self.surges.fill(if is_overload { 3.0 } else { 1.0 });
+                self.surged_at = Some(self.now);
+                if is_overload {
+                    self.count("all nodes are overloaded");
+                }
+            }
         }
     }
 
@@ -532,7 +544,7 @@ impl<'a> ConductorWorld<'a> {
                 key: ProcessKey(*index as u64 + 1),
                 // A float-to-integer conversion saturates.
                 used: used.round() as u32,
-                memory_kib: 1 << 10,
+                memory_kib: PROCESS_MEMORY_KIB,
                 clients: 10,
                 freeze: Duration::from_millis(5),
                 rules: PlacementRules {
@@ -548,11 +560,21 @@ impl<'a> ConductorWorld<'a> {
                 used: processes.iter().map(|process| process.used).sum(),
                 capacity: CAPACITY,
             },
-            memory_free_kib: 1 << 30,
+            memory_free_kib: self.memory_free_kib(processes.len()),
             processes,
         };
         self.drive(node, |machine, now| machine.handle_sample(now, sample));
         self.check_settled(node);
+    }
+
+    /// Returns the memory that a node with so many processes has free.
+    fn memory_free_kib(&self, processes: usize) -> u64 {
+        let room = match self.has_bug(ConductorBug::OverstatesMemory) {
+            true => None,
+            false => self.config.room,
+        };
+        let free = room.map_or(ROOM_PLENTIFUL, |room| room.saturating_sub(processes));
+        free as u64 * PROCESS_MEMORY_KIB
     }
 
     /// Checks that no offer stays open.

@@ -23,6 +23,8 @@ pub(super) struct ConductorScenarioText {
     calm: Option<f64>,
     liar: Option<f64>,
     guest: Option<f64>,
+    stale: Option<f64>,
+    full: Option<f64>,
     pinned: Option<f64>,
     labelled: Option<f64>,
     #[serde(default)]
@@ -39,6 +41,7 @@ struct ConductorIncidentText {
     remove: Option<f64>,
     drain: Option<f64>,
     surge: Option<f64>,
+    overload: Option<f64>,
 }
 
 impl ConductorScenarioText {
@@ -54,6 +57,8 @@ impl ConductorScenarioText {
             (&mut setting.calm, self.calm),
             (&mut setting.liar, self.liar),
             (&mut setting.guest, self.guest),
+            (&mut setting.stale, self.stale),
+            (&mut setting.full, self.full),
             (&mut setting.pinned, self.pinned),
             (&mut setting.labelled, self.labelled),
             (&mut setting.crash, incident.crash),
@@ -61,6 +66,7 @@ impl ConductorScenarioText {
             (&mut setting.remove, incident.remove),
             (&mut setting.drain, incident.drain),
             (&mut setting.surge, incident.surge),
+            (&mut setting.overload, incident.overload),
         ];
         for (probability, given) in probabilities {
             set_if_given(probability, given);

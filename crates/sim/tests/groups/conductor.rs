@@ -12,7 +12,7 @@ use holdfast_sim::{Violation, seeds};
 common_simulation_tests!(ConductorBug, seeds_per_bug: 400);
 
 /// Kinds of events that the runs must cover.
-const EXPECTED_COUNTS: [&str; 18] = [
+const EXPECTED_COUNTS: [&str; 21] = [
     "balanced",
     "drained",
     "moved",
@@ -26,10 +26,13 @@ const EXPECTED_COUNTS: [&str; 18] = [
     "crash at EndedReceived",
     "declined: Busy",
     "declined: CalmingDown",
+    "declined: NoMemory",
     "outcome: Unanswered",
     "no beneficial move",
     "drain ended",
     "guest's frame",
+    "load message comes late",
+    "all nodes are overloaded",
     "loads are even",
 ];
 
