@@ -7,9 +7,10 @@ mod text;
 
 pub use group_scenario::{GroupScenario, ShrunkFailure};
 
+use crate::conductor::ChangingLoad;
 use crate::pools::{ElementChoice, PoolAction, PoolRunConfig, Workload, ZoneConfig};
 use crate::time::Time;
-use conductor_text::{BalanceScenarioText, ConductorScenarioText};
+use conductor_text::{BalanceScenarioText, ConductorScenarioText, PolicyScenarioText};
 use replication_scenario::ReplicationScenarioText;
 use std::time::Duration;
 use text::{
@@ -35,6 +36,8 @@ pub enum SimulationKind {
     Group(GroupScenario),
     /// A large group without faults, whose conductors spread its load.
     Balance(BalanceScenario),
+    /// A group without faults whose loads change all the time, with several policies.
+    Policies(PolicyScenario),
 }
 
 /// A group without faults whose whole load is at a tenth of its nodes at first.
@@ -44,6 +47,17 @@ pub struct BalanceScenario {
     pub nodes: usize,
     /// Number of processes, as a mean of all nodes.
     pub processes_per_node: usize,
+}
+
+/// A group without faults whose loads change all the time, with each of the policies.
+#[derive(Debug, Clone)]
+pub struct PolicyScenario {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Number of processes of each node at first.
+    pub processes_per_node: usize,
+    /// Loads, each of which is simulated alone.
+    pub loads: Vec<ChangingLoad>,
 }
 
 /// Scenario of registrars, pool elements and pool users.
@@ -71,6 +85,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ),
     ("conductor", include_str!("../scenarios/conductor.toml")),
     ("balance", include_str!("../scenarios/balance.toml")),
+    ("policies", include_str!("../scenarios/policies.toml")),
     ("replication", include_str!("../scenarios/replication.toml")),
 ];
 
@@ -124,6 +139,12 @@ impl Scenario {
                 let text = toml::from_str::<BalanceScenarioText>(text)?;
                 let kind = SimulationKind::Balance(text.balance()?);
                 let about = text.about;
+                return Ok(Scenario { about, kind });
+            }
+            KindName::Policies => {
+                let mut text = toml::from_str::<PolicyScenarioText>(text)?;
+                let about = std::mem::take(&mut text.about);
+                let kind = SimulationKind::Policies(text.policies()?);
                 return Ok(Scenario { about, kind });
             }
             KindName::Replication => {

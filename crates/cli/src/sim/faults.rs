@@ -39,7 +39,7 @@ impl FaultSimulation {
             (SimulationKind::Group(group), Some(bug)) => {
                 Ok(FaultSimulation::Group(group.with_bug(bug)?))
             }
-            (SimulationKind::Balance(_), _) => {
+            (SimulationKind::Balance(_) | SimulationKind::Policies(_), _) => {
                 bail!("scenario `{name}` has no faults; use `holdfast sim run {name}`")
             }
             (SimulationKind::Pools(_), _) => {

@@ -3,6 +3,7 @@
 mod balance;
 mod faults;
 mod node_group;
+mod policies;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::table::TextTable;
   holdfast sim run my.toml --seed 7 --json
   holdfast sim run handoff --seed 7 --trace
   holdfast sim run balance --json
+  holdfast sim run policies --seeds 4
   holdfast sim seeds --count 200
   holdfast sim seeds --count 5000 migration
   holdfast sim seeds --bug asks-once handoff
@@ -50,13 +52,13 @@ enum SimCommand {
 struct RunArgs {
     /// A file, or the name of a built-in scenario; docs/simulation.md describes the format
     scenario: String,
-    /// Number of seeds, for the confidence intervals or the counts; by default 6, and 1 for a large group without faults
+    /// Number of seeds, for the confidence intervals or the counts; by default 6, and 1 for a group without faults
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     seeds: Option<u32>,
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print all events of the first seed (not for pools, nor for large groups without faults)
+    /// Print all events of the first seed (not for pools, nor for groups without faults)
     #[arg(long, conflicts_with = "json")]
     trace: bool,
     /// Print JSON
@@ -203,6 +205,14 @@ fn run_scenario(args: &RunArgs) -> Result<ExitResult> {
                 args.scenario
             );
             balance::run(args, &about, scenario)
+        }
+        SimulationKind::Policies(scenario) => {
+            ensure!(
+                !args.trace,
+                "groups with changing loads have no trace: `{}` is one",
+                args.scenario
+            );
+            policies::run(args, &about, &scenario).map(|()| ExitResult::Success)
         }
     }
 }

@@ -45,7 +45,7 @@ impl Conductor {
         if repeated.is_some_and(|incoming| incoming.donor == donor && incoming.id == id) {
             return self.accept(now, donor, id);
         }
-        if self.own.processes.contains_key(&process.key) {
+        if self.own.process(process.key).is_some() {
             return self.ignore(donor, "ProcessOffer", "the offered process runs here");
         }
         let own = match self.judge_offer(now, purpose, demand, process) {

@@ -59,8 +59,7 @@ impl Outgoing {
 impl Conductor {
     /// Offers a process to the acceptor of the plan.
     pub(super) fn offer(&mut self, now: Duration, plan: PlannedMove) {
-        let (Some(own), Some(process)) =
-            (self.own_demand(now), self.own.processes.get(&plan.process))
+        let (Some(own), Some(process)) = (self.own_demand(now), self.own.process(plan.process))
         else {
             return;
         };
@@ -147,7 +146,7 @@ impl Conductor {
         plan: &PlannedMove,
         acceptor: NodeDemand,
     ) -> Result<PlannedMove, AuditOutcome> {
-        let process = self.own.processes.get(&plan.process);
+        let process = self.own.process(plan.process);
         let own = self.own_demand(now);
         let (Some(process), Some(own)) = (process, own) else {
             return Err(AuditOutcome::ProcessGone);

@@ -64,7 +64,7 @@ impl Conductor {
     pub(super) fn on_loads(&mut self, now: Duration, from: NodeId, reports: &[LoadReport]) {
         let direct_for = self.config.freshness / DIRECT_PART;
         for report in reports {
-            if report.node != self.config.node && self.view.contains(report.node) {
+            if self.is_peer(report.node) {
                 self.known.learn(now, from, report, direct_for);
             }
         }

@@ -3,7 +3,6 @@
 use core::time::Duration;
 use holdfast_wire::conductor_frames::{NodeDemand, ProcessKey};
 use holdfast_wire::failure::Failure;
-use std::collections::BTreeMap;
 
 /// The load of this node at one time, as the daemon measures it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -101,7 +100,8 @@ pub(super) struct OwnLoad {
     used: Option<Smoothed>,
     capacity: u32,
     pub memory_free_kib: u64,
-    pub processes: BTreeMap<ProcessKey, ProcessLoad>,
+    /// The processes, in the order of their keys.
+    processes: Vec<ProcessLoad>,
 }
 
 impl OwnLoad {
@@ -119,29 +119,70 @@ impl OwnLoad {
         let mut own = self.used.unwrap_or(Smoothed::new(now, used, 0.0));
         self.capacity = sample.demand.capacity;
         self.memory_free_kib = sample.memory_free_kib;
-        let mut former = std::mem::take(&mut self.processes);
-        for sample in sample.processes {
-            let used = f64::from(sample.used);
-            let known = former.remove(&sample.key).map(|process| process.used);
-            let mut smoothed = known.unwrap_or_else(|| {
-                let new = expected(sample.key).unwrap_or(Smoothed::new(now, used, 0.0));
-                if !is_first {
-                    own.shift(new.mean);
-                }
-                new
-            });
-            smoothed.update(now, used, smoothing);
-            let process = ProcessLoad {
-                used: smoothed,
-                sample,
-            };
-            self.processes.insert(process.sample.key, process);
+        let mut samples = sample.processes;
+        samples.sort_unstable_by_key(|process| process.key);
+        let (arrived, departed) = self.update_known(now, samples, smoothing);
+        for sample in arrived {
+            let measured = f64::from(sample.used);
+            let mut used = expected(sample.key).unwrap_or(Smoothed::new(now, measured, 0.0));
+            if !is_first {
+                own.shift(used.mean);
+            }
+            used.update(now, measured, smoothing);
+            if let Err(position) = self.position(sample.key) {
+                self.processes
+                    .insert(position, ProcessLoad { used, sample });
+            }
         }
-        for process in former.values() {
-            own.shift(-process.used.mean);
+        for process in departed {
+            own.shift(-process.mean);
         }
         own.update(now, used, smoothing);
         self.used = Some(own);
+    }
+
+    /// Updates the known processes in place from samples in the order of their keys, and drops those without a sample.
+    /// Returns the samples of other processes, and the loads of the dropped ones.
+    fn update_known(
+        &mut self,
+        now: Duration,
+        samples: Vec<ProcessSample>,
+        smoothing: Duration,
+    ) -> (Vec<ProcessSample>, Vec<Smoothed>) {
+        let (mut arrived, mut departed) = (Vec::new(), Vec::new());
+        let mut samples = samples.into_iter().peekable();
+        self.processes.retain_mut(|process| {
+            let key = process.sample.key;
+            while let Some(sample) = samples.next_if(|sample| sample.key < key) {
+                arrived.push(sample);
+            }
+            let Some(sample) = samples.next_if(|sample| sample.key == key) else {
+                departed.push(process.used);
+                return false;
+            };
+            process.used.update(now, f64::from(sample.used), smoothing);
+            process.sample = sample;
+            true
+        });
+        arrived.extend(samples);
+        (arrived, departed)
+    }
+
+    /// Returns the processes in the order of their keys.
+    pub fn processes(&self) -> &[ProcessLoad] {
+        &self.processes
+    }
+
+    /// Returns a process of this node.
+    pub fn process(&self, key: ProcessKey) -> Option<&ProcessLoad> {
+        let position = self.position(key).ok()?;
+        self.processes.get(position)
+    }
+
+    /// Returns the position of a process, or the position at which to insert it.
+    fn position(&self, key: ProcessKey) -> Result<usize, usize> {
+        self.processes
+            .binary_search_by_key(&key, |process| process.sample.key)
     }
 
     /// Returns the smoothed load; none before the first sample, or if the last one is older than `freshness`.
@@ -168,19 +209,18 @@ impl OwnLoad {
 
     /// Adds a process that arrived, until a sample shows it.
     pub fn add(&mut self, process: ProcessLoad) {
-        let key = process.sample.key;
-        if let Some(own) = &mut self.used
-            && !self.processes.contains_key(&key)
-        {
+        if let (Err(position), Some(own)) = (self.position(process.sample.key), &mut self.used) {
             own.shift(process.used.mean);
-            self.processes.insert(key, process);
+            let memory_kib = process.sample.memory_kib;
+            self.memory_free_kib = self.memory_free_kib.saturating_sub(memory_kib);
+            self.processes.insert(position, process);
         }
     }
 
     /// Takes off a process that left.
-    pub fn remove(&mut self, process: ProcessKey) {
-        if let (Some(process), Some(own)) = (self.processes.remove(&process), &mut self.used) {
-            own.shift(-process.used.mean);
+    pub fn remove(&mut self, key: ProcessKey) {
+        if let (Ok(position), Some(own)) = (self.position(key), &mut self.used) {
+            own.shift(-self.processes.remove(position).used.mean);
         }
     }
 
@@ -188,7 +228,7 @@ impl OwnLoad {
     pub fn has_anti_affinity_label(&self, label: u64) -> bool {
         let mut labels = self
             .processes
-            .values()
+            .iter()
             .map(|process| process.sample.rules.anti_affinity_label);
         labels.any(|known| known == Some(label))
     }

@@ -85,7 +85,7 @@ pub struct Conductor {
     random: SmallRng,
     outputs: VecDeque<Output>,
     view: View,
-    /// The other nodes of the view.
+    /// The other nodes of the view, in the order of their numbers.
     peers: Vec<NodeId>,
     own: OwnLoad,
     known: KnownNodes,
@@ -181,6 +181,11 @@ impl Conductor {
         self.peers.dedup();
     }
 
+    /// Returns true if a node is another node of the view.
+    fn is_peer(&self, node: NodeId) -> bool {
+        self.peers.binary_search(&node).is_ok()
+    }
+
     /// Takes the load of this node and its processes, which the daemon measures about once a second.
     pub fn handle_sample(&mut self, now: Duration, sample: LoadSample) {
         let histories = &self.histories;
@@ -188,10 +193,9 @@ impl Conductor {
         self.own
             .update(now, sample, self.config.smoothing, expected);
         self.refusals.retain(|_, until| *until > now);
-        let own = &self.own;
-        self.histories.expire(now, &self.config, |process| {
-            own.processes.contains_key(&process)
-        });
+        let here = self.own.processes().iter();
+        let here = here.map(|process| process.sample.key);
+        self.histories.expire(now, &self.config, here);
         self.update_shedding(now);
         self.settle();
     }
@@ -219,7 +223,7 @@ impl Conductor {
 
     /// Handles a frame from the node `from`, as named by the channel's certificate.
     pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: ConductorFrame) {
-        if from == self.config.node || !self.view.contains(from) {
+        if !self.is_peer(from) {
             return self.ignore(
                 from,
                 frame.name(),

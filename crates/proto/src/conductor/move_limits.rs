@@ -134,15 +134,17 @@ impl ProcessHistories {
         history.seen_at = now;
     }
 
-    /// Drops what no longer matters. `is_here` tells whether a process runs here.
+    /// Drops what no longer matters. `here` has the processes of this node in the order of their keys.
     pub fn expire(
         &mut self,
         now: Duration,
         config: &ConductorConfig,
-        is_here: impl Fn(ProcessKey) -> bool,
+        here: impl Iterator<Item = ProcessKey>,
     ) {
+        let mut here = here.peekable();
         self.known.retain(|process, history| {
-            if is_here(*process) {
+            while here.next_if(|key| key < process).is_some() {}
+            if here.next_if_eq(process).is_some() {
                 (history.seen_at, history.expected) = (now, None);
             }
             let window = config.process_moves_window;

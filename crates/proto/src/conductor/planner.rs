@@ -67,7 +67,7 @@ impl Conductor {
         let (Some(own), Some(average)) = (self.own_demand(now), self.average_points(now)) else {
             return;
         };
-        let deficits = self.locations(now, average).into_iter();
+        let deficits = self.locations(now, average);
         let loads = LoadPosition {
             own: own.utilization().points(),
             average,
@@ -102,7 +102,7 @@ impl Conductor {
         }
         let policies = &self.config.policies;
         let excess = own_share.points() - average;
-        let mut locations = self.locations(now, average);
+        let mut locations: Vec<Location> = self.locations(now, average).collect();
         policies
             .location
             .rank(&mut locations, excess, self.next_seq);
@@ -189,7 +189,7 @@ impl Conductor {
         // The largest first, since the room for them shrinks.
         processes.sort_by(|a, b| b.used.mean().total_cmp(&a.used.mean()));
         let average = self.average_points(now).unwrap_or(0.0);
-        let locations = self.locations(now, average);
+        let locations: Vec<Location> = self.locations(now, average).collect();
         for process in &processes {
             let rules = &process.sample.rules;
             let history = self.histories.get(process.sample.key);
@@ -221,16 +221,15 @@ impl Conductor {
     }
 
     /// Returns the nodes that could take a process, with their distance below the average.
-    fn locations(&self, now: Duration, average: f64) -> Vec<Location> {
+    fn locations(&self, now: Duration, average: f64) -> impl Iterator<Item = Location> {
         let fresh = self.known.fresh(now, self.config.freshness);
-        let open = fresh.filter(|(_, known)| known.is_open && known.avoid_until <= now);
-        let location = |(node, known): (_, &super::known_nodes::KnownNode)| Location {
+        let open = fresh.filter(move |(_, known)| known.is_open && known.avoid_until <= now);
+        open.map(move |(node, known)| Location {
             node,
             demand: known.demand,
             memory_free_kib: known.memory_free_kib,
-            deficit: average - known.demand.utilization().points(),
-        };
-        open.map(location).collect()
+            deficit: average - known.points,
+        })
     }
 
     /// Returns true if the node declined the process of late for a reason that lasts.
@@ -246,7 +245,7 @@ impl Conductor {
         purpose: MovePurpose,
         obstacles: &mut Vec<Obstacle>,
     ) -> Vec<&ProcessLoad> {
-        let processes = self.own.processes.values();
+        let processes = self.own.processes().iter();
         let is_movable = |process: &&ProcessLoad| match self.obstacle(now, process, purpose) {
             Some(reason) => {
                 note(obstacles, process, reason);
@@ -282,7 +281,7 @@ impl Conductor {
             return None;
         }
         if let Some(label) = sample.rules.affinity_label {
-            let mut others = self.own.processes.values().map(|other| &other.sample);
+            let mut others = self.own.processes().iter().map(|other| &other.sample);
             if others
                 .any(|other| other.rules.affinity_label == Some(label) && other.key != sample.key)
             {
@@ -300,7 +299,7 @@ impl Conductor {
 
     /// Returns the number of processes that a drain moves, now or later.
     fn count_remaining(&self, now: Duration) -> usize {
-        let processes = self.own.processes.values();
+        let processes = self.own.processes().iter();
         processes
             .filter(|process| !self.is_stuck(now, process))
             .count()
@@ -320,7 +319,7 @@ impl Conductor {
     pub(super) fn status_of_drain(&self, now: Duration) -> DrainStatus {
         let drain = self.drain.as_ref();
         let remaining = self.count_remaining(now);
-        let stuck = self.own.processes.values().filter_map(|process| {
+        let stuck = self.own.processes().iter().filter_map(|process| {
             let reason = self.obstacle(now, process, MovePurpose::Drain)?;
             self.is_stuck(now, process).then_some(Obstacle {
                 process: process.sample.key,
@@ -341,7 +340,7 @@ impl Conductor {
             estimate: each.max(shortest).saturating_mul(count),
             until_deadline: deadline.map(|deadline| deadline.saturating_sub(now)),
             is_safe_to_reboot: self.own_demand(now).is_some()
-                && self.own.processes.is_empty()
+                && self.own.processes().is_empty()
                 && !is_moving,
         }
     }

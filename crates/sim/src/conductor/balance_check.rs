@@ -1,7 +1,7 @@
 //! The time by which loads must be even: twice that of the central planner.
 
 use super::central_planner::{CentralPlannerNode, CentralPlannerProcess, time_to_balance};
-use super::node::CAPACITY;
+use super::node::{CAPACITY, SimulatedNode};
 use super::oracle::{PROCESS_MOVES_MAX, PROCESS_REST};
 use super::world::{ConductorWorld, Event};
 use crate::time::Time;
@@ -22,6 +22,13 @@ const UNCHECKED_END: Time = Time::from_micros(200_000_000);
 impl ConductorWorld<'_> {
     /// Returns the time that the central planner needs from now on.
     pub(super) fn planner_time(&self) -> Option<Time> {
+        let open = self.nodes.iter().filter(|node| !node.is_drained);
+        let nodes = open.map(|node| self.as_central_planner_sees(node));
+        time_to_balance(nodes.collect(), TOLERANCE)
+    }
+
+    /// Returns a node as the central planner sees it, with the present as the start of time. The node is free.
+    pub(super) fn as_central_planner_sees(&self, node: &SimulatedNode) -> CentralPlannerNode {
         let process = |index: &usize| {
             let config = &self.config.processes[*index];
             let is_free = !config.is_pinned
@@ -32,21 +39,20 @@ impl ConductorWorld<'_> {
                 .last_move(*index)
                 .map_or(Time::ZERO, |last| (last + PROCESS_REST).since(self.now));
             CentralPlannerProcess {
+                index: *index,
                 used: self.process_mean(*index),
                 movable_at: is_free.then_some(rested),
             }
         };
-        let open = self.nodes.iter().filter(|node| !node.is_drained);
-        let nodes = open.map(|node| {
-            let processes = node.processes.iter().map(process).collect();
-            CentralPlannerNode::new(f64::from(CAPACITY), processes)
-        });
-        time_to_balance(nodes.collect(), TOLERANCE)
+        let processes = node.processes.iter().map(process).collect();
+        CentralPlannerNode::new(f64::from(CAPACITY), processes)
     }
 
     /// Sets the deadline by which loads must be even, if that is possible, and the end of the run.
     pub(super) fn set_deadlines(&mut self) {
-        let is_checked = self.config.is_calm() && self.config.liar.is_none() && !self.has_surged();
+        let config = self.config;
+        let is_regular = config.liar.is_none() && config.room.is_none();
+        let is_checked = self.is_calm && is_regular && !self.has_surged();
         let planner_time = is_checked.then(|| self.planner_time()).flatten();
         let Some(time) = planner_time.filter(|time| *time < PROCESS_REST) else {
             return self.schedule(self.now + UNCHECKED_END, Event::End);
@@ -83,7 +89,7 @@ impl ConductorWorld<'_> {
     pub(super) fn check_end(&mut self) {
         if let Some(before) = self.moves_before_quiet {
             self.check_tolerance();
-            let moves = self.moves_begun() - before;
+            let moves = self.moves_begun - before;
             if moves > QUIET_MOVES_MAX {
                 self.set_violation(format!("{moves} moves although the loads are even"));
             }
@@ -96,7 +102,7 @@ impl ConductorWorld<'_> {
         let crowded = self
             .farthest_node()
             .is_none_or(|(_, _, average)| average > 80.0);
-        if crowded || self.config.failing {
+        if crowded || self.config.failing || self.config.room.is_some() {
             return;
         }
         for node in 0..self.nodes.len() {

@@ -16,6 +16,8 @@ pub enum ConductorBug {
     ForgetsHistories,
     /// The daemon does not tell the machine of pins.
     IgnoresPins,
+    /// The daemon tells the machine that memory is plentiful.
+    OverstatesMemory,
     /// An offer does not tell the anti-affinity label.
     HidesLabels,
     /// The channel takes the guest's word for its number.
@@ -32,13 +34,14 @@ pub enum ConductorBug {
 
 impl ConductorBug {
     /// All deliberate bugs of the conductors.
-    pub const ALL: [ConductorBug; 12] = [
+    pub const ALL: [ConductorBug; 13] = [
         ConductorBug::NoMoveLimit,
         ConductorBug::NoCalmDown,
         ConductorBug::NoPrediction,
         ConductorBug::RestartForgetsMoves,
         ConductorBug::ForgetsHistories,
         ConductorBug::IgnoresPins,
+        ConductorBug::OverstatesMemory,
         ConductorBug::HidesLabels,
         ConductorBug::GuestPassesForMember,
         ConductorBug::AcceptsEverything,

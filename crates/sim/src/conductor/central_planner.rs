@@ -6,7 +6,7 @@ use crate::time::Time;
 use std::collections::VecDeque;
 
 /// Time between two decisions.
-const STEP: Time = Time::from_micros(500_000);
+pub(super) const STEP: Time = Time::from_micros(500_000);
 /// Duration of a move.
 const MOVE_TIME: Time = Time::from_micros(2_000_000);
 /// Time after which the planner gives up.
@@ -22,12 +22,14 @@ pub(super) struct CentralPlannerNode {
     /// Sum of the processes' demands, in thousandths of a processor.
     used: f64,
     begun: VecDeque<Time>,
-    free_at: Time,
+    pub(super) free_at: Time,
 }
 
 /// A process as the central planner sees it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CentralPlannerProcess {
+    /// Index of the process in the run.
+    pub(super) index: usize,
     /// Thousandths of a processor.
     pub(super) used: f64,
     /// Time from which the process may move; none for a process that stays.
@@ -45,11 +47,11 @@ impl CentralPlannerNode {
         }
     }
 
-    fn points(&self) -> f64 {
+    pub(super) fn points(&self) -> f64 {
         self.used / self.capacity * 100.0
     }
 
-    fn take(&mut self, process: usize) -> CentralPlannerProcess {
+    pub(super) fn take(&mut self, process: usize) -> CentralPlannerProcess {
         let taken = self.processes.remove(process);
         self.used -= taken.used;
         taken
@@ -65,7 +67,7 @@ impl CentralPlannerNode {
         now >= self.free_at && recent.count() < MOVES_PER_MINUTE_MAX
     }
 
-    fn begin(&mut self, now: Time) {
+    pub(super) fn begin(&mut self, now: Time) {
         self.begun.push_back(now);
         self.free_at = now + MOVE_TIME + CALM_DOWN;
         while self.begun.len() > MOVES_PER_MINUTE_MAX {
@@ -87,7 +89,7 @@ pub(super) fn time_to_balance(mut nodes: Vec<CentralPlannerNode>, tolerance: f64
         if nodes.iter().all(is_even) {
             return Some(last_end.max(now));
         }
-        while let Some((donor, process, acceptor)) = best_move(&nodes, now, average) {
+        while let Some((donor, process, acceptor)) = best_move(&nodes, now, average, 0.0) {
             let mut moved = nodes[donor].take(process);
             moved.movable_at = None;
             nodes[acceptor].add(moved);
@@ -100,18 +102,23 @@ pub(super) fn time_to_balance(mut nodes: Vec<CentralPlannerNode>, tolerance: f64
     None
 }
 
-/// Returns the donor, the index of its process, and the acceptor of the next move.
-fn best_move(
+/// Returns the donor, the position of its process, and the acceptor of the next move. Donors are more than `excess_min`
+/// percent points above the average.
+pub(super) fn best_move(
     nodes: &[CentralPlannerNode],
     now: Time,
     average: f64,
+    excess_min: f64,
 ) -> Option<(usize, usize, usize)> {
     let free = (0..nodes.len()).filter(|node| nodes[*node].is_free(now));
-    let mut loads: Vec<(usize, f64)> = free.map(|node| (node, nodes[node].points())).collect();
-    loads.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (acceptor, least) = *loads.first().filter(|(_, load)| *load < average)?;
+    let loads = free.map(|node| (node, nodes[node].points()));
+    let (mut donors, others): (Vec<_>, Vec<_>) =
+        loads.partition(|(_, load)| *load > average + excess_min);
+    let acceptor = others.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+    let (acceptor, least) = acceptor.filter(|(_, load)| *load < average)?;
     let room = (average - least) / 100.0 * nodes[acceptor].capacity;
-    for (donor, load) in loads.iter().rev().filter(|(_, load)| *load > average) {
+    donors.sort_by(|a, b| a.1.total_cmp(&b.1));
+    for (donor, load) in donors.iter().rev() {
         let excess = (load - average) / 100.0 * nodes[*donor].capacity;
         let amount = excess.min(room);
         let gap = (load - least) / 100.0 * nodes[*donor].capacity;
@@ -134,6 +141,7 @@ mod tests {
 
     fn node(loads: &[f64]) -> CentralPlannerNode {
         let process = |used: &f64| CentralPlannerProcess {
+            index: 0,
             used: *used,
             movable_at: Some(Time::ZERO),
         };

@@ -15,6 +15,10 @@ use std::time::Duration;
 
 /// Time between two frames of the guest.
 const GUEST_INTERVAL: Time = Time::from_micros(300_000);
+/// Share of load messages that come late, in seeds in which some do.
+const STALE_LOADS: f64 = 0.2;
+/// Longest delay of such a message, in microseconds. The ages of its loads count from its sending.
+const STALE_US_MAX: u64 = 60_000_000;
 
 impl ConductorWorld<'_> {
     pub(super) fn send(&mut self, from: usize, to: NodeId, mut frame: ConductorFrame) {
@@ -93,21 +97,24 @@ impl ConductorWorld<'_> {
         if is_cut || is_lost {
             return;
         }
-        let copies = match self.is_hostile() && self.random.chance(faults.repeated) {
-            true => 2,
-            false => 1,
-        };
-        for _ in 0..copies {
-            let is_slow = self.is_faulty() && self.random.chance(faults.slow_frames);
-            let longest = if is_slow { 200_000 } else { 600 };
-            let delay = Time::from_micros(self.random.between(100, longest));
-            let event = Event::Deliver {
-                from,
-                to,
-                frame: Box::new(frame.clone()),
-            };
-            self.schedule(self.now + delay, event);
+        if self.is_hostile() && self.random.chance(faults.repeated) {
+            self.schedule_delivery(from, to, frame.clone());
         }
+        self.schedule_delivery(from, to, frame);
+    }
+
+    fn schedule_delivery(&mut self, from: NodeId, to: usize, frame: ConductorFrame) {
+        let is_slow = self.is_faulty() && self.random.chance(self.config.faults.slow_frames);
+        let mut longest = if is_slow { 200_000 } else { 600 };
+        let is_loads = matches!(frame, ConductorFrame::Loads { .. });
+        let may_be_stale = is_loads && self.config.stale && self.is_faulty();
+        if may_be_stale && self.random.chance(STALE_LOADS) {
+            longest = STALE_US_MAX;
+            self.count("load message comes late");
+        }
+        let delay = Time::from_micros(self.random.between(100, longest));
+        let frame = Box::new(frame);
+        self.schedule(self.now + delay, Event::Deliver { from, to, frame });
     }
 
     pub(super) fn deliver(&mut self, from: NodeId, to: usize, frame: ConductorFrame) {

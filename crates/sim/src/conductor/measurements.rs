@@ -7,11 +7,17 @@ use super::world::ConductorWorld;
 use crate::Violation;
 use crate::node_group::FaultFrequencies;
 use crate::time::Time;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Time between two looks at the loads.
 const STEP: Time = Time::from_micros(1_000_000);
 /// Time after which loads that are not even count as never even.
 const HORIZON: Time = Time::from_micros(28_800_000_000);
+/// Time for which policies are measured.
+const POLICY_TIME: Time = Time::from_micros(3_600_000_000);
+/// Duration of a day in the loads that follow the time of day, in seconds.
+const DAY_S: f64 = 2_400.0;
 /// Time for which frames are counted, in seconds, after a start-up of the same time.
 const COUNTED_S: u64 = 20;
 
@@ -30,6 +36,68 @@ pub struct BalanceTimes {
     pub undone: u64,
     /// Number of events of the simulation.
     pub events: u64,
+}
+
+/// How the loads of the processes of a group change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChangingLoad {
+    /// Each measurement differs by up to half of the mean. At first the nodes are loaded unevenly.
+    Noisy,
+    /// Each process has bursts, at times of its own.
+    Bursty,
+    /// Each process follows a recorded day, which begins earlier from node to node.
+    Recorded,
+    /// A third of the processes each is noisy, bursty, and swings with the time of day, which differs from node to node.
+    Mixed,
+}
+
+impl fmt::Display for ChangingLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ChangingLoad::Noisy => "noisy",
+            ChangingLoad::Bursty => "bursty",
+            ChangingLoad::Recorded => "recorded",
+            ChangingLoad::Mixed => "mixed",
+        })
+    }
+}
+
+impl ChangingLoad {
+    /// Sets the demands of processes that run at `nodes` nodes in turn.
+    fn apply(self, processes: &mut [SimulatedProcess], nodes: usize) {
+        for (index, process) in processes.iter_mut().enumerate() {
+            let noisy = DemandPattern::Noisy(0.5);
+            let bursty = DemandPattern::Bursty {
+                period_s: 200.0,
+                phase_s: (index * 37 % 200) as f64,
+            };
+            let node_part = process.node as f64 / nodes as f64;
+            let (period_s, phase_s) = (DAY_S, DAY_S * node_part);
+            process.demand.pattern = match (self, index / nodes % 3) {
+                (ChangingLoad::Noisy, _) | (ChangingLoad::Mixed, 0) => noisy,
+                (ChangingLoad::Bursty, _) | (ChangingLoad::Mixed, 1) => bursty,
+                (ChangingLoad::Recorded, _) => DemandPattern::Recorded { period_s, phase_s },
+                (ChangingLoad::Mixed, _) => DemandPattern::Daily { period_s, phase_s },
+            };
+            if self == ChangingLoad::Noisy {
+                process.demand.base *= 0.5 + node_part;
+            }
+        }
+    }
+}
+
+/// Loads and policies of a group whose loads change all the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PolicyRun {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Number of processes of each node at first. Together they use half of the node, in the mean.
+    pub processes_per_node: usize,
+    /// Change of the loads.
+    pub load: ChangingLoad,
+    /// Policies of all nodes.
+    pub policies: BalancePolicies,
 }
 
 /// Effect of policies on a group whose loads change all the time.
@@ -77,6 +145,8 @@ fn calm_config(nodes: usize, processes: usize, loaded: usize) -> ConductorRunCon
         clocks_s: (0..nodes).map(|node| 1_000 + 10 * node as u64).collect(),
         liar: None,
         guest: false,
+        stale: false,
+        room: None,
         hostile: false,
         failing: false,
         faults: FaultFrequencies::NONE,
@@ -120,42 +190,25 @@ pub fn measure_balance_times(
     Ok(BalanceTimes {
         conductors: now.since(Time::from_micros(60_000_000)),
         planner,
-        moves: world.moves_begun(),
+        moves: world.moves_begun,
         moves_of_one_max: moves.max().unwrap_or(0),
         undone: world.oracle.undone,
         events: world.events(),
     })
 }
 
-/// Measures the effect of policies for an hour on 10 nodes with some processes each, which use half of the node together: a
-/// third of the processes is noisy, a third bursty, and a third follows the time of day, which differs from node to node.
-/// At the start each node has the same mix, so only bursts and the time of day make loads uneven.
+/// Measures the effect of policies for an hour. Unless the load is noisy, each node has the same mix at the start, so only
+/// bursts and the time of day make loads uneven.
 ///
 /// # Errors
 /// A violated invariant.
-pub fn measure_policy_effect(
-    policies: BalancePolicies,
-    processes_per_node: usize,
-    seed: u64,
-) -> Result<PolicyEffect, Violation> {
-    let nodes = 10;
-    let mut config = calm_config(nodes, processes_per_node * nodes, nodes);
-    config.policies = policies;
-    for (index, process) in config.processes.iter_mut().enumerate() {
-        process.demand.pattern = match index / nodes % 3 {
-            0 => DemandPattern::Noisy(0.5),
-            1 => DemandPattern::Bursty {
-                period_s: 200.0,
-                phase_s: (index * 37 % 200) as f64,
-            },
-            _ => DemandPattern::Daily {
-                period_s: 2_400.0,
-                phase_s: (process.node * 240) as f64,
-            },
-        };
-    }
+pub fn measure_policy_effect(run: &PolicyRun, seed: u64) -> Result<PolicyEffect, Violation> {
+    let nodes = run.nodes;
+    let mut config = calm_config(nodes, run.processes_per_node * nodes, nodes);
+    config.policies = run.policies;
+    run.load.apply(&mut config.processes, nodes);
     let mut world = ConductorWorld::new(&config, seed, false);
-    let (mut now, end) = (STARTUP, STARTUP + Time::from_micros(3_600_000_000));
+    let (mut now, end) = (STARTUP, STARTUP + POLICY_TIME);
     let (mut sum, mut count) = (0.0, 0.0);
     while now < end {
         world.run_until(now);
@@ -170,7 +223,7 @@ pub fn measure_policy_effect(
     }
     Ok(PolicyEffect {
         excess_mean: sum / count,
-        moves: world.moves_begun(),
+        moves: world.moves_begun,
         undone: world.oracle.undone,
     })
 }

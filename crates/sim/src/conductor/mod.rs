@@ -7,14 +7,17 @@
 //! the end of all faults, loads that do not change by themselves are even within twice the time of a central planner
 //! under the same limits, and then no process moves any more.
 //!
-//! In some seeds a node lies about its load, or a host outside the group sends forged frames.
+//! In some seeds a node lies about its load, a host outside the group sends forged frames, load messages come up to a minute
+//! late, nodes have little memory, or all nodes are overloaded at once.
 
 mod balance_check;
 mod bug;
+mod central_balancing;
 mod central_planner;
 mod demand;
 mod frame_delivery;
 mod measurements;
+mod moves;
 mod node;
 mod oracle;
 mod plan;
@@ -23,8 +26,8 @@ mod world;
 pub use bug::ConductorBug;
 pub use demand::{Demand, DemandPattern};
 pub use measurements::{
-    BalanceTimes, ConductorFrameRates, PolicyEffect, measure_balance_times,
-    measure_conductor_frame_rates, measure_policy_effect,
+    BalanceTimes, ChangingLoad, ConductorFrameRates, PolicyEffect, PolicyRun,
+    measure_balance_times, measure_conductor_frame_rates, measure_policy_effect,
 };
 pub use plan::{
     BalancePolicies, ConductorAction, ConductorPlanDistribution, ConductorRunConfig, CrashPoint,
@@ -47,6 +50,8 @@ pub const DEFAULT: ConductorPlanDistribution = ConductorPlanDistribution {
     calm: 0.6,
     liar: 0.15,
     guest: 0.3,
+    stale: 0.3,
+    full: 0.15,
     pinned: 0.05,
     labelled: 0.1,
     crash: 0.6,
@@ -54,6 +59,7 @@ pub const DEFAULT: ConductorPlanDistribution = ConductorPlanDistribution {
     remove: 0.15,
     drain: 0.2,
     surge: 0.2,
+    overload: 0.1,
     faults: FaultFrequencies::DEFAULT,
 };
 
@@ -85,9 +91,11 @@ pub fn shrink(
     let mut config = draw_run_config(setting, seed, bug);
     let fails = |config: &ConductorRunConfig| try_run(config, seed, None).err();
     let mut violation = fails(&config)?;
-    let with_fewer_faults: [fn(&mut ConductorRunConfig); 5] = [
+    let with_fewer_faults: [fn(&mut ConductorRunConfig); 7] = [
         |config| config.liar = None,
         |config| config.guest = false,
+        |config| config.stale = false,
+        |config| config.room = None,
         |config| config.hostile = false,
         |config| config.failing = false,
         |config| config.faults = FaultFrequencies::NONE,

@@ -42,6 +42,8 @@ pub(super) struct Beginning {
     pub(super) is_busy: bool,
     /// True if the acceptor runs a process with the same anti-affinity label.
     pub(super) breaks_label: bool,
+    /// True if the acceptor has no memory for the process.
+    pub(super) is_full: bool,
     /// True if the acceptor's machine has accepted the offer.
     pub(super) is_accepted: bool,
     /// Mean loads of the donor before the move and of the acceptor after it, in percent points; none if loads change.
@@ -62,8 +64,8 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// Checks a move that begins.
-    pub(super) fn on_begin(&mut self, begin: &Beginning) -> Result<(), String> {
+    /// Checks a move that begins: against all rules, or those alone that hold for policies which predict nothing.
+    pub(super) fn on_begin(&mut self, begin: &Beginning, predicts: bool) -> Result<(), String> {
         let Beginning {
             at: now,
             donor,
@@ -83,6 +85,7 @@ impl Oracle {
                 begin.breaks_label,
                 "a process joins one that it must be apart from",
             ),
+            (begin.is_full, "a process moves to a node without room"),
             (
                 !begin.is_accepted,
                 "a move begins that the acceptor has not accepted",
@@ -113,7 +116,7 @@ impl Oracle {
                 return Err(format!("n{} does not calm down: {what}", node + 1));
             }
         }
-        if begin.is_drain {
+        if begin.is_drain || !predicts {
             return Ok(());
         }
         let past = self.moved.get(&process).map_or(&[][..], |past| &past[..]);
@@ -139,6 +142,14 @@ impl Oracle {
             ));
         }
         Ok(())
+    }
+
+    /// Returns true if the limits let a node that takes part in no move take part in one.
+    pub(super) fn may_move(&self, now: Time, node: usize) -> bool {
+        let ended = self.ended.get(&node);
+        let begun = self.begun.get(&node).into_iter().flatten();
+        let recent = begun.filter(|at| now.since(**at) < MINUTE).count();
+        ended.is_none_or(|ended| now.since(*ended) >= CALM_DOWN) && recent < MOVES_PER_MINUTE_MAX
     }
 
     /// Records the end of a move; `is_moved` is false if the process stayed.

@@ -26,6 +26,10 @@ pub struct ConductorPlanDistribution {
     pub liar: f64,
     /// Share of seeds in which a host outside the group sends forged frames.
     pub guest: f64,
+    /// Share of seeds in which load messages come late now and then, by up to a minute.
+    pub stale: f64,
+    /// Share of seeds in which nodes have little memory.
+    pub full: f64,
     /// Probability that a process is pinned.
     pub pinned: f64,
     /// Probability that a process has an anti-affinity label, one of two.
@@ -40,17 +44,21 @@ pub struct ConductorPlanDistribution {
     pub drain: f64,
     /// Probability that the load of the processes at one node grows.
     pub surge: f64,
+    /// Probability that all nodes are overloaded at once, for at most two minutes.
+    pub overload: f64,
     /// Frequencies of unplanned faults; `reordered` is not used, since frames arrive in any order.
     pub faults: FaultFrequencies,
 }
 
 impl ConductorPlanDistribution {
     /// Returns all probabilities and shares.
-    pub(crate) fn shares(&self) -> [f64; 10] {
+    pub(crate) fn shares(&self) -> [f64; 13] {
         [
             self.calm,
             self.liar,
             self.guest,
+            self.stale,
+            self.full,
             self.pinned,
             self.labelled,
             self.crash,
@@ -58,6 +66,7 @@ impl ConductorPlanDistribution {
             self.remove,
             self.drain,
             self.surge,
+            self.overload,
         ]
     }
 }
@@ -82,6 +91,9 @@ pub enum BalancePolicies {
     Default,
     /// The policies of paper 002 as they stand, which break the rules of the oracle. Only the limits hold.
     Paper,
+    /// No balancing by conductors: a central planner that knows all loads without noise moves processes, within the
+    /// conductors' limits.
+    Central,
     /// No balancing.
     Off,
 }
@@ -101,6 +113,10 @@ pub struct ConductorRunConfig {
     pub liar: Option<usize>,
     /// True if a host outside the group sends forged frames.
     pub guest: bool,
+    /// True if load messages come late now and then.
+    pub stale: bool,
+    /// Number of processes for which a node has memory; none if memory is plentiful.
+    pub room: Option<usize>,
     /// True if frames are lost and repeated.
     pub hostile: bool,
     /// True if moves can fail.
@@ -172,6 +188,10 @@ pub enum ConductorAction {
     Undrain(usize),
     /// The processes that run at a node get twice their load.
     Surge(usize),
+    /// All processes get three times their load.
+    Overload,
+    /// All processes get their former load.
+    Relieve,
 }
 
 impl fmt::Display for ConductorAction {
@@ -185,6 +205,8 @@ impl fmt::Display for ConductorAction {
             ConductorAction::Drain(node) => write!(f, "n{} is drained", node + 1),
             ConductorAction::Undrain(node) => write!(f, "n{} is undrained", node + 1),
             ConductorAction::Surge(node) => write!(f, "loads at n{} double", node + 1),
+            ConductorAction::Overload => write!(f, "all loads triple"),
+            ConductorAction::Relieve => write!(f, "all loads are as before"),
         }
     }
 }
@@ -210,6 +232,11 @@ pub fn draw_run_config(
         add_incident(setting, nodes, &mut random, &mut plan);
     }
     plan.sort_by_key(|(at, _)| *at);
+    let stale = random.chance(setting.stale);
+    let room = random.chance(setting.full).then(|| {
+        let per_node = processes.len().div_ceil(nodes);
+        per_node + random.below(per_node)
+    });
     ConductorRunConfig {
         policies: BalancePolicies::Default,
         nodes,
@@ -217,6 +244,8 @@ pub fn draw_run_config(
         clocks_s,
         liar,
         guest,
+        stale,
+        room,
         hostile,
         failing,
         faults: setting.faults,
@@ -318,5 +347,10 @@ fn add_incident(
     }
     if random.chance(setting.surge) {
         plan.push((at, ConductorAction::Surge(node)));
+    }
+    if random.chance(setting.overload) {
+        let end = at + Time::from_secs_f64(120.0 * random.fraction());
+        plan.push((at, ConductorAction::Overload));
+        plan.push((end.min(setting.faults_end), ConductorAction::Relieve));
     }
 }

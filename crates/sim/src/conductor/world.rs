@@ -1,12 +1,13 @@
 //! The events of a group whose conductors balance it.
 
 use super::ConductorBug;
+use super::moves::Move;
 use super::node::{CAPACITY, SimulatedNode};
-use super::oracle::{Beginning, Oracle, SETTLED_AFTER};
+use super::oracle::{Oracle, SETTLED_AFTER};
 use super::plan::{BalancePolicies, ConductorAction, ConductorRunConfig, CrashPoint};
 use crate::Violation;
 use crate::event_queue::FutureEvents;
-use crate::node_group::{GroupRunOutcome, node_id, node_index};
+use crate::node_group::{GroupRunOutcome, node_id};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::conductor::{
@@ -15,8 +16,7 @@ use holdfast_proto::conductor::{
 };
 use holdfast_proto::view::View;
 use holdfast_wire::NodeId;
-use holdfast_wire::conductor_frames::{ConductorFrame, NodeDemand, OfferId, ProcessKey};
-use holdfast_wire::failure::NodeFault;
+use holdfast_wire::conductor_frames::{ConductorFrame, NodeDemand, ProcessKey};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -24,8 +24,10 @@ use std::time::Duration;
 const EVENTS_PER_NODE_MAX: u64 = 2_500_000;
 /// Time between two samples of a node.
 const SAMPLE_INTERVAL: Time = Time::from_micros(1_000_000);
-/// Time after a surge in which loads settle.
-const SURGE_SETTLES: Time = Time::from_micros(60_000_000);
+/// Memory of each process.
+const PROCESS_MEMORY_KIB: u64 = 1 << 10;
+/// Number of further processes for which a node has memory if memory is plentiful.
+const ROOM_PLENTIFUL: usize = 1 << 20;
 /// Number of the guest, a host outside the group.
 pub(super) const GUEST: NodeId = NodeId(60_000);
 
@@ -50,6 +52,8 @@ pub(super) enum Event {
     Heal,
     /// The guest sends a frame.
     Guest,
+    /// The central planner decides.
+    CentralPlan,
     /// Loads must be even from now on.
     BalanceDeadline,
     /// No process moves from now on.
@@ -73,34 +77,27 @@ impl Event {
             | Event::QuietBegins
             | Event::End => (5, 0, 0),
             Event::Guest => (6, 0, 0),
+            Event::CentralPlan => (7, 0, 0),
         };
         kind << 40 | (a as u64) << 20 | b as u64
     }
 }
 
-/// A move under way.
-#[derive(Debug)]
-struct Move {
-    id: OfferId,
-    begin: Beginning,
-    /// The donor's life that began the move.
-    incarnation: u64,
-    fails: bool,
-}
-
 #[derive(Debug)]
 pub(super) struct ConductorWorld<'a> {
     pub(super) config: &'a ConductorRunConfig,
+    /// True if no load changes by itself.
+    pub(super) is_calm: bool,
     pub(super) now: Time,
     pub(super) random: Random,
     pub(super) nodes: Vec<SimulatedNode>,
     queue: FutureEvents<Event>,
-    moves: BTreeMap<u64, Move>,
-    moves_begun: u64,
+    pub(super) moves: BTreeMap<u64, Move>,
+    pub(super) moves_begun: u64,
     pub(super) view_epoch: u64,
     /// Factor of each process's demand, after surges.
     surges: Vec<f64>,
-    surged_at: Option<Time>,
+    pub(super) surged_at: Option<Time>,
     /// The point at which the next daemon dies.
     crash_point: Option<CrashPoint>,
     /// True while frames are lost and repeated.
@@ -128,6 +125,7 @@ impl<'a> ConductorWorld<'a> {
     ) -> ConductorWorld<'a> {
         let mut world = ConductorWorld {
             config,
+            is_calm: config.is_calm(),
             now: Time::ZERO,
             random: Random::new(seed),
             nodes: (0..config.nodes)
@@ -162,6 +160,9 @@ impl<'a> ConductorWorld<'a> {
         }
         if config.guest {
             world.queue.push(SAMPLE_INTERVAL, Event::Guest);
+        }
+        if config.policies == BalancePolicies::Central {
+            world.schedule_central_planner();
         }
         world.queue.push(config.faults_end, Event::Heal);
         world
@@ -258,6 +259,7 @@ impl<'a> ConductorWorld<'a> {
             Event::Planned(action) => self.execute(action),
             Event::Heal => self.heal(),
             Event::Guest => self.send_guest_frame(),
+            Event::CentralPlan => self.plan_centrally(),
             Event::BalanceDeadline => {
                 self.count("loads are even");
                 self.check_tolerance();
@@ -395,7 +397,7 @@ impl<'a> ConductorWorld<'a> {
         match self.config.policies {
             BalancePolicies::Default => {}
             BalancePolicies::Paper => config.policies = Policies::PAPER,
-            BalancePolicies::Off => config.is_balancing = false,
+            BalancePolicies::Central | BalancePolicies::Off => config.is_balancing = false,
         }
         if self.has_bug(ConductorBug::NoPrediction) {
             config.policies.predicts = false;
@@ -471,6 +473,14 @@ impl<'a> ConductorWorld<'a> {
                 }
                 self.surged_at = Some(self.now);
             }
+            ConductorAction::Overload | ConductorAction::Relieve => {
+                let is_overload = action == ConductorAction::Overload;
+                self.surges.fill(if is_overload { 3.0 } else { 1.0 });
+                self.surged_at = Some(self.now);
+                if is_overload {
+                    self.count("all nodes are overloaded");
+                }
+            }
         }
     }
 
@@ -511,19 +521,6 @@ impl<'a> ConductorWorld<'a> {
         self.surged_at.is_some()
     }
 
-    /// Returns the number of moves from and to a node.
-    fn moves_of(&self, node: usize) -> usize {
-        let moves = self.moves.values();
-        moves
-            .filter(|known| known.begin.donor == node || known.begin.acceptor == node)
-            .count()
-    }
-
-    /// Returns the number of moves that have begun.
-    pub(super) fn moves_begun(&self) -> u64 {
-        self.moves_begun
-    }
-
     /// Returns the present demand of a process, without noise.
     pub(super) fn process_mean(&self, process: usize) -> f64 {
         self.config.processes[process].demand.mean(self.now) * self.surges[process]
@@ -547,7 +544,7 @@ impl<'a> ConductorWorld<'a> {
                 key: ProcessKey(*index as u64 + 1),
                 // A float-to-integer conversion saturates.
                 used: used.round() as u32,
-                memory_kib: 1 << 10,
+                memory_kib: PROCESS_MEMORY_KIB,
                 clients: 10,
                 freeze: Duration::from_millis(5),
                 rules: PlacementRules {
@@ -563,11 +560,21 @@ impl<'a> ConductorWorld<'a> {
                 used: processes.iter().map(|process| process.used).sum(),
                 capacity: CAPACITY,
             },
-            memory_free_kib: 1 << 30,
+            memory_free_kib: self.memory_free_kib(processes.len()),
             processes,
         };
         self.drive(node, |machine, now| machine.handle_sample(now, sample));
         self.check_settled(node);
+    }
+
+    /// Returns the memory that a node with so many processes has free.
+    fn memory_free_kib(&self, processes: usize) -> u64 {
+        let room = match self.has_bug(ConductorBug::OverstatesMemory) {
+            true => None,
+            false => self.config.room,
+        };
+        let free = room.map_or(ROOM_PLENTIFUL, |room| room.saturating_sub(processes));
+        free as u64 * PROCESS_MEMORY_KIB
     }
 
     /// Checks that no offer stays open.
@@ -583,108 +590,6 @@ impl<'a> ConductorWorld<'a> {
         let since = *self.nodes[node].negotiates_since.get_or_insert(self.now);
         if self.now.since(since) > SETTLED_AFTER {
             self.set_violation(format!("an offer stays open at n{}", node + 1));
-        }
-    }
-
-    fn begin_move(&mut self, donor: usize, id: OfferId, process: ProcessKey, to: NodeId) {
-        let (process, acceptor) = (process.0 as usize - 1, node_index(to));
-        let config = self.config;
-        let label = config.processes[process].anti_affinity_label;
-        let labels = self.nodes[acceptor].processes.iter();
-        let mut labels = labels.map(|other| config.processes[*other].anti_affinity_label);
-        let is_moving = self
-            .moves
-            .values()
-            .any(|known| known.begin.process == process);
-        let settled = self
-            .surged_at
-            .is_none_or(|at| self.now.since(at) > SURGE_SETTLES);
-        let is_predictable = config.is_calm() && config.liar.is_none() && settled;
-        let after =
-            self.node_points(acceptor) + self.process_mean(process) / f64::from(CAPACITY) * 100.0;
-        let begin = Beginning {
-            at: self.now,
-            donor,
-            acceptor,
-            process,
-            is_drain: self.nodes[donor].is_drained,
-            is_pinned: config.processes[process].is_pinned,
-            is_here: self.nodes[donor].processes.contains(&process) && !is_moving,
-            is_busy: self.moves_of(donor) + self.moves_of(acceptor) > 0,
-            breaks_label: label.is_some() && labels.any(|other| other == label),
-            is_accepted: self.nodes[acceptor].accepted.contains(&(donor, id)),
-            loads: is_predictable.then(|| (self.node_points(donor), after)),
-        };
-        let check = self.oracle.on_begin(&begin);
-        if let (Err(what), true) = (check, self.config.policies != BalancePolicies::Paper) {
-            return self.set_violation(what);
-        }
-        let faults = self.config.faults;
-        let is_slow = self.is_faulty && self.random.chance(faults.slow_commands);
-        let longest = if is_slow { 40_000_000 } else { 4_000_000 };
-        let delay = Time::from_micros(self.random.between(300_000, longest));
-        let fails = self.is_faulty && self.config.failing && self.random.chance(faults.failed);
-        let number = self.moves_begun;
-        self.moves_begun += 1;
-        let incarnation = self.nodes[donor].incarnation;
-        self.moves.insert(
-            number,
-            Move {
-                id,
-                begin,
-                incarnation,
-                fails,
-            },
-        );
-        self.schedule(self.now + delay, Event::MoveEnds(number));
-        self.count(if begin.is_drain {
-            "drained"
-        } else {
-            "balanced"
-        });
-        self.tell_moves(&begin);
-        self.crash_at(CrashPoint::Begun, donor);
-    }
-
-    fn tell_moves(&mut self, begin: &Beginning) {
-        for node in [begin.donor, begin.acceptor] {
-            let count = self.moves_of(node);
-            let clock = self.nodes[node].clock(self.now);
-            if let Some(machine) = self.nodes[node].machine.as_mut() {
-                machine.handle_moves_under_way(clock, count);
-            }
-        }
-    }
-
-    fn end_move(&mut self, number: u64) {
-        let Some(ended) = self.moves.remove(&number) else {
-            return;
-        };
-        let begin = ended.begin;
-        let is_orphan = self.nodes[begin.donor].incarnation != ended.incarnation;
-        let is_moved = !(ended.fails || is_orphan && self.random.chance(0.5));
-        if is_moved {
-            let was_here = self.nodes[begin.donor].processes.remove(&begin.process);
-            let is_new = self.nodes[begin.acceptor].processes.insert(begin.process);
-            if !was_here || !is_new {
-                self.set_violation(format!("p{} is lost or doubled", begin.process));
-            }
-        }
-        self.oracle.on_end(self.now, &begin, is_moved);
-        self.count(if is_moved { "moved" } else { "kept" });
-        if is_orphan {
-            self.count("move outlives the donor's daemon");
-        }
-        self.crash_at(CrashPoint::MoveEnded, begin.donor);
-        self.tell_moves(&begin);
-        if self.nodes[begin.donor].incarnation == ended.incarnation {
-            let result = match is_moved {
-                true => Ok(()),
-                false => Err(NodeFault::RestartedInMove.into()),
-            };
-            self.drive(begin.donor, |machine, now| {
-                machine.handle_move_ended(now, ended.id, result);
-            });
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::group_scenario::{GroupScenario, invalid, set_if_given, shares};
 use super::text::KindName;
-use super::{BalanceScenario, ScenarioError};
-use crate::conductor;
+use super::{BalanceScenario, PolicyScenario, ScenarioError};
+use crate::conductor::{self, ChangingLoad};
 use crate::node_group::{CountRange, FaultFrequencies};
 use crate::time::Time;
 use serde::Deserialize;
@@ -23,6 +23,8 @@ pub(super) struct ConductorScenarioText {
     calm: Option<f64>,
     liar: Option<f64>,
     guest: Option<f64>,
+    stale: Option<f64>,
+    full: Option<f64>,
     pinned: Option<f64>,
     labelled: Option<f64>,
     #[serde(default)]
@@ -39,6 +41,7 @@ struct ConductorIncidentText {
     remove: Option<f64>,
     drain: Option<f64>,
     surge: Option<f64>,
+    overload: Option<f64>,
 }
 
 impl ConductorScenarioText {
@@ -54,6 +57,8 @@ impl ConductorScenarioText {
             (&mut setting.calm, self.calm),
             (&mut setting.liar, self.liar),
             (&mut setting.guest, self.guest),
+            (&mut setting.stale, self.stale),
+            (&mut setting.full, self.full),
             (&mut setting.pinned, self.pinned),
             (&mut setting.labelled, self.labelled),
             (&mut setting.crash, incident.crash),
@@ -61,6 +66,7 @@ impl ConductorScenarioText {
             (&mut setting.remove, incident.remove),
             (&mut setting.drain, incident.drain),
             (&mut setting.surge, incident.surge),
+            (&mut setting.overload, incident.overload),
         ];
         for (probability, given) in probabilities {
             set_if_given(probability, given);
@@ -102,6 +108,34 @@ impl BalanceScenarioText {
                 processes_per_node: self.processes_per_node,
             }),
             false => invalid("nodes must be 2 to 10000, processes_per_node 1 to 1000"),
+        }
+    }
+}
+
+/// A group without faults whose loads change all the time.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PolicyScenarioText {
+    #[serde(rename = "kind")]
+    _kind: KindName,
+    #[serde(default)]
+    pub(super) about: String,
+    nodes: usize,
+    processes_per_node: usize,
+    loads: Vec<ChangingLoad>,
+}
+
+impl PolicyScenarioText {
+    pub(super) fn policies(self) -> Result<PolicyScenario, ScenarioError> {
+        let is_valid =
+            (2..=1_000).contains(&self.nodes) && (1..=1_000).contains(&self.processes_per_node);
+        match is_valid {
+            true => Ok(PolicyScenario {
+                nodes: self.nodes,
+                processes_per_node: self.processes_per_node,
+                loads: self.loads,
+            }),
+            false => invalid("nodes must be 2 to 1000, processes_per_node 1 to 1000"),
         }
     }
 }

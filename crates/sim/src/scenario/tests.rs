@@ -6,7 +6,7 @@ use crate::{conductor, handoff, membership, migration, replication};
 fn pools(scenario: Scenario) -> PoolScenario {
     match scenario.kind {
         SimulationKind::Pools(pools) => *pools,
-        SimulationKind::Group(_) | SimulationKind::Balance(_) => panic!("no pools"),
+        _ => panic!("no pools"),
     }
 }
 
@@ -68,7 +68,7 @@ fn invalid_scenario_gives_a_specific_error() {
 fn plain_group_scenarios_state_the_defaults() {
     let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {
         SimulationKind::Group(group) => group,
-        SimulationKind::Pools(_) | SimulationKind::Balance(_) => panic!("no group"),
+        _ => panic!("no group"),
     };
     let text = |wanted| {
         BUILT_IN
@@ -127,6 +127,9 @@ fn invalid_group_scenario_gives_a_specific_error() {
     assert!(error("conductor", "nodes = 1").contains("2 to 64"));
     assert!(error("conductor", "faults_end_s = 60").contains("faults_end_s"));
     assert!(error("conductor", "liar = 2").contains("0 to 1"));
+    let sizes = "nodes = 10\nprocesses_per_node = 5\n";
+    assert!(error("policies", &format!("{sizes}loads = [\"wild\"]")).contains("wild"));
+    assert!(error("policies", "nodes = 1\nprocesses_per_node = 5\nloads = []").contains("2 to"));
     assert!(error("replication", "legs = 5").contains("1 to 4"));
     assert!(error("replication", "loss = 2").contains("0 to 1"));
     assert!(error("replication", "deadline_s = 1").contains("deadline_s"));

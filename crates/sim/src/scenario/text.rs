@@ -22,6 +22,7 @@ pub(super) enum KindName {
     Membership,
     Conductor,
     Balance,
+    Policies,
     Replication,
 }
 

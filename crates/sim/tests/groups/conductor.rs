@@ -2,9 +2,9 @@
 
 use crate::{assert_bugs_detected, assert_deterministic, assert_seeds};
 use holdfast_sim::conductor::{
-    BalancePolicies, BalanceTimes, ConductorBug, ConductorFrameRates, DEFAULT, PolicyEffect,
-    draw_run_config, measure_balance_times, measure_conductor_frame_rates, measure_policy_effect,
-    shrink, try_run,
+    BalancePolicies, BalanceTimes, ChangingLoad, ConductorBug, ConductorFrameRates, DEFAULT,
+    PolicyEffect, PolicyRun, draw_run_config, measure_balance_times, measure_conductor_frame_rates,
+    measure_policy_effect, shrink, try_run,
 };
 use holdfast_sim::node_group::GroupRunOutcome;
 use holdfast_sim::{Violation, seeds};
@@ -12,7 +12,7 @@ use holdfast_sim::{Violation, seeds};
 common_simulation_tests!(ConductorBug, seeds_per_bug: 400);
 
 /// Kinds of events that the runs must cover.
-const EXPECTED_COUNTS: [&str; 18] = [
+const EXPECTED_COUNTS: [&str; 21] = [
     "balanced",
     "drained",
     "moved",
@@ -26,10 +26,13 @@ const EXPECTED_COUNTS: [&str; 18] = [
     "crash at EndedReceived",
     "declined: Busy",
     "declined: CalmingDown",
+    "declined: NoMemory",
     "outcome: Unanswered",
     "no beneficial move",
     "drain ended",
     "guest's frame",
+    "load message comes late",
+    "all nodes are overloaded",
     "loads are even",
 ];
 
@@ -64,20 +67,27 @@ fn loads_are_even_within_twice_the_time_of_a_central_planner() {
     }
 }
 
-/// Returns the effects of no balancing, of the paper's policies and of the defaults, with so many processes for each node.
-fn policy_effects(processes_per_node: usize) -> [PolicyEffect; 3] {
-    let effect = |policies: &BalancePolicies| -> PolicyEffect {
-        let effect = measure_policy_effect(*policies, processes_per_node, 1);
-        effect.unwrap_or_else(|violation| panic!("{policies:?}: {violation}"))
+/// Returns the effects of no balancing, of the paper's policies, of the defaults and of the central planner on 10 nodes.
+fn policy_effects(load: ChangingLoad, processes_per_node: usize) -> [PolicyEffect; 4] {
+    let run = |policies| PolicyRun {
+        nodes: 10,
+        processes_per_node,
+        load,
+        policies,
+    };
+    let effect = |run: &PolicyRun| -> PolicyEffect {
+        let effect = measure_policy_effect(run, 1);
+        effect.unwrap_or_else(|violation| panic!("{run:?}: {violation}"))
     };
     let all = [
         BalancePolicies::Off,
         BalancePolicies::Paper,
         BalancePolicies::Default,
+        BalancePolicies::Central,
     ];
-    let effects = seeds::run_all(&all, effect, |_| ());
-    eprintln!("{processes_per_node} processes a node, {all:?}: {effects:#?}");
-    [effects[0], effects[1], effects[2]]
+    let effects = seeds::run_all(&all.map(run), effect, |_| ());
+    eprintln!("{load:?}, {processes_per_node} processes a node, {all:?}: {effects:#?}");
+    [effects[0], effects[1], effects[2], effects[3]]
 }
 
 /// Small processes are the paper's best case: a donor that predicts nothing does little harm, and stops at a load 8 points
@@ -85,7 +95,7 @@ fn policy_effects(processes_per_node: usize) -> [PolicyEffect; 3] {
 /// loads are nearer to each other. Bursts of 20 s make most of the rest, and are over before a move helps.
 #[test]
 fn changing_loads_of_small_processes_are_evened_out_better_than_by_the_policies_of_the_paper() {
-    let [off, paper, default] = policy_effects(20);
+    let [off, paper, default, _] = policy_effects(ChangingLoad::Mixed, 20);
     assert_eq!(off.moves, 0);
     assert!(
         default.excess_mean < 0.95 * paper.excess_mean,
@@ -105,7 +115,7 @@ fn changing_loads_of_small_processes_are_evened_out_better_than_by_the_policies_
 /// paper's policies (199 and 158 in the first measurement), to less effect (11.5 and 9.3 points; 12.6 without moves).
 #[test]
 fn bursts_of_large_processes_cause_few_moves_unlike_with_the_policies_of_the_paper() {
-    let [_, paper, default] = policy_effects(5);
+    let [_, paper, default, _] = policy_effects(ChangingLoad::Mixed, 5);
     assert!(
         4 * default.moves < paper.moves && paper.undone >= 10,
         "{paper:?} {default:?}"
