@@ -436,30 +436,6 @@ fn operator_and_stopped_processes_change_the_primary() {
             .all(|leg| leg.standing == Some(LegStanding::Sound) && leg.lag_bytes == 0)
     });
 
-    // The contact node's daemon dies and comes back: the connection goes on meanwhile, and its failover still works afterwards.
-    let starts = group.cluster.daemon_starts("n1");
-    group.cluster.kill_daemon("n1").unwrap();
-    client.steps(200);
-    eventually("the daemon is back", || {
-        group.cluster.daemon_starts("n1") > starts
-    });
-    group.cluster.wait_ready().unwrap();
-    eventually("the daemon knows its legs and connections again", || {
-        let control = group.cluster.blocking_control_client("n1").unwrap();
-        let list = control
-            .run(|client| client.replications())
-            .unwrap_or_default();
-        list.services
-            .iter()
-            .any(|entry| entry.connections == 1 && entry.legs.len() == 2)
-    });
-    client.steps(200);
-    eventually("the output is compared again", || {
-        let legs = group.entry().legs;
-        legs.iter()
-            .all(|leg| leg.standing == Some(LegStanding::Sound))
-    });
-
     // A stopped process keeps its connections and acknowledges, but answers nothing.
     client.step(|| group.signal_server("n3", Signal::SIGSTOP));
     println!("longest request: {:?}", client.longest);
@@ -554,10 +530,6 @@ fn refusals_name_their_reasons() {
         &format!("holdfast handoff {flow} --to n2"),
         "is a replicated connection of redis",
     );
-    // The servers of this lab have other obstacles, too, which `holdfast migrate` may name first.
-    let (_, obstacles) = group.shell("n2", "holdfast check $(pgrep -x redis-server)");
-    let reason = "is a leg of a replicated service";
-    assert!(obstacles.contains(reason), "{obstacles}");
     group.signal_server("n3", Signal::SIGKILL);
     eventually("the replica is dropped", || {
         group.entry().state == ReplicationState::Alone
