@@ -158,6 +158,9 @@ int holdfast_egress(struct __sk_buff *skb)
 	if (!service)
 		return private_egress(skb, config, &p);
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
+	/* The replicator sends what its legs answer. */
+	if (!flow && service->flags & IS_REPLICATED && p.flow.protocol == IPPROTO_TCP)
+		return NEXT;
 	if (!flow)
 		return egress_unknown(skb, config, service, &p);
 	switch (effective_state_of(flow).state) {

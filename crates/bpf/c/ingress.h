@@ -270,7 +270,7 @@ static __always_inline int unknown_flow(struct __sk_buff *skb, struct config *co
 		return count_drop(DROP_OTHER_OWNER);
 	/* The table may have changed between this flow's SYN and its record at the holder: the flow may belong to the
 	 * previous node, which may also be the holder. */
-	if (service->has_previous) {
+	if (service->flags & HAS_PREVIOUS) {
 		__u16 before = placed_node(service, &p->flow, 1);
 		if (before && before != config->own_id && placed_node(service, &p->flow, 0) == config->own_id) {
 			count(COUNT_PASSED_PREVIOUS);

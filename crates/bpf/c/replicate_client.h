@@ -178,8 +178,9 @@ __noinline int repl_from_client(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	}
 	if (!connection_of(s) && (flags & TCP_RST || !(flags & TCP_ACK) || repl_establish())) {
+		/* A connection that began before replication did belongs to the ownership filter. */
 		count(REPL_UNKNOWN);
-		return TC_ACT_SHOT;
+		return TC_ACT_UNSPEC;
 	}
 	__u32 verdict = repl_read_client();
 	if (verdict == CLIENT_ANSWER)

@@ -110,6 +110,7 @@ enum {
 	IS_HELD_FIN = 2048,
 	IS_COMPARED = 4096,
 	IS_GAP = 8192,
+	DO_EARLY_DIVERGED = 16384,
 };
 
 /* Adds the planned stretch to the leg's output. Returns 1 if the leg's digest differs from the expected one. */
@@ -173,6 +174,22 @@ static __always_inline void edit_for_client(struct scratch *s, struct connection
 	e->clear_ecn = 1;
 }
 
+/* Compares the output of replicas that came before the primary's with it. Returns the legs that differ. */
+static __always_inline __u32 compare_early_output(struct scratch *s, struct connection *c, const struct leg_state *primary)
+{
+	__u32 differing = 0;
+#pragma unroll
+	for (int j = 0; j < LEGS; j++) {
+		struct leg_state *leg = &c->leg[j];
+		__u32 is_level = IS_LIVE(s, j) & (j != s->primary) & (leg->nxt == primary->nxt) & !(leg->flags & LEG_DIVERGED);
+		__u32 differs = is_level & (leg->digest != primary->digest);
+		leg->compared = choose(is_level & !differs, leg->nxt, leg->compared);
+		leg->flags |= FLAG(differs, LEG_DIVERGED);
+		differing |= differs << j;
+	}
+	return differing;
+}
+
 /* Sees the leg's end of output, and the legs that ended earlier than it goes on. */
 static __always_inline __u32 commit_fin(struct scratch *s, struct connection *c, struct leg_state *leg, __u32 fin_seq, __u32 fin)
 {
@@ -209,7 +226,7 @@ __noinline int repl_decide(__u32 i)
 		return DO_GONE;
 	struct replicated_service *g = service_config(s);
 	struct connection *c = connection_of(s);
-	__u32 roles = service_roles(s), lag = g ? g->lag : 0;
+	__u32 roles = service_roles(s), lag = g ? g->lag : 0, compares = g ? (g->flags & SERVICE_COMPARE) / SERVICE_COMPARE : 0;
 	struct clamp clamp;
 	struct segment *p = &s->p;
 	struct take *t = &s->take;
@@ -243,8 +260,12 @@ __noinline int repl_decide(__u32 i)
 	is_primary = i == s->primary;
 	is_replica = is_primary ^ 1;
 	what |= FLAG(is_primary, IS_PRIMARY);
+	s->early_diverged = 0;
 	if (is_primary) {
 		advance_tip(c, leg, lag);
+		if (compares & AFTER(leg->nxt, was_nxt))
+			s->early_diverged = compare_early_output(s, c, leg);
+		what |= FLAG(s->early_diverged > 0, DO_EARLY_DIVERGED);
 		c->ahead &= -(__u32)!AFTER(leg->nxt, was_nxt);
 	}
 	find_clamp(s, c, i, &clamp);
@@ -316,7 +337,8 @@ static __always_inline void report_leg(struct scratch *s, __u32 i, __u8 kind, __
 	bpf_ringbuf_submit(event, 0);
 }
 
-static __always_inline void report_divergence(struct scratch *s, __u32 i)
+/* Reports that the output of leg i, with this digest, differs from the primary's before `at`. */
+static __always_inline void report_divergence(struct scratch *s, __u32 i, __u32 at, __u64 expected, __u64 actual)
 {
 	struct connection *c = connection_of(s);
 	struct replication_event *event = c ? new_event(s, REPLICATION_DIVERGED) : 0;
@@ -325,10 +347,27 @@ static __always_inline void report_divergence(struct scratch *s, __u32 i)
 	__u32 primary = s->primary & (LEGS - 1), low = (__u32)c->tip.position + c->isn + 1;
 	event->leg = i;
 	event->known = 1u << LEG(i) | 1u << primary;
-	event->position = c->tip.position - (low - s->take.compare_at);
-	event->digest[primary] = s->take.expected;
-	event->digest[LEG(i)] = s->take.actual;
+	event->position = c->tip.position - (low - at);
+	event->digest[primary] = expected;
+	event->digest[LEG(i)] = actual;
 	bpf_ringbuf_submit(event, 0);
+}
+
+/* Reports replicas whose output came before the primary's, and differs. */
+__noinline int repl_report_early(void)
+{
+	struct scratch *s = scratch();
+	struct connection *c = s ? connection_of(s) : 0;
+	if (!c)
+		return -1;
+	const struct leg_state *primary = &c->leg[LEG(s->primary)];
+	for (__u32 i = 0; i < LEGS; i++) {
+		if (!(s->early_diverged >> i & 1))
+			continue;
+		count(REPL_DIVERGED);
+		report_divergence(s, i, primary->nxt, primary->digest, c->leg[LEG(i)].digest);
+	}
+	return 0;
 }
 
 __noinline int repl_report(__u32 i, __u32 what)
@@ -342,8 +381,10 @@ __noinline int repl_report(__u32 i, __u32 what)
 		report_leg(s, i, REPLICATION_OUTPUT_AFTER_FIN, s->early_legs);
 	if (what & DO_DIVERGED) {
 		count(REPL_DIVERGED);
-		report_divergence(s, i);
+		report_divergence(s, i, s->take.compare_at, s->take.expected, s->take.actual);
 	}
+	if (what & DO_EARLY_DIVERGED)
+		repl_report_early();
 	if (what & DO_CLOSED)
 		report_closed(s);
 	return 0;
@@ -386,7 +427,7 @@ static __always_inline int leg_segment(struct __sk_buff *skb, struct scratch *s,
 	if (what & DO_GONE)
 		return TC_ACT_SHOT;
 	count_leg_packet(what);
-	if (what & (DO_FINISHED | DO_OUTPUT_AFTER_FIN | DO_DIVERGED | DO_CLOSED))
+	if (what & (DO_FINISHED | DO_OUTPUT_AFTER_FIN | DO_DIVERGED | DO_EARLY_DIVERGED | DO_CLOSED))
 		repl_report(i, what);
 	__u32 follows = what & (DO_TELL | DO_REFLECT | DO_PUSH | DO_WAKE);
 	if (what & DO_PASS && !follows)

@@ -196,7 +196,7 @@ struct scratch {
 	volatile __u32 slowest; /* end of the least output of a live leg */
 	volatile __u32 low;     /* first leg with the lowest acknowledgement */
 	__u32 early_legs;       /* legs that ended before the output of another */
-	__u32 blank_pad;
+	__u32 early_diverged;   /* replicas whose output came before the primary's, and differs */
 	__u8 blank[sizeof(struct connection)] __attribute__((aligned(8)));
 };
 

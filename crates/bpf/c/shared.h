@@ -101,8 +101,13 @@ struct service {
 	__u8 generation;  /* current half of the row */
 	__u8 by_port;     /* whole service on one node (paper 002, section II-A) */
 	__u16 port_owner; /* with by_port */
-	__u8 has_previous;
+	__u8 flags;
 	__u8 own_node_placed; /* the current half of the row names this node */
+};
+
+enum steered_service_flags {
+	HAS_PREVIOUS = 1,  /* the other half of the row is the previous table */
+	IS_REPLICATED = 2, /* the replicator of this node takes the packets without a record */
 };
 
 enum node_flags {

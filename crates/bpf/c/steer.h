@@ -229,6 +229,13 @@ int holdfast_steer(struct xdp_md *context)
 	if (config->role == ROLE_FORMER_HOLDER && bpf_map_lookup_elem(&flows, &p.flow))
 		return XDP_PASS;
 	__u16 to = recorded_destination(&p.flow, set, hash);
+	if (!to && service->flags & IS_REPLICATED) {
+		/* A new client may be another contact node's by now; the replicator's connections cannot be. */
+		if (has_lease() || !begins_connection(&p, what))
+			return XDP_PASS;
+		count(DROP_NO_LEASE);
+		return XDP_DROP;
+	}
 	if (!to) {
 		to = unrecorded_destination(config, service, &p);
 		if (!to && !has_lease()) {

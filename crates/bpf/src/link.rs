@@ -15,12 +15,16 @@ use crate::Error;
 pub enum Hook {
     /// tcx ingress of the interface.
     Ingress(u32),
+    /// tcx ingress of the interface, before the programs that are attached there.
+    FirstIngress(u32),
     /// tcx egress of the interface.
     Egress(u32),
     /// XDP of the interface, in its driver if the driver supports that.
     Xdp(u32),
 }
 
+/// `BPF_F_BEFORE`: without another program that it refers to, the program becomes the first one.
+const ATTACH_FIRST: u32 = 1 << 3;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
@@ -45,6 +49,9 @@ pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd
 pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, Error> {
     match hook {
         Hook::Ingress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0),
+        Hook::FirstIngress(ifindex) => {
+            create(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, ATTACH_FIRST)
+        }
         Hook::Egress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, 0),
         Hook::Xdp(ifindex) => create(program, ifindex, libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE)
             .or_else(|_| create(program, ifindex, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE)),

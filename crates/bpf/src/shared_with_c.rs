@@ -163,6 +163,11 @@ shared!(
     }
 );
 
+/// Flag of [`Service::flags`]: the other half of the row holds the table before the last change.
+pub const HAS_PREVIOUS: u8 = 1;
+/// Flag of [`Service::flags`]: the replicator of this node takes the packets without a record.
+pub const IS_REPLICATED: u8 = 2;
+
 shared!(
     /// Destination of new flows of a service.
     Service {
@@ -174,8 +179,8 @@ shared!(
         by_port: u8,
         /// Owner of the service with `by_port`.
         port_owner: u16,
-        /// Nonzero if the other half holds the table before the last change.
-        has_previous: u8,
+        /// [`HAS_PREVIOUS`] and [`IS_REPLICATED`].
+        flags: u8,
         /// Nonzero if the current half of the row names the node of this map.
         own_node_placed: u8,
     }

@@ -23,6 +23,7 @@ mod pool;
 mod process_arg;
 mod proxy;
 mod registrar;
+mod replicate;
 mod service;
 mod sim;
 mod status;
@@ -58,6 +59,7 @@ enum Command {
     Registrar(registrar::RegistrarArgs),
     Pool(Box<pool::PoolArgs>),
     Service(service::ServiceArgs),
+    Replicate(replicate::ReplicateArgs),
     Status(status::StatusArgs),
     Load(load::LoadArgs),
     Flow(flow::FlowArgs),
@@ -118,6 +120,7 @@ fn run(command_line: CommandLine) -> Result<ExitResult> {
         Command::Registrar(args) => done(registrar::run(&args)),
         Command::Pool(args) => pool::run(&args),
         Command::Service(args) => done(service::run(&args)),
+        Command::Replicate(args) => done(replicate::run(&args)),
         Command::Status(args) => done(status::run(&args)),
         Command::Load(args) => load::run(&args),
         Command::Flow(args) => done(flow::run(&args)),

@@ -19,3 +19,4 @@ pub mod migration;
 pub mod peer_channel;
 pub mod pid_file;
 mod reach;
+mod replication;

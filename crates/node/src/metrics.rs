@@ -17,7 +17,9 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::load::{LoadName, NodeMeasurement, Report, ReportSubject};
 
 mod load_metrics;
+mod replication_metrics;
 use load_metrics::LoadMetrics;
+use replication_metrics::ReplicationMetrics;
 
 /// Upper bounds of the freeze histogram's buckets in seconds: dense around the bars of `bench handoff` (400 us, 2 ms, 3
 /// ms).
@@ -116,6 +118,7 @@ pub struct Metrics {
     migrations: Family<OutcomeLabel, Counter>,
     migration_freeze: Histogram,
     load: LoadMetrics,
+    replication: ReplicationMetrics,
     servers_well: Family<ServerLabels, Gauge>,
     server_failures: Family<FailureLabels, Counter>,
     group_epoch: Gauge,
@@ -158,6 +161,7 @@ impl Metrics {
             migrations: Family::default(),
             migration_freeze: Histogram::new(MIGRATION_FREEZE_BUCKETS_S),
             load: LoadMetrics::default(),
+            replication: ReplicationMetrics::default(),
             servers_well: Family::default(),
             server_failures: Family::default(),
             group_epoch: Gauge::default(),
@@ -365,6 +369,7 @@ impl Metrics {
             self.migration_freeze.clone(),
         );
         self.load.register(&mut registry);
+        self.replication.register(&mut registry);
         self.register_servers(&mut registry);
         self.register_membership(&mut registry);
         self.register_dns(&mut registry);
@@ -446,6 +451,36 @@ impl Metrics {
         };
         let gauge = self.servers_well.get_or_create_owned(&labels);
         gauge.set(i64::from(is_well));
+    }
+
+    /// Sets the figures of a service that this node replicates: sound and doubted legs, lag in bytes, connections.
+    pub fn set_replication(&self, service: &str, legs: (i64, i64), lag: u64, connections: usize) {
+        self.replication.set(service, legs, lag, connections);
+    }
+
+    /// Counts a replica of a service that has become the primary.
+    pub fn count_replication_promotion(&self, service: &str) {
+        self.replication.count_promotion(service);
+    }
+
+    /// Counts a leg of a service that no longer serves.
+    pub fn count_dropped_leg(&self, service: &str, reason: &'static str) {
+        self.replication.count_dropped_leg(service, reason);
+    }
+
+    /// Counts an output that differs from the primary's.
+    pub fn count_divergence(&self, service: &str) {
+        self.replication.count_divergence(service);
+    }
+
+    /// Sets the counter of a kind of packets of the replication programs.
+    pub fn set_replication_packets(&self, kind: &'static str, count: u64) {
+        self.replication.set_packets(kind, count);
+    }
+
+    /// Ends the series of a service that this node no longer replicates.
+    pub fn forget_replication(&self, service: &str) {
+        self.replication.forget(service);
     }
 
     /// Counts a failure of this node's server of a pool.
@@ -695,6 +730,9 @@ mod tests {
         metrics.set_load_reports([(&ReportSubject::Node, &name, &report)].into_iter());
         metrics.set_server_well("web", "tcp:10.0.0.1:80", "n2", true);
         metrics.count_server_failure("web", "listener_closed");
+        metrics.set_replication("web", (2, 0), 0, 1);
+        metrics.count_dropped_leg("web", "silent");
+        metrics.set_replication_packets("clones", 1);
         let name = NameOwner::Below("web".parse().expect("a label"));
         metrics.count_dns_query(Some(&name), Outcome::Answered);
         let text = metrics.encode();
@@ -702,7 +740,7 @@ mod tests {
             let mut words = line.strip_prefix("# TYPE ")?.split(' ');
             Some((words.next()?, words.next()?))
         });
-        assert_eq!(kinds.clone().count(), 36, "{text}");
+        assert_eq!(kinds.clone().count(), 43, "{text}");
         let missing = kinds.find(|(name, kind)| {
             let suffix = if *kind == "counter" { "_total" } else { "" };
             ['`', '{']

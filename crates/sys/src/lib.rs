@@ -18,6 +18,7 @@ pub mod read_notifier;
 pub mod sock_diag;
 pub mod socket_filter;
 pub mod sockopt;
+pub mod source_routes;
 pub mod syscall_confinement;
 pub mod sysctl;
 pub mod tcp_info;

@@ -11,7 +11,9 @@ use holdfast_sys::net::{
     route_to,
 };
 use holdfast_sys::sock_diag::{tcp_connections, tcp_service_connections};
+use holdfast_sys::source_routes::{Gateway, remove_routed_servers, route_servers, routed_servers};
 use holdfast_sys::tcp_info::TcpState;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
@@ -80,6 +82,49 @@ fn local_delivery_begins_and_ends() {
             assert_eq!(entries(), 0);
             assert!(!has_local_delivery(TABLE).expect("told"));
         }
+    });
+}
+
+#[test]
+fn answers_of_servers_leave_by_a_gateway() {
+    const TABLE: u32 = 4712;
+    let net = TestNetwork::new();
+    net.client.run(|| {
+        let device = Interface::find("eth0").expect("eth0");
+        let route = route_to(SERVICE_V4.into()).expect("a route");
+        let own = route.source.expect("an address");
+        let gateway = Gateway {
+            address: SERVICE_V4.into(),
+            interface: device.index,
+        };
+        let route_of = |port: u16| {
+            let arguments = ["route", "get", "192.0.2.9", "from"];
+            let output = Command::new("ip")
+                .args(arguments)
+                .args([
+                    &own.to_string(),
+                    "ipproto",
+                    "tcp",
+                    "sport",
+                    &port.to_string(),
+                ])
+                .output()
+                .expect("ip runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let servers: BTreeSet<SocketAddr> = [80, 90].map(|port| SocketAddr::new(own, port)).into();
+        for _ in 0..2 {
+            route_servers(&servers, gateway, TABLE).expect("routed");
+            assert_eq!(routed_servers(TABLE).expect("told"), servers);
+        }
+        let via = format!("via {SERVICE_V4}");
+        assert!(route_of(80).contains(&via), "{}", route_of(80));
+        assert!(!route_of(81).contains(&format!("table {TABLE}")));
+        let fewer: BTreeSet<SocketAddr> = [SocketAddr::new(own, 90)].into();
+        route_servers(&fewer, gateway, TABLE).expect("routed");
+        assert_eq!(routed_servers(TABLE).expect("told"), fewer);
+        remove_routed_servers(TABLE).expect("removed");
+        assert!(routed_servers(TABLE).expect("told").is_empty());
     });
 }
 

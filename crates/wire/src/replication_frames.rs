@@ -403,6 +403,20 @@ pub enum ReplicationFrame {
         /// The replicated service whose connections the backup needs again.
         service: ServiceEndpoint,
     },
+    /// Contact node to a node with a leg: answer at once whether the leg's server listens.
+    ServerQuery {
+        /// The replicated service that the leg belongs to.
+        service: ServiceEndpoint,
+    },
+    /// Node with a leg to contact node: the answer to [`ReplicationFrame::ServerQuery`].
+    ServerAnswer {
+        /// The replicated service that the leg belongs to.
+        service: ServiceEndpoint,
+        /// True if a server listens at the node's address and the service's port.
+        listens: bool,
+        /// True if the server's answers to clients are routed to the contact node.
+        is_routed: bool,
+    },
 }
 
 impl ReplicationFrame {
@@ -413,6 +427,8 @@ impl ReplicationFrame {
             ReplicationFrame::Delta { .. } => "ReplicationDelta",
             ReplicationFrame::Ack { .. } => "ReplicationAck",
             ReplicationFrame::SnapshotRequest { .. } => "ReplicationSnapshotRequest",
+            ReplicationFrame::ServerQuery { .. } => "ReplicaServerQuery",
+            ReplicationFrame::ServerAnswer { .. } => "ReplicaServerAnswer",
         }
     }
 
@@ -422,7 +438,9 @@ impl ReplicationFrame {
             ReplicationFrame::Snapshot { service, .. }
             | ReplicationFrame::Delta { service, .. }
             | ReplicationFrame::Ack { service, .. }
-            | ReplicationFrame::SnapshotRequest { service, .. } => *service,
+            | ReplicationFrame::SnapshotRequest { service, .. }
+            | ReplicationFrame::ServerQuery { service }
+            | ReplicationFrame::ServerAnswer { service, .. } => *service,
         }
     }
 }

@@ -16,7 +16,8 @@ use super::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowListQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffState, HandoffStatus, MembershipChange, NodeList, PeerList,
     PlacementRequest, PlacementWeights, PoolDetail, PoolList, PoolQuery, RegistrarStatus,
-    ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest,
+    ReplicationAccepted, ReplicationList, ReplicationRequest, ServiceChangeRequest, ServiceChanged,
+    ServiceList, Status, TakeoverRequest,
 };
 
 mod balancing;
@@ -243,6 +244,25 @@ impl ControlClient {
         request: &ServiceChangeRequest,
     ) -> Result<ServiceChanged, ClientError> {
         self.post("/v1/services", request).await
+    }
+
+    /// `GET /v1/replications`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn replications(&self) -> Result<ReplicationList, ClientError> {
+        self.get("/v1/replications").await
+    }
+
+    /// `POST /v1/replications`, at the contact node. The answer comes when the group has decided.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn change_replication(
+        &self,
+        request: &ReplicationRequest,
+    ) -> Result<ReplicationAccepted, ClientError> {
+        self.post("/v1/replications", request).await
     }
 
     /// `GET /v1/registrar`, of a registrar.

@@ -17,6 +17,7 @@ mod nodes;
 mod openapi;
 mod pool_daemon;
 mod pools;
+mod replication;
 mod routes;
 mod services;
 mod status;
@@ -59,6 +60,10 @@ pub use pool_daemon::{
 pub use pools::{
     ElementEntry, PeerEntry, PeerList, PolicyDetail, PoolDetail, PoolEntry, PoolList, PoolQuery,
     RegistrarCounters, RegistrarStatus,
+};
+pub use replication::{
+    Divergence, DroppedLeg, LegEntry, LegStanding, ReplicationAccepted, ReplicationEntry,
+    ReplicationList, ReplicationRequest, ReplicationState,
 };
 pub use routes::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES, Route};
 pub use services::{

@@ -9,9 +9,10 @@ use super::{
     MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
     NewToken, NodeList, NodeLoadStatus, OwnElementList, PeerList, PinRequest, PlacementRequest,
     PlacementWeights, PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck,
-    ProcessCheckQuery, RegistrarStatus, ReportAccepted, Resolution, ResolveQuery,
-    RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
-    TakeoverRequest, TokenEntry, TokenList, TokenRequest, UnitEntry, UnreachableReport,
+    ProcessCheckQuery, RegistrarStatus, ReplicationAccepted, ReplicationList, ReplicationRequest,
+    ReportAccepted, Resolution, ResolveQuery, RevocationRequest, RevocationStatus,
+    ServiceChangeRequest, ServiceChanged, ServiceList, Status, TakeoverRequest, TokenEntry,
+    TokenList, TokenRequest, UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -307,6 +308,20 @@ pub const ROUTES: &[Route] = &[
         summary: "Change the services of the group, at any of its nodes. Existing flows stay where they are.",
         body: Some(schema::<ServiceChangeRequest>),
         answer: Some(schema::<ServiceChanged>),
+        ..GET
+    },
+    Route {
+        path: "/v1/replications",
+        summary: "The replicated services.",
+        answer: Some(schema::<ReplicationList>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/replications",
+        summary: "Begin to replicate a service, make a replica the primary, or stop; at the contact node.",
+        body: Some(schema::<ReplicationRequest>),
+        answer: Some(schema::<ReplicationAccepted>),
         ..GET
     },
     Route {

@@ -86,15 +86,15 @@ impl Replicator {
         })
     }
 
-    /// Attaches the replicator to an interface of the caller's network namespace at which packets of clients or legs arrive. A pinned
-    /// link is adopted.
+    /// Attaches the replicator to an interface of the caller's network namespace at which packets of clients or legs arrive, before the
+    /// ownership filter. A pinned link is adopted.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn attach_interface(&mut self, ifindex: u32) -> Result<(), Error> {
         let pin = self.pins.join(format!("link-replicate_ingress-{ifindex}"));
         let ingress = program(&self.object, "replicate_ingress")?;
-        let link = link::attach(ingress, Hook::Ingress(ifindex), &pin)?;
+        let link = link::attach(ingress, Hook::FirstIngress(ifindex), &pin)?;
         self.links.push(link);
         Ok(())
     }
@@ -159,6 +159,29 @@ impl Replicator {
         let word = self.roles.value_ptr(usize::from(service));
         // SAFETY: the pointer is valid for the mapping's life; programs only read the value.
         unsafe { word.as_ref() }.store(u64::from(roles.to_raw()), Ordering::SeqCst);
+    }
+
+    /// Returns the roles of a service.
+    ///
+    /// # Panics
+    /// Panics if `service` is not less than [`MAX_REPLICATED_SERVICES`].
+    #[must_use]
+    pub fn roles(&self, service: u16) -> LegRoles {
+        let word = self.roles.value_ptr(usize::from(service));
+        // SAFETY: the pointer is valid for the mapping's life; programs only read the value.
+        let word = unsafe { word.as_ref() }.load(Ordering::SeqCst);
+        LegRoles::of_service(word as u32)
+    }
+
+    /// Returns all services that are set, with their indices.
+    #[must_use]
+    pub fn services(&self) -> Vec<(u16, ReplicatedService)> {
+        let indices = self.services.entries().into_iter().map(|(_, index)| index);
+        let service = |index: u32| {
+            let service = self.config.get(&index).ok()??;
+            Some((u16::try_from(index).ok()?, service))
+        };
+        indices.filter_map(service).collect()
     }
 
     /// Gives a connection roles of its own, or with `None` its service's roles. Returns false if there is no such connection.

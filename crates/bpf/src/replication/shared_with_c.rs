@@ -401,15 +401,21 @@ impl LegRoles {
         (self.live & 0xf) as u32 | ((self.primary & 3) as u32) << 8
     }
 
+    /// Returns the roles in a service's word.
+    #[must_use]
+    pub const fn of_service(word: u32) -> Self {
+        Self {
+            primary: (word >> 8 & 3) as u8,
+            live: (word & 0xf) as u8,
+        }
+    }
+
     /// Returns the roles in a connection's word; `None` if it follows its service.
     #[must_use]
     pub const fn from_raw(word: u32) -> Option<Self> {
         match word & ROLES_OWN {
             0 => None,
-            _ => Some(Self {
-                primary: (word >> 8 & 3) as u8,
-                live: (word & 0xf) as u8,
-            }),
+            _ => Some(Self::of_service(word)),
         }
     }
 }
@@ -423,6 +429,13 @@ impl Endpoint {
             port: address.port().to_be_bytes(),
             pad: 0,
         }
+    }
+
+    /// Returns the address and the port.
+    #[must_use]
+    pub fn socket_address(&self) -> SocketAddr {
+        let port = u16::from_be_bytes(self.port);
+        SocketAddr::new(from_mapped(self.address), port)
     }
 }
 

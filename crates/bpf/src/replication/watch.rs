@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::shared_with_c::{
     CONNECTION_CLIENT_FIN, CONNECTION_CLOSED, CONNECTION_FIN_PASSED, Connection, ConnectionKey,
-    HANDSHAKE_PENDING, HalfOpen, LEGS, LegRoles, LegState,
+    HANDSHAKE_PENDING, HalfOpen, LEG_DIVERGED, LEGS, LegRoles, LegState,
 };
 
 /// Limits of the watch.
@@ -77,21 +77,34 @@ pub enum Observation {
         acknowledged: u32,
         /// For each leg the number of bytes that it lacks: of the input, and of the output that the client was sent.
         behind: [u32; LEGS],
+        /// Legs whose output has been compared without a gap, and does not differ.
+        compared: u8,
+    },
+    /// Packets of legs have arrived since the last look.
+    LegsHeard {
+        /// The connection that the packets belong to.
+        key: ConnectionKey,
+        /// Legs that sent them.
+        legs: u8,
     },
 }
 
-/// Times since which the legs of a connection have been late.
+/// What earlier looks at a connection saw.
 #[derive(Clone, Copy, Debug, Default)]
-struct LateSince {
+struct EarlierLooks {
+    /// For each leg the time since which it has lacked output.
     lacks_output: [Option<Duration>; LEGS],
+    /// For each leg the time since which it has held up the client.
     holds_up: [Option<Duration>; LEGS],
+    /// For each leg its acknowledgement, end of output and timestamp at the last look.
+    numbers: Option<[[u32; 3]; LEGS]>,
 }
 
 /// The watch over all connections.
 #[derive(Debug)]
 pub struct ConnectionWatch {
     limits: WatchLimits,
-    late: HashMap<ConnectionKey, LateSince>,
+    looks: HashMap<ConnectionKey, EarlierLooks>,
     handshakes: HashMap<ConnectionKey, Duration>,
 }
 
@@ -101,7 +114,7 @@ impl ConnectionWatch {
     pub fn new(limits: WatchLimits) -> Self {
         Self {
             limits,
-            late: HashMap::new(),
+            looks: HashMap::new(),
             handshakes: HashMap::new(),
         }
     }
@@ -120,26 +133,26 @@ impl ConnectionWatch {
         roles_of: impl Fn(u16) -> LegRoles,
     ) -> Vec<Observation> {
         let mut observations = Vec::new();
-        let mut late = HashMap::with_capacity(connections.len());
+        let mut looks = HashMap::with_capacity(connections.len());
         for (key, connection) in connections {
             let roles = connection.roles_in_force(roles_of(key.service));
             if roles.live == 0 || connection.flags & CONNECTION_CLOSED != 0 {
                 continue;
             }
-            let since = self.late.get(key).copied().unwrap_or_default();
+            let earlier = self.looks.get(key).copied().unwrap_or_default();
             let mut look = Look {
                 now,
                 key: *key,
                 connection,
                 roles,
                 limits: &self.limits,
-                since,
+                earlier,
                 observations: &mut observations,
             };
             look.watch_legs();
-            late.insert(*key, look.since);
+            looks.insert(*key, look.earlier);
         }
-        self.late = late;
+        self.looks = looks;
         observations
     }
 
@@ -209,12 +222,13 @@ struct Look<'a> {
     connection: &'a Connection,
     roles: LegRoles,
     limits: &'a WatchLimits,
-    since: LateSince,
+    earlier: EarlierLooks,
     observations: &'a mut Vec<Observation>,
 }
 
 impl Look<'_> {
     fn watch_legs(&mut self) {
+        self.watch_signs_of_life();
         for leg in self.legs(|_| true) {
             self.watch_silence(leg);
             self.watch_output(leg);
@@ -236,6 +250,7 @@ impl Look<'_> {
             key: self.key,
             acknowledged: acknowledged.wrapping_sub(connection.client_isn.wrapping_add(1)),
             behind: connection.legs.each_ref().map(behind),
+            compared: self.compared_legs(),
         });
     }
 
@@ -255,11 +270,39 @@ impl Look<'_> {
         &self.connection.legs[usize::from(leg)]
     }
 
+    /// Returns the primary, and the replicas whose output is compared up to the last few bytes, for which the window field is too
+    /// coarse.
+    fn compared_legs(&self) -> u8 {
+        let primary = 1 << self.roles.primary & self.roles.live;
+        let is_compared = |leg: &LegState| {
+            let uncompared = distance(leg.compared, leg.nxt);
+            leg.flags & LEG_DIVERGED == 0 && uncompared < 1 << (leg.client_scale & 15)
+        };
+        primary | self.set(is_compared)
+    }
+
     /// Returns the furthest acknowledgement of a live leg.
     fn best_ack(&self) -> u32 {
         let start = self.leg(self.roles.primary).ack;
         let acks = self.legs(|_| true).into_iter().map(|leg| self.leg(leg).ack);
         acks.fold(start, |best, ack| best.wrapping_add(distance(best, ack)))
+    }
+
+    fn watch_signs_of_life(&mut self) {
+        let numbers = |leg: &LegState| [leg.ack, leg.nxt, leg.timestamp];
+        let now = self.connection.legs.each_ref().map(numbers);
+        let Some(before) = self.earlier.numbers.replace(now) else {
+            return;
+        };
+        let is_heard = |leg: &u8| now[usize::from(*leg)] != before[usize::from(*leg)];
+        let legs = self.legs(|_| true).into_iter().filter(is_heard);
+        let legs = legs.fold(0, |set, leg| set | 1 << leg);
+        if legs != 0 {
+            self.observations.push(Observation::LegsHeard {
+                key: self.key,
+                legs,
+            });
+        }
     }
 
     fn watch_silence(&mut self, leg: u8) {
@@ -304,7 +347,7 @@ impl Look<'_> {
         };
         // A leg that lacks input is silent, not stopped.
         let is_late = lacks && !is_before(state.ack, self.best_ack());
-        let since = &mut self.since.lacks_output[usize::from(leg)];
+        let since = &mut self.earlier.lacks_output[usize::from(leg)];
         if !is_late {
             *since = None;
             return;
@@ -337,7 +380,7 @@ impl Look<'_> {
         let (edge, index) = (state.edge, usize::from(leg));
         let others = self.set(|other| distance(edge, other.edge) >= mss.max(1));
         let holds_input = is_client_blocked && is_at_limit && others != 0;
-        let since = &mut self.since.holds_up[index];
+        let since = &mut self.earlier.holds_up[index];
         if !holds_output && !holds_input {
             *since = None;
             return;
@@ -374,6 +417,7 @@ mod tests {
         let base = 0xffff_ff00;
         let leg = LegState {
             nxt: base,
+            compared: base,
             ack: 5000,
             edge: 200_000,
             client_scale: 4,
@@ -402,7 +446,12 @@ mod tests {
         let key = ConnectionKey::default();
         let now = Duration::from_millis(ms);
         let mut found = watch.observe(now, &[(key, *connection)], |_| ROLES);
-        found.retain(|observation| !matches!(observation, Observation::Progress { .. }));
+        found.retain(|observation| {
+            !matches!(
+                observation,
+                Observation::Progress { .. } | Observation::LegsHeard { .. }
+            )
+        });
         found
     }
 
@@ -416,8 +465,27 @@ mod tests {
             key,
             acknowledged: 999,
             behind: [0; LEGS],
+            compared: 0b11,
         };
         assert_eq!(found, [progress]);
+    }
+
+    #[test]
+    fn leg_is_heard_when_its_numbers_change() {
+        let mut watch = ConnectionWatch::new(LIMITS);
+        let (key, mut connection) = (ConnectionKey::default(), level());
+        let mut heard = |ms, connection: &Connection| {
+            let now = Duration::from_millis(ms);
+            let mut found = watch.observe(now, &[(key, *connection)], |_| ROLES);
+            found.retain(|observation| matches!(observation, Observation::LegsHeard { .. }));
+            found
+        };
+        assert_eq!(heard(1000, &connection), []);
+        assert_eq!(heard(1010, &connection), []);
+        connection.legs[1].timestamp = 7;
+        let expected = Observation::LegsHeard { key, legs: 0b10 };
+        assert_eq!(heard(1020, &connection), [expected]);
+        assert_eq!(heard(1030, &connection), []);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_bpf::shared_with_c::{
-    FlowState, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
+    FlowState, HAS_PREVIOUS, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
 };
 
 use super::support::raw_peer::{ACK, SYN};
@@ -180,7 +180,7 @@ fn disagreeing_nodes_do_not_loop_packets() {
     let slots = |owner| [owner; PLACEMENT_SLOTS];
     let before = Service {
         generation: 0,
-        has_previous: 1,
+        flags: HAS_PREVIOUS,
         ..Service::default()
     };
     pool.set_services_at(

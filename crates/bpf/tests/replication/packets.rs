@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use holdfast_bpf::replication::shared_with_c::{
     Connection, ConnectionKey, HANDSHAKE_ANSWERED, HANDSHAKE_SHOWN, HAS_TIMESTAMPS, HalfOpen,
-    LEG_DIVERGED, LEG_RESET, LegRoles, LegState, REPLICATION_OPENED, REPLICATION_OUTPUT_AFTER_FIN,
-    REPLICATION_REFUSED, SERVICE_COMPARE, SERVICE_STRIP_TIMESTAMPS,
+    LEG_DIVERGED, LEG_RESET, LegRoles, LegState, REPLICATION_DIVERGED, REPLICATION_OPENED,
+    REPLICATION_OUTPUT_AFTER_FIN, REPLICATION_REFUSED, SERVICE_COMPARE, SERVICE_STRIP_TIMESTAMPS,
 };
 
 use super::driver::{Driver, SERVICE};
@@ -405,13 +405,13 @@ fn hostile_packets_of_clients_change_no_state() {
     malformed[14 + 20 + 12] = 0x40;
     assert_eq!(bench.run(malformed, 0).0, PASSED_ON);
     assert_eq!(bench.driver.counter("malformed"), 1);
-    // A segment of no connection leaves no state.
+    // A segment of no connection leaves no state; the ownership filter judges it.
     let stranger = build(
         SocketAddr::new(host_address(0, false), 41_000),
         service_address(false),
         &base,
     );
-    assert_eq!(bench.run(stranger, 0).0, DROPPED);
+    assert_eq!(bench.run(stranger, 0).0, PASSED_ON);
     assert_eq!(bench.driver.connections().len(), 1);
 }
 
@@ -495,6 +495,29 @@ fn second_gap_and_differing_byte_are_found() {
         (replica.nxt, replica.flags),
         (LEG_ISN[0] + 301, LEG_DIVERGED)
     );
+}
+
+#[test]
+fn output_that_precedes_the_primary_is_compared_when_the_primary_sends() {
+    let bench = Bench::open(3, false, SERVICE_COMPARE);
+    bench.send_as_leg(1, &bench.output(1, 0, b"$5 wrong"));
+    bench.send_as_leg(2, &bench.output(2, 0, b"$5 right"));
+    assert_eq!(bench.leg_state(1).flags, 0);
+    bench.send_as_leg(0, &bench.output(0, 0, b"$5 right"));
+    let [wrong, right] = [1, 2].map(|leg| bench.leg_state(leg));
+    assert_eq!(
+        (wrong.flags, wrong.compared),
+        (LEG_DIVERGED, LEG_ISN[0] + 1)
+    );
+    assert_eq!((right.flags, right.compared), (0, LEG_ISN[0] + 9));
+    let events = bench.driver.events();
+    let diverged: Vec<_> = events
+        .iter()
+        .filter(|event| event.kind == REPLICATION_DIVERGED)
+        .map(|event| (event.leg, event.known, event.position))
+        .collect();
+    assert_eq!(diverged, [(1, 0b11, 8)]);
+    assert_eq!(bench.driver.counter("diverged"), 1);
 }
 
 /// The windows of replicas are told in units of 16 bytes, so that acknowledgements may be a few bytes short. These bytes are all that a

@@ -430,6 +430,7 @@ impl<'a> ConfigChecker<'a> {
             policy: self.policy(raw)?,
             row,
             is_ending: false,
+            replication: None,
         })
     }
 

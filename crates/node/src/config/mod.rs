@@ -175,6 +175,19 @@ pub struct ServiceConfig {
     pub row: u16,
     /// True if the address was removed from its service: its flows go on until they end, and there are no new ones.
     pub is_ending: bool,
+    /// Legs of the service, if it is replicated.
+    pub replication: Option<ReplicationConfig>,
+}
+
+/// The replication of a service, from the group's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicationConfig {
+    /// Node whose data plane replicates; none if it has left the group.
+    pub replicator: Option<NodeId>,
+    /// Nodes with a leg that are in the group, the primary first.
+    pub legs: Vec<NodeId>,
+    /// Number of wanted replicas beside the primary; 0: replication ends with the last connection.
+    pub replicas: u8,
 }
 
 /// Signs by which a node judges a service's server, besides its listening sockets: `check` of a `[[service]]`, or the

@@ -16,8 +16,9 @@ use holdfast_api::control::{
     HandoffStatus, LoadReportEntry, LoadReportRequest, LoadWithdrawRequest, LoadWithdrawn,
     MembershipChange, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus,
     NewToken, NodeList, NodeLoadStatus, PinRequest, PlacementRequest, PlacementWeights,
-    ProcessCheck, ProcessCheckQuery, RevocationRequest, RevocationStatus, ServiceChangeRequest,
-    ServiceChanged, ServiceList, Status, TokenEntry, TokenList, TokenRequest, UnitEntry,
+    ProcessCheck, ProcessCheckQuery, ReplicationAccepted, ReplicationList, ReplicationRequest,
+    RevocationRequest, RevocationStatus, ServiceChangeRequest, ServiceChanged, ServiceList, Status,
+    TokenEntry, TokenList, TokenRequest, UnitEntry,
 };
 use holdfast_daemon::control::{metrics_listener, serve, serve_users};
 use holdfast_daemon::socket_path::{SocketPath, SocketPermissions, acquire};
@@ -72,6 +73,14 @@ pub enum ControlRequest {
         ServiceChangeRequest,
         Option<u32>,
         ReplySender<ServiceChanged>,
+    ),
+    /// List the replicated services.
+    Replications(ReplySender<ReplicationList>),
+    /// Begin, change or end the replication of a service, for the user of this number.
+    ChangeReplication(
+        ReplicationRequest,
+        Option<u32>,
+        ReplySender<ReplicationAccepted>,
     ),
     /// Find the process of a systemd unit.
     Unit(String, ReplySender<UnitEntry>),
@@ -143,6 +152,8 @@ impl ControlRequest {
             }
             ControlRequest::Services(reply) => drop(reply.send(Err(refusal))),
             ControlRequest::ChangeServices(_, _, reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::Replications(reply) => drop(reply.send(Err(refusal))),
+            ControlRequest::ChangeReplication(_, _, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal))),
             ControlRequest::StartMigration(_, reply) => drop(reply.send(Err(refusal))),

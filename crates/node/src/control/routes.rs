@@ -14,8 +14,8 @@ use holdfast_api::FlowText;
 use holdfast_api::control::{
     BalanceRequest, DrainRequest, FlowListQuery, HandoffRequest, LoadReportRequest,
     LoadWithdrawRequest, MigrationRequest, MigrationStatus, PinRequest, PlacementRequest,
-    ProcessCheckQuery, ROUTES, RevocationRequest, ServiceChangeRequest, TakeoverRequest,
-    TokenRequest, openapi,
+    ProcessCheckQuery, ROUTES, ReplicationRequest, RevocationRequest, ServiceChangeRequest,
+    TakeoverRequest, TokenRequest, openapi,
 };
 use holdfast_daemon::control::http_responses::{
     ErrorResponse, bad_request, error_body, method_not_allowed, not_found, response,
@@ -54,6 +54,7 @@ pub(super) fn router(engine: RequestSender, metrics: Metrics) -> Router {
         .route("/v1/placement", get(placement).post(set_placement))
         .route("/v1/services", get(services).post(change_services))
         .route("/openapi.json", get(async || Json(openapi(ROUTES))))
+        .merge(replication_routes())
         .merge(test_routes())
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(engine)
@@ -124,6 +125,14 @@ fn membership_routes() -> Router<RequestSender> {
         .route("/v1/group/takeover", post(force_takeover))
         .route("/v1/nodes/{name}/remove", post(remove_node))
         .route("/v1/nodes/{name}/promote", post(promote_node))
+}
+
+/// Returns the routes about replicated services.
+fn replication_routes() -> Router<RequestSender> {
+    Router::new().route(
+        "/v1/replications",
+        get(replications).post(change_replication),
+    )
 }
 
 /// Returns the routes about load.
@@ -378,6 +387,19 @@ async fn change_services(
     JsonBody(body): JsonBody<ServiceChangeRequest>,
 ) -> Response {
     let request = |reply| ControlRequest::ChangeServices(body, user.uid, reply);
+    ask_engine(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn replications(State(engine): EngineState) -> Response {
+    ask_engine(&engine, ControlRequest::Replications, StatusCode::CONFLICT).await
+}
+
+async fn change_replication(
+    State(engine): EngineState,
+    ConnectInfo(user): ConnectInfo<SocketUser>,
+    JsonBody(body): JsonBody<ReplicationRequest>,
+) -> Response {
+    let request = |reply| ControlRequest::ChangeReplication(body, user.uid, reply);
     ask_engine(&engine, request, StatusCode::CONFLICT).await
 }
 

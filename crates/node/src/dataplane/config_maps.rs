@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use holdfast_bpf::Error;
 use holdfast_bpf::shared_with_c::{
-    FlowKey, MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey,
-    Successor, to_mapped,
+    FlowKey, HAS_PREVIOUS, IS_REPLICATED, MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN,
+    NODE_V6, Node, Service, ServiceKey, Successor, to_mapped,
 };
 use holdfast_proto::node_pool::{NodeFigures, shares_by_policy};
 use holdfast_wire::{NodeId, Protocol};
@@ -69,6 +69,12 @@ impl Dataplane {
         self.programs
             .set_placement(index, 0, &placement_table(&shares))?;
         self.generations.insert(index, 0);
+        // The replicator of an earlier daemon goes on until the first view.
+        let key = service_key(service.protocol, service.address);
+        let known = self.programs.services.get(&key)?;
+        if known.is_some_and(|known| known.flags & IS_REPLICATED != 0) {
+            self.replicated_rows.insert(index);
+        }
         self.service_rows
             .insert((service.protocol, service.address), index);
         let value = self.service_value((index, 0), false, service, &shares);
@@ -79,6 +85,30 @@ impl Dataplane {
         self.programs
             .services
             .set(&service_key(service.protocol, bare), &value)
+    }
+
+    /// Lets the replicator of this node take the packets of a service without a record, or ends that.
+    ///
+    /// # Errors
+    /// The kernel refuses the change.
+    pub fn set_replicated(
+        &mut self,
+        service: &ServiceConfig,
+        is_replicated: bool,
+    ) -> Result<(), Error> {
+        let changed = match is_replicated {
+            true => self.replicated_rows.insert(service.row),
+            false => self.replicated_rows.remove(&service.row),
+        };
+        let key = service_key(service.protocol, service.address);
+        let Some(mut value) = self.programs.services.get(&key)?.filter(|_| changed) else {
+            return Ok(());
+        };
+        value.flags &= !IS_REPLICATED;
+        if is_replicated {
+            value.flags |= IS_REPLICATED;
+        }
+        self.programs.services.set(&key, &value)
     }
 
     /// Removes the services that are not in `services`, with all their flows. Returns the number of flows.
@@ -139,6 +169,7 @@ impl Dataplane {
             .remove(&service_key(protocol, address))?;
         self.service_rows.remove(&(protocol, address));
         self.generations.remove(&service.row);
+        self.replicated_rows.remove(&service.row);
         self.programs.flow_quota.set_count(service.row, 0);
         let mut others = self.service_rows.keys();
         match others.any(|(known, other)| *known == protocol && other.ip() == address.ip()) {
@@ -216,7 +247,8 @@ impl Dataplane {
             generation,
             by_port: u8::from(by_port),
             port_owner: port_owner.0,
-            has_previous: u8::from(has_previous),
+            flags: u8::from(has_previous) * HAS_PREVIOUS
+                | u8::from(self.replicated_rows.contains(&index)) * IS_REPLICATED,
             own_node_placed: u8::from(own_node_placed),
         }
     }

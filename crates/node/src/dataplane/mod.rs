@@ -23,7 +23,7 @@ pub use replay_order::{HeldPacket, sort_for_replay};
 pub use socket_observer::SocketObserver;
 pub use tcp_observer::{ConnectionSnapshot, SnapshotResult, TcpObserver};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
@@ -40,6 +40,8 @@ pub struct Dataplane {
     generations: BTreeMap<u16, u8>,
     /// Rows of the placement table, by service.
     service_rows: HashMap<(Protocol, SocketAddr), u16>,
+    /// Rows of the services whose packets without a record the replicator takes.
+    replicated_rows: BTreeSet<u16>,
     own_id: NodeId,
     /// The node's own address; set if processes move.
     own_address: Option<IpAddr>,
@@ -71,6 +73,7 @@ impl Dataplane {
             sockets: SocketObserver::new(),
             generations: BTreeMap::new(),
             service_rows: HashMap::new(),
+            replicated_rows: BTreeSet::new(),
             own_id,
             own_address: None,
             free_group_numbers: flow_groups::FreeGroupNumbers::new(),

@@ -33,6 +33,12 @@ impl Engine {
             ControlRequest::ChangeServices(request, uid, reply) => {
                 self.change_services(&request, uid, reply);
             }
+            ControlRequest::Replications(reply) => {
+                drop(reply.send(Ok(self.replication_list())));
+            }
+            ControlRequest::ChangeReplication(request, uid, reply) => {
+                self.change_replication(request, uid, reply);
+            }
             ControlRequest::Unit(name, reply) => drop(reply.send(self.migrations.unit(&name))),
             ControlRequest::Check(pid, query, reply) => self.check_process(pid, query, reply),
             ControlRequest::StartMigration(request, reply) => {

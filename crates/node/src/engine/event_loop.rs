@@ -78,6 +78,7 @@ pub(super) async fn run(
             event = engine.program_messages.recv() => engine.handle_app_event(event),
             _ = kernel_ready.readable() => events.consume(),
             _ = hold_ready.readable() => engine.read_hold(),
+            () = engine.replication.readable() => engine.read_replication_events(),
             Some(event) = inputs.credential_events.recv() => engine.handle_credential_event(event),
             request = inputs.control.recv() => engine.handle_control(request),
             Some(scan) = engine.conductor.next_scan() => engine.handle_scan(scan),

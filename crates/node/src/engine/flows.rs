@@ -238,6 +238,22 @@ impl Engine {
         }
     }
 
+    /// Returns the first of these flows that the replicator of this group serves: no node owns such a flow.
+    fn first_replicated<'a>(
+        &self,
+        flows: &'a [FlowText],
+    ) -> Option<(&'a FlowText, &ServiceConfig)> {
+        let replicated = flows.iter().filter_map(|text| {
+            let service = self.replicated_service_at(text.local())?;
+            let flow = flow_from_text(text)?;
+            self.dataplane
+                .flow(&flow)
+                .is_none()
+                .then_some((text, service))
+        });
+        replicated.into_iter().next()
+    }
+
     pub(super) fn start_handoff(
         &mut self,
         request: HandoffRequest,
@@ -270,6 +286,20 @@ impl Engine {
             return Err(error_body(
                 format!("no service has the pool {pool}"),
                 "`holdfast status` shows those there are",
+            ));
+        }
+        if let FlowSelection::Flows(flows) = &selection
+            && let Some((flow, service)) = self.first_replicated(flows)
+        {
+            return Err(error_body(
+                format!(
+                    "{flow} is a replicated connection of {}, which cannot be handed off",
+                    service.pool
+                ),
+                format!(
+                    "make another server its primary with `holdfast replicate promote {} NODE`",
+                    service.pool
+                ),
             ));
         }
         let are_listed = matches!(selection, FlowSelection::Flows(_));

@@ -578,6 +578,7 @@ mod tests {
             policy: ServicePolicy::default(),
             row: 0,
             is_ending: false,
+            replication: None,
         }
     }
 

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use holdfast_bpf::shared_with_c::PRIVATE_MARK;
 use holdfast_sys::local_delivery_routes::{end_local_delivery, has_local_delivery};
+use holdfast_sys::source_routes::{remove_routed_servers, routed_servers};
 use serde::Serialize;
 
 use super::host_changes::{HostChanges, remove_record};
 use super::network_setup::{HOLD_DEVICE, ROUTING_TABLE};
 use super::setup::{SetupError, system_error};
 use crate::config::Config;
+use crate::replication::REPLY_ROUTING_TABLE;
 
 /// What was removed from the host, or would be.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -25,6 +27,8 @@ pub struct CleanupReport {
     pub settings: Vec<String>,
     /// True for the routes and rules of migrated connections.
     pub routing_rules: bool,
+    /// Servers of replicated services whose answers a rule routes to the contact node.
+    pub replicated_servers: Vec<SocketAddr>,
     /// Pinned links, which attach the programs to the interface and the control group.
     pub links: Vec<String>,
     /// Pinned maps.
@@ -65,6 +69,11 @@ impl fmt::Display for CleanupReport {
         if self.routing_rules {
             line("the routes and rules of migrated connections".to_owned())?;
         }
+        for server in &self.replicated_servers {
+            line(format!(
+                "the routing rule of the replicated server {server}"
+            ))?;
+        }
         for (kind, names) in [("program links", &self.links), ("pinned maps", &self.maps)] {
             if !names.is_empty() {
                 line(format!("{} {kind}: {}", names.len(), names.join(", ")))?;
@@ -98,6 +107,10 @@ pub fn clean_host(config: &Config, dry_run: bool) -> Result<CleanupReport, Setup
             .collect(),
         settings: changes.settings.keys().cloned().collect(),
         routing_rules: has_local_delivery(ROUTING_TABLE).map_err(system_error("routing rules"))?,
+        replicated_servers: (routed_servers(REPLY_ROUTING_TABLE))
+            .map_err(system_error("routing rules"))?
+            .into_iter()
+            .collect(),
         links,
         maps,
     };
@@ -115,6 +128,8 @@ pub fn clean_host(config: &Config, dry_run: bool) -> Result<CleanupReport, Setup
     remove_record(state_dir).map_err(system_error("removing the record of service addresses"))?;
     end_local_delivery(PRIVATE_MARK, HOLD_DEVICE, ROUTING_TABLE)
         .map_err(system_error("removing routing rules"))?;
+    remove_routed_servers(REPLY_ROUTING_TABLE)
+        .map_err(system_error("removing routing rules of replicated servers"))?;
     // Removing the last reference to a link detaches its program.
     match std::fs::remove_dir_all(&config.node.bpffs) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -42,6 +42,9 @@ impl Engine {
 
     pub(super) fn handle_peer_event(&mut self, event: PeerEvent) {
         let now = self.now();
+        if let PeerEvent::Frame { from, .. } = &event {
+            self.replication.handle_heard(now, *from);
+        }
         match event {
             PeerEvent::Up { peer, boot } => {
                 tracing::info!(%peer, boot, "a peer connected");
@@ -64,6 +67,13 @@ impl Engine {
             } => {
                 self.conductor.handle_frame(now, from, frame);
                 self.place_around_drained_nodes();
+            }
+            PeerEvent::Frame {
+                from,
+                frame: Frame::Replication(frame),
+            } => {
+                self.replication.handle_frame(now, from, &frame);
+                self.propose_replication_changes();
             }
             PeerEvent::Frame {
                 from,
@@ -121,6 +131,7 @@ impl Engine {
         }
         self.poll_health();
         self.poll_conductor();
+        self.poll_replication();
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
@@ -137,6 +148,7 @@ impl Engine {
             session_answers,
             Some(self.health.next_wake(self.now())),
             Some(self.conductor.next_wake()),
+            self.replication.next_wake(),
         ]
         .into_iter()
         .flatten()

@@ -18,6 +18,7 @@
 //! | `group_services` | services in the group's settings |
 //! | `group`, `table_rebuild`, `deferred`, `contact_service` | the contact node, and what it does when it changes |
 //! | `server_health` | which nodes' servers are well, and so get new clients |
+//! | `replication` | replicated services, whose clients this contact node's replicator serves |
 //! | `flow_history` | times of arrival, tombstones, reports that the holder refused |
 //! | `holder` | ownership records, at the holder |
 //! | `credentials` | certificates of this node, revocation lists of the group |
@@ -69,6 +70,7 @@ mod programs;
 mod recovered_flows;
 mod recovery;
 mod remote_drains;
+mod replication;
 mod role_change;
 mod server_health;
 mod setup;
@@ -105,6 +107,7 @@ use crate::dns::DnsFeed;
 use crate::membership::GroupMembership;
 use crate::migration::Migrations;
 use crate::peer_channel::Peers;
+use crate::replication::ReplicationDriver;
 use arrivals::ArrivingConnections;
 use background_work::BackgroundWork;
 use client_placement::ClientPlacement;
@@ -170,6 +173,8 @@ pub struct Engine {
     node_load: NodeLoad,
     /// Services in the group's settings.
     group_services: GroupServices,
+    /// The replication of services.
+    replication: ReplicationDriver,
     /// Flows that arrived, left, or were refused by the holder.
     flow_history: FlowHistory,
     /// The view of the group, which says who is contact node.

@@ -169,6 +169,7 @@ impl Engine {
         problems.extend(self.group_services.problems());
         problems.extend(self.contact_service.problems());
         problems.extend(self.health_problems());
+        problems.extend(self.replication_problems());
         problems.extend(self.credentials.problem());
         problems.extend(self.peers.disagreements());
         problems.extend(self.dispute_problem());

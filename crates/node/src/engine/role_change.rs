@@ -55,6 +55,7 @@ impl Engine {
                 if was_contact {
                     self.end_holding();
                 }
+                self.update_replication();
             }
         }
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use holdfast_api::control::{ServerHealth, ServiceNode};
 use holdfast_daemon::log_limit::LogLimit;
-use holdfast_proto::health::{Event, Exclusion, Health, HealthConfig, JudgedService, Output};
+use holdfast_proto::health::{
+    Event, Exclusion, Health, HealthConfig, JudgedService, NodeHealth, Output,
+};
 use holdfast_wire::health_frames::{HealthFrame, ServerProblem, ServerState, ServiceEndpoint};
 use holdfast_wire::{Flow, Frame, NodeId, Protocol};
 
@@ -147,6 +149,11 @@ impl HealthMonitor {
     fn start(&mut self, services: &[ServiceConfig]) -> std::io::Result<()> {
         self.sockets = Some(SocketObserverThread::start(self.observations.clone())?);
         self.run_checks(services)
+    }
+
+    /// Returns the state of a service at every node; nothing if this node is not the contact node.
+    pub fn nodes_of(&self, service: &ServiceEndpoint) -> Vec<NodeHealth> {
+        self.machine.nodes_of_service(service)
     }
 
     /// Returns the machine that judges servers and nodes.

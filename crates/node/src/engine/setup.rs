@@ -66,6 +66,7 @@ use crate::metrics::Metrics;
 use crate::migration::{EventReceiver, Migrations};
 use crate::peer_channel::{PeerChannel, PeerChannelOptions, Peers};
 use crate::reach::reach_of;
+use crate::replication::ReplicationDriver;
 
 /// Capabilities that every daemon needs: for repair mode, filters and addresses; for loading eBPF programs; and for the
 /// tracing that CO-RE helpers require.
@@ -403,6 +404,13 @@ fn build_engine(
         remote_drains: RemoteDrains::default(),
         node_load: NodeLoad::default(),
         group_services: GroupServices::default(),
+        replication: ReplicationDriver::new(
+            &config,
+            interface.index,
+            channels.peers.clone(),
+            channels.metrics.clone(),
+            group.view().clone(),
+        ),
         flow_history: FlowHistory::default(),
         contact_service: ContactService::new(&config, interface, host_changes, group.is_contact()),
         waiting_clients: WaitingClients::default(),

@@ -44,6 +44,7 @@ impl Engine {
         self.share_new_flows();
         self.drop_ended_addresses();
         self.report_unrecorded();
+        self.replication.publish_packet_counts();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
                 self.statistics.metrics().set_drops(reason, count);

@@ -324,6 +324,7 @@ mod tests {
             policy: holdfast_wire::group_data::ServicePolicy::default(),
             row: 0,
             is_ending: false,
+            replication: None,
         };
         let (sender, mut observations) = super::super::observation_channel();
         let checks = RunningChecks::start(&service, &sender).unwrap().unwrap();

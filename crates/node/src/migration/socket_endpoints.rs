@@ -198,6 +198,8 @@ pub(super) fn endpoint_of(socket: &SocketStaticState) -> Option<SocketEndpoint> 
 pub(crate) struct MovableAddresses {
     /// Shared by all copies, since services change while the daemon runs.
     services: Arc<RwLock<BTreeSet<IpAddr>>>,
+    /// Servers of this node that are legs of replicated services. Shared, too.
+    replicated: Arc<RwLock<BTreeSet<SocketAddr>>>,
     nodes: BTreeMap<IpAddr, NodeId>,
 }
 
@@ -208,6 +210,7 @@ impl MovableAddresses {
     ) -> MovableAddresses {
         MovableAddresses {
             services: Arc::new(RwLock::new(services.into_iter().collect())),
+            replicated: Arc::default(),
             nodes: nodes.into_iter().collect(),
         }
     }
@@ -219,6 +222,24 @@ impl MovableAddresses {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         *current = services.into_iter().collect();
+    }
+
+    /// Replaces the servers of this node that are legs of replicated services, for all copies.
+    pub(crate) fn set_replicated(&self, servers: BTreeSet<SocketAddr>) {
+        let mut current = (self.replicated.write()).unwrap_or_else(PoisonError::into_inner);
+        *current = servers;
+    }
+
+    /// Returns the replicated server that a socket belongs to.
+    fn replicated_server(&self, endpoint: &SocketEndpoint) -> Option<SocketAddr> {
+        let servers = (self.replicated.read()).unwrap_or_else(PoisonError::into_inner);
+        let ip = canonical(endpoint.local.ip());
+        let is_server = |server: &&SocketAddr| {
+            endpoint.protocol == Protocol::Tcp
+                && server.port() == endpoint.local.port()
+                && (ip.is_unspecified() || ip == server.ip())
+        };
+        servers.iter().find(is_server).copied()
     }
 
     /// Returns the node with this address.
@@ -264,6 +285,9 @@ impl MovableAddresses {
     }
 
     fn check_endpoint(&self, endpoint: &SocketEndpoint) -> Result<(), Failure> {
+        if let Some(server) = self.replicated_server(endpoint) {
+            return Err(ProgramFault::ReplicatedServer(server).into());
+        }
         let address = canonical(endpoint.local.ip());
         let is_unbound_wildcard = address.is_unspecified() && endpoint.remote.is_none();
         if is_unbound_wildcard || address.is_loopback() || self.is_service(address) {
@@ -385,6 +409,27 @@ mod tests {
         assert!(!receives(endpoint("10.0.0.1:81", None)));
         assert!(!receives(endpoint("10.0.0.2:80", None)));
         assert!(!receives(endpoint("10.0.0.1:80", Some("10.0.1.2:4242"))));
+    }
+
+    #[test]
+    fn replicated_server_stays() {
+        let server: SocketAddr = "10.0.0.2:6379".parse().expect("an address");
+        let addresses = MovableAddresses::new([], [(server.ip(), NodeId(2))]);
+        addresses.set_replicated([server].into());
+        let check = |local: &str, remote: Option<&str>| {
+            addresses.check_endpoint(&SocketEndpoint {
+                protocol: Protocol::Tcp,
+                local: local.parse().expect("an address"),
+                remote: remote.map(|remote| remote.parse().expect("an address")),
+            })
+        };
+        let refused = Err(ProgramFault::ReplicatedServer(server).into());
+        assert_eq!(check("0.0.0.0:6379", None), refused);
+        assert_eq!(
+            check("[::ffff:10.0.0.2]:6379", Some("10.0.9.1:4242")),
+            refused
+        );
+        assert_eq!(check("0.0.0.0:6380", None), Ok(()));
     }
 
     #[test]

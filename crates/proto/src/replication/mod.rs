@@ -30,6 +30,7 @@ mod data_plane_events;
 mod divergence;
 mod event;
 mod leg_changes;
+mod leg_report;
 mod legs;
 pub mod mask;
 mod operator;
@@ -40,6 +41,7 @@ mod tests;
 pub use backup_copy::BackupCopy;
 pub use config::{DivergencePolicy, LagPolicy, ReplicatedServiceConfig, WatchLimits};
 pub use event::{CommandError, DataPlaneEvent, DropReason, Event, Output, Protection};
+pub use leg_report::{LegReport, LegStanding};
 
 use crate::view::View;
 use backup_sender::{BackupSender, Io};
@@ -198,7 +200,10 @@ impl Replication {
             ReplicationFrame::SnapshotRequest { term, .. } => {
                 self.with_backup(|sender, io| sender.on_snapshot_request(now, term, io));
             }
-            ReplicationFrame::Snapshot { .. } | ReplicationFrame::Delta { .. } => {}
+            ReplicationFrame::Snapshot { .. }
+            | ReplicationFrame::Delta { .. }
+            | ReplicationFrame::ServerQuery { .. }
+            | ReplicationFrame::ServerAnswer { .. } => {}
         }
     }
 

@@ -162,6 +162,12 @@ pub enum ProgramFault {
     /// The process or the acceptor's daemon ended before all pages had arrived.
     #[error("the moved process or its daemon ended before all pages had arrived")]
     EndedBeforeAllPages,
+    /// The process is a server of a replicated service.
+    #[error(
+        "its server at {0} is a leg of a replicated service, which cannot move; `holdfast replicate status` on the contact node names \
+         the service"
+    )]
+    ReplicatedServer(SocketAddr),
 }
 
 /// Returns the text that names a part of a process.

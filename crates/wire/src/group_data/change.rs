@@ -4,6 +4,7 @@ use super::checks::{
     CHECK_INTERVAL_MS, CHECK_RESULTS, CHECK_TIMEOUT_MS, STALL_MS_MAX, ServiceChecks,
 };
 use super::field_encodings::bounded_weights::WEIGHTS_MAX;
+use super::replication::ServiceReplication;
 use super::service::{
     DRAIN_MS_MAX, GroupService, SERVICE_ADDRESSES_MAX, ServiceName, ServicePolicy, ServiceProtocol,
     SlotChoice, WEIGHT_MAX,
@@ -11,6 +12,7 @@ use super::service::{
 use super::{GroupSettings, RECENT_CHANGES_MAX};
 use crate::frame::bounded_list_of;
 use crate::membership_frames::NodeName;
+use crate::replication_frames::LEGS_MAX;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -82,6 +84,10 @@ pub enum GroupChange {
         #[serde(deserialize_with = "bounded_list_of::<_, _, WEIGHTS_MAX>")]
         WeightChanges,
     ),
+    /// Begins or changes the replication of a service.
+    SetReplication(ServiceReplication),
+    /// Ends the replication of a service: the last primary alone gets new flows.
+    EndReplication(ServiceName),
 }
 
 /// The nodes of the group, which a change is checked against.
@@ -197,6 +203,21 @@ pub enum GroupChangeRefusal {
         "the contact node's release cannot read the group's settings; run the same release on all nodes"
     )]
     UnreadableSettings,
+    /// The service is replicated, and the change is not for replicated services.
+    #[error("service {0} is replicated; end that with `holdfast replicate stop {0}` first")]
+    Replicated(ServiceName),
+    /// The service cannot be replicated.
+    #[error("service {0} cannot be replicated: only a TCP service with one address can")]
+    NotReplicable(ServiceName),
+    /// The number of legs is out of range, or a node is named twice.
+    #[error(
+        "a service has a primary and 1 to {max} replicas, each at a node of its own; name so many nodes",
+        max = LEGS_MAX - 1
+    )]
+    ReplicaCount,
+    /// A leg would run at the contact node.
+    #[error("node {0} is the contact node, which cannot have a replica; name other nodes")]
+    ReplicaAtContactNode(NodeName),
 }
 
 use GroupChangeRefusal as Refusal;
@@ -218,8 +239,14 @@ impl GroupSettings {
         let mut next = self.clone();
         match change {
             GroupChange::AddService(service) => next.add_service(service, nodes)?,
-            GroupChange::SetService { name, patch } => next.patch_service(name, patch, nodes)?,
+            GroupChange::SetService { name, patch } => {
+                if !patch.added_addresses.is_empty() || !patch.removed_addresses.is_empty() {
+                    next.check_not_replicated(name)?;
+                }
+                next.patch_service(name, patch, nodes)?;
+            }
             GroupChange::RemoveService(name) => {
+                next.check_not_replicated(name)?;
                 let service = next.active_service_mut(name)?;
                 service.ending_addresses.append(&mut service.addresses);
             }
@@ -234,6 +261,8 @@ impl GroupSettings {
                     service.check_weights_within(nodes)?;
                 }
             }
+            GroupChange::SetReplication(replication) => next.set_replication(replication, nodes)?,
+            GroupChange::EndReplication(name) => next.end_replication(name, nodes),
         }
         next.check()?;
         if next.recent_changes.len() == RECENT_CHANGES_MAX {
@@ -359,7 +388,7 @@ impl GroupSettings {
         if owners.len() > SERVICE_ADDRESSES_MAX {
             return Err(Refusal::TooManyAddresses(owners.len() as u32));
         }
-        Ok(())
+        self.check_replications()
     }
 }
 
@@ -445,6 +474,20 @@ impl fmt::Display for GroupChange {
                 f.write_str("weights of all services")?;
                 write_weights(f, weights.iter().map(|(node, weight)| (node, *weight)))
             }
+            GroupChange::SetReplication(replication) => {
+                let ServiceReplication {
+                    service,
+                    replicator,
+                    legs,
+                    replicas,
+                } = replication;
+                write!(
+                    f,
+                    "replicate {service} by {replicator}, {replicas} replicas, at"
+                )?;
+                legs.iter().try_for_each(|leg| write!(f, " {leg}"))
+            }
+            GroupChange::EndReplication(name) => write!(f, "end of the replication of {name}"),
         }
     }
 }

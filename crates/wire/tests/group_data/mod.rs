@@ -5,7 +5,7 @@ pub mod strategies;
 use holdfast_wire::group_data::{
     DRAIN_MS_MAX, GroupChange, GroupChangeId, GroupChangeRefusal as Refusal, GroupService,
     GroupSettings, GroupSettingsError, RECENT_CHANGES_MAX, SERVICE_ADDRESSES_MAX, ScriptName,
-    ServiceChecks, ServiceName, ServicePatch, ServiceProtocol, WEIGHT_MAX,
+    ServiceChecks, ServiceName, ServicePatch, ServiceProtocol, ServiceReplication, WEIGHT_MAX,
 };
 use holdfast_wire::membership_frames::NodeName;
 use proptest::collection::vec;
@@ -240,6 +240,87 @@ fn changes_that_contradict_the_settings_are_refused() {
     );
     let zero = GroupChange::SetWeights(["n1", "n2", "n3"].map(|of| (node(of), Some(0))).to_vec());
     assert_eq!(refusal(&[add(web()), zero]), Refusal::NoWeight(name("web")));
+}
+
+fn replicate(service: &str, legs: &[&str], replicas: u8) -> GroupChange {
+    GroupChange::SetReplication(ServiceReplication {
+        service: name(service),
+        replicator: node("n1"),
+        legs: legs.iter().map(|leg| node(leg)).collect(),
+        replicas,
+    })
+}
+
+fn redis() -> GroupService {
+    GroupService::new(
+        name("redis"),
+        ServiceProtocol::Tcp,
+        6379,
+        vec![address("10.9.0.2")],
+    )
+}
+
+#[test]
+fn replication_ends_with_the_last_primary_alone() {
+    let begun = [
+        add(redis()),
+        replicate("redis", &["n2", "n3"], 1),
+        replicate("redis", &["n3"], 1),
+    ];
+    let settings = apply_all(&begun).expect("allowed");
+    let replication = settings.replication(&name("redis")).expect("replicated");
+    assert_eq!(replication.primary(), Some(&node("n3")));
+    let bytes = settings.encode().expect("encoded");
+    assert_eq!(GroupSettings::decode(&bytes), Ok(settings));
+    let end = GroupChange::EndReplication(name("redis"));
+    let settings = apply_all(&[&begun[..], &[end]].concat()).expect("allowed");
+    assert_eq!(settings.replication(&name("redis")), None);
+    let service = settings.service(&name("redis")).expect("a service");
+    let weights = ["n1", "n2", "n3"].map(|name| service.weight(&node(name)));
+    assert_eq!(weights, [0, 0, 1]);
+    // Releases without replication can read the settings again.
+    assert_eq!(settings.encode().expect("encoded")[0], 1);
+}
+
+#[test]
+fn impossible_replications_are_refused() {
+    let refusal_of = |change: GroupChange| refusal(&[add(redis()), add(web()), change]);
+    let refusals = [
+        (
+            replicate("dns", &["n2"], 0),
+            Refusal::UnknownService(name("dns")),
+        ),
+        (
+            replicate("web", &["n2", "n3"], 1),
+            Refusal::NotReplicable(name("web")),
+        ),
+        (
+            replicate("redis", &["n2", "n9"], 1),
+            Refusal::UnknownNode(node("n9")),
+        ),
+        (replicate("redis", &["n2", "n2"], 1), Refusal::ReplicaCount),
+        (replicate("redis", &[], 1), Refusal::ReplicaCount),
+        (replicate("redis", &["n2", "n3"], 4), Refusal::ReplicaCount),
+        (
+            replicate("redis", &["n2", "n1"], 1),
+            Refusal::ReplicaAtContactNode(node("n1")),
+        ),
+    ];
+    for (change, expected) in refusals {
+        assert_eq!(refusal_of(change), expected);
+    }
+    let begun = [add(redis()), replicate("redis", &["n2", "n3"], 1)];
+    let more_addresses = ServicePatch {
+        added_addresses: vec![address("10.9.0.3")],
+        ..ServicePatch::default()
+    };
+    for change in [
+        GroupChange::RemoveService(name("redis")),
+        set("redis", more_addresses),
+    ] {
+        let refused = refusal(&[&begun[..], &[change]].concat());
+        assert_eq!(refused, Refusal::Replicated(name("redis")));
+    }
 }
 
 #[test]

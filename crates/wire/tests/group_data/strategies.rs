@@ -2,7 +2,8 @@
 
 use holdfast_wire::group_data::{
     GroupChange, GroupChangeRefusal, GroupNodes, GroupService, ScriptName, ServiceChecks,
-    ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, SlotChoice, WeightChanges,
+    ServiceName, ServicePatch, ServicePolicy, ServiceProtocol, ServiceReplication, SlotChoice,
+    WeightChanges,
 };
 use holdfast_wire::membership_frames::NodeName;
 use holdfast_wire::rserpool::PolicyKind;
@@ -157,7 +158,20 @@ pub fn any_change() -> impl Strategy<Value = GroupChange> {
         1 => (service_name(), vec(address(), 0..3))
             .prop_map(|(name, addresses)| GroupChange::DropEndedAddresses { name, addresses }),
         1 => weights().prop_map(GroupChange::SetWeights),
+        2 => replication().prop_map(GroupChange::SetReplication),
+        1 => service_name().prop_map(GroupChange::EndReplication),
     ]
+}
+
+fn replication() -> impl Strategy<Value = ServiceReplication> {
+    (service_name(), node_name(), vec(node_name(), 0..4), 0..5_u8).prop_map(
+        |(service, replicator, legs, replicas)| ServiceReplication {
+            service,
+            replicator,
+            legs,
+            replicas,
+        },
+    )
 }
 
 /// Returns some refusals, with and without fields.
@@ -167,6 +181,8 @@ pub fn any_refusal() -> impl Strategy<Value = GroupChangeRefusal> {
         service_name().prop_map(R::NameTaken),
         (service_name(), address()).prop_map(|(name, address)| R::UnknownAddress { name, address }),
         node_name().prop_map(R::UnknownNode),
+        service_name().prop_map(R::Replicated),
+        node_name().prop_map(R::ReplicaAtContactNode),
         any::<u32>().prop_map(R::WeightTooLarge),
         Just(R::Busy),
     ]

@@ -136,6 +136,14 @@ pub fn replication_frame() -> impl Strategy<Value = Frame> {
         }),
         (any::<u64>(), service())
             .prop_map(|(term, service)| ReplicationFrame::SnapshotRequest { term, service }),
+        service().prop_map(|service| ReplicationFrame::ServerQuery { service }),
+        (service(), any::<[bool; 2]>()).prop_map(|(service, [listens, is_routed])| {
+            ReplicationFrame::ServerAnswer {
+                service,
+                listens,
+                is_routed,
+            }
+        }),
     ]
     .prop_map(Frame::Replication)
 }

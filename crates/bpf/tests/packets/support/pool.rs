@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use holdfast_bpf::shared_with_c::{
-    Config, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST,
-    REACH_STEER, Service, ServiceKey, to_mapped,
+    Config, HAS_PREVIOUS, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS,
+    REACH_BROADCAST, REACH_STEER, Service, ServiceKey, to_mapped,
 };
 use holdfast_bpf::{Dataplane, LEASE_WITHOUT_END};
 
@@ -235,7 +235,7 @@ impl Pool {
         self.place_all_on(before);
         let next = Service {
             generation: 1,
-            has_previous: 1,
+            flags: HAS_PREVIOUS,
             ..Service::default()
         };
         self.set_services(&[after; PLACEMENT_SLOTS], next);

@@ -24,6 +24,7 @@ fn service(entries: &[(u16, u32)]) -> ServiceConfig {
         policy: ServicePolicy::default(),
         row: 0,
         is_ending: false,
+        replication: None,
     }
 }
 

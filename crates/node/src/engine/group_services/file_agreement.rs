@@ -169,6 +169,7 @@ mod tests {
             policy: ServicePolicy::default(),
             row: 0,
             is_ending: false,
+            replication: None,
         };
         change(&mut service);
         service

@@ -28,6 +28,7 @@ use super::{Engine, network_setup};
 use crate::config::ServiceConfig;
 use crate::control::ReplySender;
 use crate::dataplane::monotonic_s;
+use crate::membership::GroupMembership;
 use crate::reach::reach_of;
 
 // The group's settings have no more addresses than each node has rows.
@@ -169,6 +170,7 @@ impl Engine {
         }
         self.placement.place(&mut self.dataplane);
         self.health.set_services(now, &self.config.services);
+        self.update_replication();
         self.publish_servers();
         let addresses: BTreeSet<IpAddr> =
             changed.iter().map(|service| service.address.ip()).collect();
@@ -349,7 +351,7 @@ impl Engine {
     }
 
     /// Requests a change of the group's settings; `on_end` gets the version of the group data that has the change.
-    fn request_group_change(
+    pub(super) fn request_group_change(
         &self,
         id: GroupChangeId,
         change: GroupChange,
@@ -374,6 +376,24 @@ impl Engine {
     }
 }
 
+/// Changes the group's settings. Returns the version of the group data that has the change.
+///
+/// # Errors
+/// The group refuses the change, or the daemon stops.
+pub(super) async fn decide_change(
+    membership: &GroupMembership,
+    change: GroupChange,
+    uid: Option<u32>,
+) -> Result<u64, ErrorBody> {
+    let (reply, result) = oneshot::channel();
+    membership.change_settings(random_change_id(), change.clone(), uid, reply);
+    let Ok(result) = result.await else {
+        return Err(error_body("the daemon stops", "try again when it runs"));
+    };
+    log_change(&change, uid, &result);
+    result.map_err(|failure| error_of_text(&failure.to_string()))
+}
+
 /// Writes the audit line of a change that this node's operator, or the daemon itself, has requested.
 fn log_change(change: &GroupChange, uid: Option<u32>, result: &Result<u64, GroupChangeFailure>) {
     let user = uid.map_or_else(|| "daemon".to_owned(), |uid| format!("uid {uid}"));
@@ -388,14 +408,14 @@ fn log_change(change: &GroupChange, uid: Option<u32>, result: &Result<u64, Group
 }
 
 /// Splits a text of the form `PROBLEM; REMEDY`.
-fn error_of_text(text: &str) -> ErrorBody {
+pub(super) fn error_of_text(text: &str) -> ErrorBody {
     let (error, remedy) = text
         .split_once("; ")
         .unwrap_or((text, "change the request"));
     error_body(error, remedy)
 }
 
-fn random_change_id() -> GroupChangeId {
+pub(super) fn random_change_id() -> GroupChangeId {
     // Each state has random keys of its own.
     GroupChangeId(RandomState::new().hash_one(()))
 }

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_wire::NodeId;
-use holdfast_wire::group_data::{GroupService, GroupSettings, ServiceChecks, SlotChoice};
+use holdfast_wire::group_data::{
+    GroupService, GroupSettings, ServiceChecks, ServiceReplication, SlotChoice,
+};
 use holdfast_wire::membership_frames::NodeName;
 
-use crate::config::{CheckConfig, CheckScript, PlacementRule, ServiceConfig};
+use crate::config::{CheckConfig, CheckScript, PlacementRule, ReplicationConfig, ServiceConfig};
 
 /// Returns the group's services for a node, one for each address, with rows in that order. `nodes` are all nodes of the
 /// group, and `checks_dir` has this node's check scripts.
@@ -31,12 +33,14 @@ pub fn services_of_settings(
                 SlotChoice::Hash => PlacementRule::Hash,
                 SlotChoice::Port => PlacementRule::Port,
             },
-            weights: weights_of(service, nodes),
+            weights: weights_of(settings, service, nodes),
             drain: service.drain_ms.map(|ms| Duration::from_millis(ms.into())),
             check: check_of(&service.checks, checks_dir),
             policy: service.policy,
             row,
             is_ending: !is_active,
+            replication: (settings.replication(&service.name))
+                .map(|replication| replication_of(replication, nodes)),
         });
     services.collect()
 }
@@ -57,12 +61,36 @@ fn check_of(checks: &ServiceChecks, checks_dir: &Path) -> CheckConfig {
     }
 }
 
-fn weights_of(service: &GroupService, nodes: &[(NodeId, &str)]) -> BTreeMap<NodeId, u32> {
+/// Returns the weights of nodes. New clients of a replicated service that reach no replicator get the primary's server: servers of
+/// other nodes may lack input.
+fn weights_of(
+    settings: &GroupSettings,
+    service: &GroupService,
+    nodes: &[(NodeId, &str)],
+) -> BTreeMap<NodeId, u32> {
+    let replication = settings.replication(&service.name);
+    let primary = replication.and_then(ServiceReplication::primary);
     let weight_of = |&(id, name): &(NodeId, &str)| {
         let name: NodeName = name.parse().ok()?;
-        Some((id, service.weight(&name)))
+        let weight = match primary {
+            None => service.weight(&name),
+            Some(primary) => u32::from(*primary == name),
+        };
+        Some((id, weight))
     };
     nodes.iter().filter_map(weight_of).collect()
+}
+
+fn replication_of(replication: &ServiceReplication, nodes: &[(NodeId, &str)]) -> ReplicationConfig {
+    let number = |name: &NodeName| {
+        let mut nodes = nodes.iter();
+        nodes.find_map(|(id, known)| (*known == name.as_str()).then_some(*id))
+    };
+    ReplicationConfig {
+        replicator: number(&replication.replicator),
+        legs: replication.legs.iter().filter_map(number).collect(),
+        replicas: replication.replicas,
+    }
 }
 
 #[cfg(test)]
@@ -118,6 +146,28 @@ mod tests {
         assert_eq!(v6.address, "[fd00::9]:80".parse().unwrap());
         assert_eq!(v6.weights, [(NodeId(4), 1), (NodeId(9), 0)].into());
         assert_eq!(v6.drain, Some(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn new_clients_of_a_replicated_service_get_its_primary() {
+        let name = "redis".parse().unwrap();
+        let address = vec!["10.9.0.1".parse().unwrap()];
+        let redis = GroupService::new(name, ServiceProtocol::Tcp, 6379, address);
+        let replicate = GroupChange::SetReplication(ServiceReplication {
+            service: "redis".parse().unwrap(),
+            replicator: "n1".parse().unwrap(),
+            legs: vec!["n2".parse().unwrap()],
+            replicas: 1,
+        });
+        let settings = settings(&[GroupChange::AddService(Box::new(redis)), replicate]);
+        let services = services_of_settings(&settings, &NODES, CHECKS.as_ref());
+        assert_eq!(services[0].weights, [(NodeId(4), 0), (NodeId(9), 1)].into());
+        let replication = ReplicationConfig {
+            replicator: Some(NodeId(4)),
+            legs: vec![NodeId(9)],
+            replicas: 1,
+        };
+        assert_eq!(services[0].replication, Some(replication));
     }
 
     #[test]
