@@ -349,7 +349,7 @@ fn lose_two_primaries(name: &str, family: IpFamily) {
         (2, 0),
         "{entry:?}"
     );
-    assert_eq!(group.legs(), [last.clone()], "{entry:?}");
+    assert_eq!(group.legs(), std::slice::from_ref(last), "{entry:?}");
 
     let count = stream.finish();
     println!(
@@ -434,6 +434,30 @@ fn operator_and_stopped_processes_change_the_primary() {
         let legs = group.entry().legs;
         legs.iter()
             .all(|leg| leg.standing == Some(LegStanding::Sound) && leg.lag_bytes == 0)
+    });
+
+    // The contact node's daemon dies and comes back: the connection goes on meanwhile, and its failover still works afterwards.
+    let starts = group.cluster.daemon_starts("n1");
+    group.cluster.kill_daemon("n1").unwrap();
+    client.steps(200);
+    eventually("the daemon is back", || {
+        group.cluster.daemon_starts("n1") > starts
+    });
+    group.cluster.wait_ready().unwrap();
+    eventually("the daemon knows its legs and connections again", || {
+        let control = group.cluster.blocking_control_client("n1").unwrap();
+        let list = control
+            .run(|client| client.replications())
+            .unwrap_or_default();
+        list.services
+            .iter()
+            .any(|entry| entry.connections == 1 && entry.legs.len() == 2)
+    });
+    client.steps(200);
+    eventually("the output is compared again", || {
+        let legs = group.entry().legs;
+        legs.iter()
+            .all(|leg| leg.standing == Some(LegStanding::Sound))
     });
 
     // A stopped process keeps its connections and acknowledges, but answers nothing.

@@ -242,13 +242,14 @@ impl Dataplane {
             true => port_owner == self.own_id,
             false => positive().any(|(node, _)| *node == self.own_id),
         };
+        let flag_if = |is_set: bool, flag: u8| u8::from(is_set) * flag;
+        let is_replicated = self.replicated_rows.contains(&index);
         Service {
             index,
             generation,
             by_port: u8::from(by_port),
             port_owner: port_owner.0,
-            flags: u8::from(has_previous) * HAS_PREVIOUS
-                | u8::from(self.replicated_rows.contains(&index)) * IS_REPLICATED,
+            flags: flag_if(has_previous, HAS_PREVIOUS) | flag_if(is_replicated, IS_REPLICATED),
             own_node_placed: u8::from(own_node_placed),
         }
     }

@@ -65,6 +65,9 @@ impl Engine {
     /// Does what is due for the replicated services.
     pub(super) fn poll_replication(&mut self) {
         let now = self.now();
+        if self.replication.end_return_waits(now) {
+            self.update_replication();
+        }
         self.replication.poll(now, &self.dataplane);
         self.propose_replication_changes();
     }

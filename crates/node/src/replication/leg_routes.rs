@@ -27,7 +27,7 @@ pub(super) struct LegRoutes {
 }
 
 impl LegRoutes {
-    /// Routes the answers of these services' servers at `own` by the contact node, and those of no others.
+    /// Routes the answers of these services' servers at `own` by the contact node, and no others.
     pub fn set(&mut self, services: &[ServiceEndpoint], own: IpAddr, contact: Option<IpAddr>) {
         let server = |service: &ServiceEndpoint| {
             let server = SocketAddr::new(own, service.address.port());

@@ -6,14 +6,14 @@
 //!
 //! | part | purpose |
 //! | --- | --- |
-//! | `replicated_service` | one service: its legs, its machine, what happened to it |
+//! | `replicated_service` | one service: its legs, its machine, its history |
 //! | `programs` | loaded programs, their events, outputs that concern the data plane alone |
 //! | `map_conversion` | maps of the programs to events of the machine |
 //! | `closed_connections` | connections that have ended, whose entries remain for a while |
 //! | `service_settings` | the services that this node replicates, or has a leg for |
 //! | `decisions` | outputs of the machines |
 //! | `leg_routes` | nodes with a leg: route of the answers, state of the server |
-//! | `report` | what the operator sees |
+//! | `report` | reports to the operator |
 
 mod closed_connections;
 mod decisions;
@@ -56,8 +56,16 @@ use map_conversion::{
 use programs::{LoadedPrograms, LoadingPrograms};
 use replicated_service::{PROPOSAL_RETRY, Phase, ReplicatedService};
 
-/// Time between two questions to the nodes with legs, whose answers are signs of life.
+/// Time between two questions to the nodes with legs; the answers are signs of life.
 const QUERY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Wait of a service for the nodes of its legs.
+struct ReturnWait {
+    /// Time at which the service is continued without the missing nodes.
+    deadline: Duration,
+    /// True once the deadline has passed.
+    is_over: bool,
+}
 
 /// The replication of services, at the contact node and at nodes with a leg.
 pub(crate) struct ReplicationDriver {
@@ -73,6 +81,8 @@ pub(crate) struct ReplicationDriver {
     programs: Option<LoadedPrograms>,
     loading: Option<LoadingPrograms>,
     services: BTreeMap<ServiceEndpoint, ReplicatedService>,
+    /// Services of an earlier daemon that are continued when the nodes of their legs are in the group's list again.
+    returning: BTreeMap<ServiceEndpoint, ReturnWait>,
     watch: ConnectionWatch,
     closed: ClosedConnections,
     view: View,
@@ -104,6 +114,7 @@ impl ReplicationDriver {
             programs: None,
             loading: None,
             services: BTreeMap::new(),
+            returning: BTreeMap::new(),
             watch: ConnectionWatch::new(watch_limits(&WatchLimits::default())),
             closed: ClosedConnections::default(),
             view,
@@ -174,6 +185,16 @@ impl ReplicationDriver {
         self.programs.is_some()
     }
 
+    /// Ends waits for nodes with a leg that are due. Returns true if [`ReplicationDriver::apply`] is to be called again.
+    pub fn end_return_waits(&mut self, now: Duration) -> bool {
+        let mut has_ended = false;
+        for wait in self.returning.values_mut() {
+            has_ended |= !wait.is_over && now >= wait.deadline;
+            wait.is_over |= now >= wait.deadline;
+        }
+        has_ended
+    }
+
     /// Handles the programs' events.
     pub fn read_events(&mut self, now: Duration) {
         let Some(programs) = &self.programs else {
@@ -242,7 +263,9 @@ impl ReplicationDriver {
                 Phase::Running(machine) => machine.poll_timeout(),
             });
         let own = (!self.services.is_empty()).then(|| self.observe_at.min(self.query_at));
-        machines.chain(own).min()
+        let waits = self.returning.values().filter(|wait| !wait.is_over);
+        let waits = waits.map(|wait| wait.deadline);
+        machines.chain(own).chain(waits).min()
     }
 
     /// Does whatever is due.

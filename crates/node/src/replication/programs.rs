@@ -142,7 +142,7 @@ impl LoadedPrograms {
         Ok(())
     }
 
-    /// Sends what follows from new roles of a service, also in handshakes that waited for a leg.
+    /// Sends the consequences of new roles of a service, also in handshakes that waited for a leg.
     fn send_all_window_updates(&self, index: u16) -> Result<(), Error> {
         let connections = self.replicator.connections.entries();
         let connections = connections.into_iter().map(|(key, _)| key);

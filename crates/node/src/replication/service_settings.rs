@@ -11,12 +11,15 @@ use holdfast_proto::view::View;
 use holdfast_wire::NodeId;
 use holdfast_wire::health_frames::ServiceEndpoint;
 
-use super::ReplicationDriver;
 use super::map_conversion::{connection_record, ended_legs, service_roles};
 use super::programs::LoadingPrograms;
 use super::replicated_service::ReplicatedService;
+use super::{ReplicationDriver, ReturnWait};
 use crate::config::{ReplicationConfig, ServiceConfig};
 use crate::dataplane::Dataplane;
+
+/// Longest wait for the nodes of the legs of an earlier daemon. Server nodes join again within some seconds.
+const RETURN_MAX: Duration = Duration::from_secs(10);
 
 /// A service with its replication.
 type Replicated<'a> = (&'a ServiceConfig, &'a ReplicationConfig);
@@ -45,6 +48,8 @@ impl ReplicationDriver {
             return;
         }
         self.remove_others(&here);
+        self.returning
+            .retain(|endpoint, _| here.contains_key(endpoint));
         for service in services {
             let is_here = here.contains_key(&service.endpoint());
             if let Err(error) = dataplane.set_replicated(service, is_here) {
@@ -135,7 +140,8 @@ impl ReplicationDriver {
         }
     }
 
-    /// Begins the replication of a service, or continues that of an earlier daemon of this node.
+    /// Begins the replication of a service, or continues that of an earlier daemon of this node as soon as the nodes of its legs
+    /// are in the group's list again.
     fn add(&mut self, now: Duration, service: &ServiceConfig, wanted: &ReplicationConfig) {
         let endpoint = service.endpoint();
         let Some(programs) = &self.programs else {
@@ -161,6 +167,18 @@ impl ReplicationDriver {
         };
         let addresses = self.nodes.iter().map(|(id, (_, address))| (*id, *address));
         let addresses: BTreeMap<NodeId, SocketAddr> = addresses.collect();
+        if let Some((_, map_service)) = adopted {
+            let live = programs.replicator.roles(index).live;
+            let new = || ReturnWait {
+                deadline: now + RETURN_MAX,
+                is_over: false,
+            };
+            let wait = self.returning.entry(endpoint).or_insert_with(new);
+            if !wait.is_over && !are_nodes_known(map_service, live, &addresses) {
+                return;
+            }
+            self.returning.remove(&endpoint);
+        }
         let name = (service.pool.clone(), endpoint, index);
         let mut added = ReplicatedService::new(now, name, wanted, &addresses);
         if let Some((_, map_service)) = adopted {
@@ -245,4 +263,18 @@ impl ReplicationDriver {
             tracing::error!(%error, "cannot stop the replication of a service");
         }
     }
+}
+
+/// Returns true if the group's list has the nodes of all live legs of a service.
+fn are_nodes_known(
+    service: &MapService,
+    live: u8,
+    addresses: &BTreeMap<NodeId, SocketAddr>,
+) -> bool {
+    let legs = service.legs.iter().enumerate();
+    let mut legs = legs.filter(|(position, _)| live >> position & 1 == 1);
+    legs.all(|(_, leg)| {
+        let server = leg.endpoint.socket_address().ip();
+        addresses.values().any(|node| node.ip() == server)
+    })
 }

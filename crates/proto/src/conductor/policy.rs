@@ -214,7 +214,9 @@ impl SelectionPolicy {
                 }
             }
         };
-        let ranked = processes.iter().map(|process| (mismatch(process), *process));
+        let ranked = processes
+            .iter()
+            .map(|process| (mismatch(process), *process));
         let mut ranked: Vec<(f64, &ProcessLoad)> = ranked.collect();
         ranked.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         for (place, (_, process)) in processes.iter_mut().zip(ranked) {
