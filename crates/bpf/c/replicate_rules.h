@@ -45,20 +45,22 @@ static __always_inline void read_roles(struct scratch *s, const struct connectio
 }
 
 /* Returns the window field for a leg whose window begins at `ack`, service space. A replica's window ends where the output that the
- * client was sent ends: the replica holds back further output, and can continue without retransmissions when it is promoted. The
- * primary's window ends `lag` behind the slowest leg's output.
+ * client was sent ends: the replica holds back further output, and can continue without retransmissions when it is promoted. A
+ * replica that lacks less than a unit of the window is given the whole unit. Otherwise nobody would see that it has more than a
+ * primary that has stopped. The primary's window ends `lag` behind the slowest leg's output.
  */
 static __always_inline __u32 window_for(struct scratch *s, __u32 lag, struct connection *c, __u32 i, __u32 ack)
 {
 	__u32 is_primary = i == s->primary, edge = c->client_edge, bound = s->slowest + lag;
-	const struct leg_state *primary = &c->leg[LEG(s->primary)];
+	const struct leg_state *leg = &c->leg[LEG(i)], *primary = &c->leg[LEG(s->primary)];
 	__u32 held = is_primary & (lag > 0) & AFTER(edge, bound);
 	__u32 is_held = choose(is_primary, held, (c->flags & CONNECTION_HELD) / CONNECTION_HELD);
 	c->flags = (c->flags & ~CONNECTION_HELD) | FLAG(is_held, CONNECTION_HELD);
 	__u32 is_clamped = !is_primary & !(primary->flags & LEG_FIN) & AFTER(edge, c->sent);
 	edge = choose(held, bound, edge);
 	edge = choose(is_clamped, c->sent, edge);
-	__u32 room = choose(AFTER(edge, ack), edge - ack, 0) >> (c->leg[LEG(i)].client_scale & 15);
+	__u32 bytes = choose(AFTER(edge, ack), edge - ack, 0), room = bytes >> (leg->client_scale & 15);
+	room |= is_clamped & (room == 0) & (bytes > 0) & AFTER(c->sent, leg->nxt);
 	return choose(room > 65535, 65535, room);
 }
 

@@ -14,7 +14,7 @@ use holdfast_sys::sock_diag::{tcp_connections, tcp_service_connections};
 use holdfast_sys::source_routes::{Gateway, remove_routed_servers, route_servers, routed_servers};
 use holdfast_sys::tcp_info::TcpState;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
@@ -93,8 +93,10 @@ fn answers_of_servers_leave_by_a_gateway() {
         let device = Interface::find("eth0").expect("eth0");
         let route = route_to(SERVICE_V4.into()).expect("a route");
         let own = route.source.expect("an address");
+        // Another host of the link than the router.
+        let gateway_address = Ipv4Addr::new(10, 77, 1, 9);
         let gateway = Gateway {
-            address: SERVICE_V4.into(),
+            address: gateway_address.into(),
             interface: device.index,
         };
         let route_of = |port: u16| {
@@ -117,7 +119,7 @@ fn answers_of_servers_leave_by_a_gateway() {
             route_servers(&servers, gateway, TABLE).expect("routed");
             assert_eq!(routed_servers(TABLE).expect("told"), servers);
         }
-        let via = format!("via {SERVICE_V4}");
+        let via = format!("via {gateway_address}");
         assert!(route_of(80).contains(&via), "{}", route_of(80));
         assert!(!route_of(81).contains(&format!("table {TABLE}")));
         let fewer: BTreeSet<SocketAddr> = [SocketAddr::new(own, 90)].into();

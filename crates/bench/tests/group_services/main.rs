@@ -146,10 +146,13 @@ impl ServiceGroup {
         self.change(node, ServiceChange::Set(update)).unwrap();
     }
 
-    /// Waits until the contact node n1 has heard from all nodes that their servers serve.
+    /// Waits until all nodes get new clients: the contact node n1 has heard from their servers.
     fn wait_for_servers(&self) {
-        eventually("all servers are well", || {
-            self.problems_of_nodes().is_empty()
+        eventually("all nodes get new clients", || {
+            let status = self.client("n1").run(|client| client.status()).unwrap();
+            let services = status.services.into_iter();
+            let mut nodes = services.flat_map(|service| service.nodes);
+            nodes.all(|node| node.placed_weight > 0)
         });
     }
 

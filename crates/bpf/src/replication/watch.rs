@@ -92,8 +92,8 @@ pub enum Observation {
 /// What earlier looks at a connection saw.
 #[derive(Clone, Copy, Debug, Default)]
 struct EarlierLooks {
-    /// For each leg the time since which it has lacked output.
-    lacks_output: [Option<Duration>; LEGS],
+    /// For each leg the time since which it has lacked output, and the end of its output then.
+    lacks_output: [Option<(Duration, u32)>; LEGS],
     /// For each leg the time since which it has held up the client.
     holds_up: [Option<Duration>; LEGS],
     /// For each leg its acknowledgement, end of output and timestamp at the last look.
@@ -281,6 +281,13 @@ impl Look<'_> {
         primary | self.set(is_compared)
     }
 
+    /// Returns the replicas with output that the client lacks and has room for: the window field is too coarse to hold the last bytes
+    /// back.
+    fn early_replicas(&self) -> u8 {
+        let (sent, edge) = (self.connection.sent, self.connection.client_edge);
+        self.set(|leg| is_before(sent, leg.nxt) && is_before(sent, edge))
+    }
+
     /// Returns the furthest acknowledgement of a live leg.
     fn best_ack(&self) -> u32 {
         let start = self.leg(self.roles.primary).ack;
@@ -334,7 +341,7 @@ impl Look<'_> {
         let (end, unit) = (state.nxt, 1u32 << (state.client_scale & 15));
         let is_primary = leg == self.roles.primary;
         let ahead = match is_primary {
-            true => connection.ahead & self.roles.live & !(1 << leg),
+            true => (connection.ahead & self.roles.live | self.early_replicas()) & !(1 << leg),
             false => self.set(|other| is_before(end, other.nxt)),
         };
         let lacks = match is_primary {
@@ -353,11 +360,15 @@ impl Look<'_> {
             return;
         }
         // A replica's probe comes late: the primary owes the output since the input.
-        let begin = match is_primary {
+        let begin = match is_primary && connection.ahead & ahead != 0 {
             true => Duration::from_nanos(connection.input_ns).min(self.now),
             false => self.now,
         };
-        let since = *since.get_or_insert(begin);
+        // A leg with new output is slow, not stopped.
+        if since.is_none_or(|(_, former)| former != end) {
+            *since = Some((begin, end));
+        }
+        let since = since.map_or(begin, |(since, _)| since.min(begin));
         if self.now.saturating_sub(since) >= self.limits.stall_max {
             self.observations.push(Observation::LegStalled {
                 key: self.key,
@@ -540,6 +551,32 @@ mod tests {
             ahead: 0b10,
         };
         assert_eq!(observe_at(&mut watch, 1300, &connection), [stalled]);
+    }
+
+    #[test]
+    fn primary_is_stalled_since_a_replica_has_output_below_the_window_unit() {
+        let mut watch = ConnectionWatch::new(LIMITS);
+        let mut connection = level();
+        connection.client_edge = connection.sent.wrapping_add(1000);
+        connection.legs[1].nxt = connection.sent.wrapping_add(6);
+        let stalled = Observation::LegStalled {
+            key: ConnectionKey::default(),
+            leg: 0,
+            ahead: 0b10,
+        };
+        assert_eq!(observe_at(&mut watch, 1000, &connection), []);
+        assert_eq!(observe_at(&mut watch, 1300, &connection), [stalled]);
+        // A primary with new output is slow, not stopped.
+        for leg in &mut connection.legs {
+            leg.nxt = leg.nxt.wrapping_add(6);
+        }
+        connection.sent = connection.legs[0].nxt;
+        assert_eq!(observe_at(&mut watch, 1310, &connection), []);
+        assert_eq!(observe_at(&mut watch, 1609, &connection), []);
+        assert_eq!(observe_at(&mut watch, 1610, &connection), [stalled]);
+        // A client without room is waited for.
+        connection.client_edge = connection.sent;
+        assert_eq!(observe_at(&mut watch, 1620, &connection), []);
     }
 
     #[test]
