@@ -1,7 +1,7 @@
 //! Authenticated datagrams between nodes.
 
 use holdfast_wire::authenticated_datagram::{
-    DATAGRAM_KEY_BYTES, DatagramError, DatagramAuthenticationKey, DatagramReceiver, PairKeys,
+    DATAGRAM_KEY_BYTES, DatagramAuthenticationKey, DatagramError, DatagramReceiver, PairKeys,
 };
 
 /// Start number of the sender's daemon, which is any node but n2.

@@ -74,27 +74,27 @@ fn run_inputs(name: &str, target: fn(&[u8]) -> bool, options: &Options) -> Resul
     let mut rng = Rng(options.seed);
     let end = Instant::now() + Duration::from_secs(options.seconds);
     let (mut runs, mut accepted) = (0_u64, 0_u64);
-    let mut originals = pool.clone().into_iter();
+    let mut run = |data: &[u8]| {
+        runs += 1;
+        let result = catch_unwind(AssertUnwindSafe(|| target(data)));
+        let is_accepted = result.map_err(|_| save_failure(root, name, options.seed, data))?;
+        accepted += u64::from(is_accepted);
+        Ok::<bool, String>(is_accepted)
+    };
+    let mut is_corpus_accepted = false;
+    for data in &pool {
+        is_corpus_accepted |= run(data)?;
+    }
+    if !is_corpus_accepted {
+        return Err("no file of the corpus is accepted; write it anew: cargo run --manifest-path fuzz/Cargo.toml --example make_corpus".to_owned());
+    }
     while Instant::now() < end {
         for _ in 0..64 {
-            // The unchanged corpus comes first.
-            let data = originals
-                .next()
-                .unwrap_or_else(|| next_input(&pool, &mut rng));
-            let result = catch_unwind(AssertUnwindSafe(|| target(&data)));
-            runs += 1;
-            match result {
-                Ok(false) => {}
-                Ok(true) => {
-                    accepted += 1;
-                    add_to_pool(&mut pool, data, &mut rng);
-                }
-                Err(_) => return Err(save_failure(root, name, options.seed, &data)),
+            let data = next_input(&pool, &mut rng);
+            if run(&data)? {
+                add_to_pool(&mut pool, data, &mut rng);
             }
         }
-    }
-    if accepted == 0 {
-        return Err("no input was accepted, so nothing was tested; mend the corpus".to_owned());
     }
     Ok(format!(
         "{runs} inputs, {accepted} accepted, seed {}",
