@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use holdfast_api::Protocol;
 use holdfast_api::control::{
-    BlockingControlClient, CheckSettings, FlowListQuery, FlowState, NewService, ServiceChange,
-    ServiceList, ServiceSettings, ServiceSource, ServiceUpdate,
+    BlockingControlClient, CheckSettings, FlowListQuery, FlowState, NewService, ServerHealth,
+    ServiceChange, ServiceList, ServiceSettings, ServiceSource, ServiceUpdate,
 };
 use holdfast_testbed::cluster::{Cluster, ClusterSpec, SelfRunningGroupSpec, find_program};
 
@@ -146,13 +146,15 @@ impl ServiceGroup {
         self.change(node, ServiceChange::Set(update)).unwrap();
     }
 
-    /// Waits until all nodes get new clients: the contact node n1 has heard from their servers.
+    /// Waits until all nodes get new clients, as the contact node n1 says. Before it knows its own server, it counts on all nodes.
     fn wait_for_servers(&self) {
         eventually("all nodes get new clients", || {
             let status = self.client("n1").run(|client| client.status()).unwrap();
-            let services = status.services.into_iter();
-            let mut nodes = services.flat_map(|service| service.nodes);
-            nodes.all(|node| node.placed_weight > 0)
+            let mut services = status.services.into_iter();
+            services.all(|service| {
+                let mut nodes = service.nodes.into_iter();
+                service.server == ServerHealth::Serving && nodes.all(|node| node.placed_weight > 0)
+            })
         });
     }
 

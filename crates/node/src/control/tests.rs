@@ -85,6 +85,14 @@ async fn engine(mut server: ControlServer) {
                 assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
                 drop(reply.send(Ok(ServiceChanged { version: 3 })));
             }
+            ControlRequest::Replications(reply) => {
+                drop(reply.send(Ok(ReplicationList::default())));
+            }
+            ControlRequest::ChangeReplication(_, uid, reply) => {
+                assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
+                let service = "web".to_owned();
+                drop(reply.send(Ok(ReplicationAccepted { service })));
+            }
             ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal_body()))),
             ControlRequest::StartMigration(request, reply) => {
@@ -307,6 +315,7 @@ async fn every_route_is_served_with_its_status() {
             ("POST", "/v1/balance/pins") => json!({"pid": 42, "pinned": true}).to_string(),
             ("POST", "/v1/balance") => json!({"on": true}).to_string(),
             ("POST", "/v1/services") => json!({"change": {"remove": "web"}}).to_string(),
+            ("POST", "/v1/replications") => json!({"stop": {"service": "web"}}).to_string(),
             _ => String::new(),
         };
         let (status, body) = daemon.raw(route.method, &path, &body).await;
