@@ -122,7 +122,7 @@ impl Collector {
         match self.pending.is_empty() {
             true => self.statements.forget_decided(&change.flow),
             false if self.statements.is_disputed(&change.flow) => {}
-            false => self.statements.remove(&change.flow, asker),
+            false => self.statements.settle_acceptor(&change.flow, asker),
         }
         let is_lost = change.kind != ChangeKind::Rollback && !view.contains(donor);
         is_lost.then_some((change.flow, record))

@@ -30,7 +30,8 @@ pub(super) struct Statements {
     counts: BTreeMap<NodeId, usize>,
     /// Flows that several nodes claim.
     disputed: BTreeSet<Flow>,
-    /// The acceptors to which nodes have diverted flows since their reports, with the transits' epochs.
+    /// The acceptors to which nodes have diverted flows since their reports, with the transits' epochs, or the donors of
+    /// which the nodes were acceptors in their reports.
     handovers: RecentActs<(NodeId, Epoch)>,
 }
 
@@ -93,6 +94,15 @@ impl Statements {
     /// Notes that a node whose report is complete hands a flow over.
     pub(super) fn add_handover(&mut self, flow: Flow, donor: NodeId, to: (NodeId, Epoch)) {
         self.handovers.add(flow, donor, to);
+    }
+
+    /// Removes an acceptor's claim, about which the holder decides now. That the acceptor's donor had the flow before is
+    /// kept: the claim of an earlier donor may lead to the acceptor, and on to that node.
+    pub(super) fn settle_acceptor(&mut self, flow: &Flow, acceptor: NodeId) {
+        if let Some(before) = self.next_of(flow, acceptor) {
+            self.handovers.add(*flow, acceptor, before);
+        }
+        self.remove(flow, acceptor);
     }
 
     /// Keeps the statements that `is_kept` returns true for.

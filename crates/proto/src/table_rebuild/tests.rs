@@ -603,6 +603,27 @@ fn flow_that_comes_back_to_its_former_acceptor_is_not_disputed_after_all_reports
     assert!(!holder.has_disputes());
 }
 
+#[test]
+fn flow_that_an_acceptor_gave_back_is_not_disputed_by_late_report_of_an_earlier_donor() {
+    let transit = (flow(1), OwnershipRecord::transit(DONOR, HOLDER, 5));
+    let mut holder = holder_with(&[transit]);
+    holder.handle_frame(ms(1), DONOR, report(vec![transit]));
+    let rollback = change(ChangeKind::Rollback, 5);
+    assert_eq!(holder.admit(HOLDER, &rollback), Admission::Admitted);
+    outputs(&mut holder);
+    // The donor got the flow from the holder, which got it from the node that reports now.
+    let first = OwnershipRecord::transit(ACCEPTOR, HOLDER, 2);
+    holder.handle_frame(ms(2), ACCEPTOR, report(vec![(flow(1), first)]));
+    let recorded = OwnershipRecord::owned(DONOR, 6);
+    let records = holder.handle_disputes(vec![Dispute {
+        flow: flow(1),
+        recorded,
+        claimed: first,
+    }]);
+    assert_eq!(records, [(flow(1), Some(recorded))]);
+    assert!(!holder.has_disputes());
+}
+
 /// The acceptor reports that the flow is its own, and then hands the flow over to the holder; the donor has not reported.
 /// Returns the holder's record of the flow.
 fn hand_over_to_holder(holder: &mut TableRebuild) -> OwnershipRecord {
