@@ -264,8 +264,20 @@ impl Statements {
             (Some((_, claim)), _) | (None, [(_, claim)]) => Some(*claim),
             (None, []) => None,
         };
-        self.disputed.remove(flow);
+        self.end_dispute(flow);
         decided
+    }
+
+    /// Ends the dispute about a flow. Ownership is a statement during a dispute only: later the owner changes the record, and
+    /// the statement would be wrong.
+    fn end_dispute(&mut self, flow: &Flow) {
+        self.disputed.remove(flow);
+        let owners = self.about(flow);
+        let owners = owners.filter(|(node, record)| record.is_owned_by(*node));
+        let owners: Vec<NodeId> = owners.map(|(node, _)| node).collect();
+        for node in owners {
+            self.remove(flow, node);
+        }
     }
 }
 

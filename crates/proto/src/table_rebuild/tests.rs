@@ -624,6 +624,31 @@ fn flow_that_an_acceptor_gave_back_is_not_disputed_by_late_report_of_an_earlier_
     assert!(!holder.has_disputes());
 }
 
+#[test]
+fn holder_believes_no_ownership_that_it_has_handed_over_since() {
+    let recorded = OwnershipRecord::owned(HOLDER, 1);
+    let mut holder = holder_with(&[(flow(1), recorded)]);
+    holder.handle_frame(ms(1), ACCEPTOR, report(Vec::new()));
+    let claimed = OwnershipRecord::owned(DONOR, 1_000);
+    let dispute = |recorded| Dispute {
+        flow: flow(1),
+        recorded,
+        claimed,
+    };
+    let records = holder.handle_disputes(vec![dispute(recorded)]);
+    assert_eq!(records, [(flow(1), Some(recorded))]);
+    let divert = ChangeKind::Divert { acceptor: ACCEPTOR };
+    for (asker, kind, epoch) in [(HOLDER, divert, 1), (ACCEPTOR, ChangeKind::Commit, 2)] {
+        assert_eq!(
+            holder.admit(asker, &change(kind, epoch)),
+            Admission::Admitted
+        );
+    }
+    // Otherwise the holder, in doubt about its handoff, would take the flow back.
+    let records = holder.handle_disputes(vec![dispute(OwnershipRecord::owned(ACCEPTOR, 3))]);
+    assert_eq!(records, [(flow(1), Some(disputed_record(HOLDER)))]);
+}
+
 /// The acceptor reports that the flow is its own, and then hands the flow over to the holder; the donor has not reported.
 /// Returns the holder's record of the flow.
 fn hand_over_to_holder(holder: &mut TableRebuild) -> OwnershipRecord {
