@@ -2,7 +2,7 @@
 //! answers that both believe.
 
 use holdfast_proto::migration::{
-    Command, Completion, Event, Migration, MigrationMachineConfig, Output, ProcessId,
+    Command, CommandToken, Completion, Event, Migration, MigrationMachineConfig, Output, ProcessId,
     RecoveredMove, RecoveredMoveRole, Results,
 };
 use holdfast_proto::view::View;
@@ -24,6 +24,12 @@ const MOVE: MoveId = MoveId {
     donor: DONOR,
     boot: 1,
     seq: 1,
+};
+
+/// A later move of the same process, from the acceptor on.
+const SECOND_MOVE: MoveId = MoveId {
+    donor: ACCEPTOR,
+    ..MOVE
 };
 
 /// Epoch at which the donor owned the flow.
@@ -105,15 +111,15 @@ fn take_request(machine: &mut Migration) -> (NodeId, u64, Vec<OwnershipChange>) 
     requests.remove(0)
 }
 
-/// Returns the acceptor's report on the end of the move.
-fn done(result: Result<Epoch, Failure>) -> Frame {
+/// Returns an acceptor's report on the end of a move.
+fn done(id: MoveId, result: Result<Epoch, Failure>) -> Frame {
     let frame = MoveFrame::Done {
         result,
         times: AcceptorPhaseTimes::default(),
         since_resume_us: 0,
         steps: Vec::new(),
     };
-    Frame::Move { id: MOVE, frame }
+    Frame::Move { id, frame }
 }
 
 /// Returns the answer by which the acceptor owns the process and its flow.
@@ -178,7 +184,7 @@ fn donor_keeps_original_until_acceptor_knows_of_commit() {
         "{claims:?}"
     );
     assert!(claims.contains(&(flow(), flow_record)), "{claims:?}");
-    machine.handle_frame(ms(2), ACCEPTOR, done(Ok(3)));
+    machine.handle_frame(ms(2), ACCEPTOR, done(MOVE, Ok(3)));
     assert!(has_command(&outputs(&mut machine), is_release));
 }
 
@@ -194,7 +200,7 @@ fn donor_in_doubt_keeps_flow_that_was_rolled_back() {
         .to_vec();
     machine.handle_frame(ms(1), HOLDER, Frame::ChangeResponse { request, results });
     outputs(&mut machine);
-    machine.handle_frame(ms(2), ACCEPTOR, done(Ok(3)));
+    machine.handle_frame(ms(2), ACCEPTOR, done(MOVE, Ok(3)));
     let released = outputs(&mut machine);
     assert!(
         has_command(
@@ -215,7 +221,7 @@ fn donor_in_doubt_asks_the_holder_again_when_the_acceptor_gives_up() {
     outputs(&mut machine);
     // The holder has restarted, and has decided the acceptor's rollback by the reports of both.
     let result = Err(NodeFault::RestartedBeforeMoveCommit.into());
-    machine.handle_frame(ms(2), ACCEPTOR, done(result));
+    machine.handle_frame(ms(2), ACCEPTOR, done(MOVE, result));
     let (_, request, changes) = take_request(&mut machine);
     assert_eq!(changes[0].kind, ChangeKind::Rollback);
     let records = [(DONOR, 3), (DONOR, EPOCH + 2)];
@@ -270,36 +276,121 @@ fn donor_ends_original_if_acceptor_has_left_the_group() {
     )));
 }
 
-#[test]
-fn acceptor_removes_records_of_flows_closed_during_the_move() {
-    let mut machine = recovered_acceptor(true);
-    outputs(&mut machine);
-    assert!(machine.has_arrived(&flow()));
-    let closed = OwnershipChange {
+/// Returns the acceptor of the move, which has been moving the process on to the next holder since. The second move's
+/// request to the holder is answered with `process` as the process's record, and an owner of the flow two epochs later.
+fn acceptor_and_donor_of_second_move(process: OwnershipRecord) -> Migration {
+    let flow_epoch = DonorFlowEpoch {
         flow: flow(),
-        kind: ChangeKind::Remove,
         epoch: EPOCH + 2,
     };
-    machine.handle_changes(vec![closed]);
-    let changes = vec![closed];
-    let reported = Output::Event(Event::ReportChanges { changes });
-    assert_eq!(outputs(&mut machine), [reported]);
+    let role = RecoveredMoveRole::Donor {
+        process: ProcessId(7),
+        to: NEXT_HOLDER,
+        clone: false,
+        saved_flows: Some((vec![flow_epoch], Vec::new())),
+        maybe_stopped: true,
+    };
+    let first = RecoveredMoveRole::Acceptor {
+        restored: Some((flows(), Vec::new())),
+        committed: true,
+        resumed: true,
+    };
+    let found = |(id, role)| RecoveredMove { id, hops: 0, role };
+    let config = MigrationMachineConfig::new(ACCEPTOR, 9);
+    let mut machine = Migration::new(config, view(1, HOLDER));
+    let moves = [(MOVE, first), (SECOND_MOVE, role)].map(found);
+    machine.handle_recovered(ms(0), moves.to_vec());
+    let (_, request, _) = take_request(&mut machine);
+    let flow_record = OwnershipRecord {
+        epoch: EPOCH + 4,
+        ..process
+    };
+    let results = [process, flow_record].map(|current| Ok(Some(current)));
+    let results = results.to_vec();
+    machine.handle_frame(ms(1), HOLDER, Frame::ChangeResponse { request, results });
+    machine
+}
+
+fn removal(epoch: u32) -> OwnershipChange {
+    OwnershipChange {
+        flow: flow(),
+        kind: ChangeKind::Remove,
+        epoch,
+    }
+}
+
+/// Checks that the acceptor of the move has the flow's record removed, whatever the holder has heard, once the donor has
+/// released the process.
+fn assert_flow_ends_with_move(mut machine: Migration) {
+    outputs(&mut machine);
     let frame = Frame::Move {
         id: MOVE,
         frame: MoveFrame::Released,
     };
-    machine.handle_frame(ms(1), DONOR, frame);
+    machine.handle_frame(ms(9), DONOR, frame);
     let (_, _, changes) = take_request(&mut machine);
     // The donor may have reported the transit to a new holder, which has not heard of the commit.
+    let removal = removal(EPOCH + 2);
     let commit = OwnershipChange {
         kind: ChangeKind::Commit,
         epoch: EPOCH + 1,
-        ..closed
+        ..removal
     };
     let process = OwnershipChange {
         flow: Flow::process_key(MOVE),
         kind: ChangeKind::Remove,
         epoch: 3,
     };
-    assert_eq!(changes, [commit, closed, process]);
+    assert_eq!(changes, [commit, removal, process]);
+}
+
+/// Returns the token of the command that `token` returns one for.
+fn take_token(
+    machine: &mut Migration,
+    token: impl Fn(&Command) -> Option<CommandToken>,
+) -> CommandToken {
+    let outputs = outputs(machine);
+    let found = outputs.iter().find_map(|output| match output {
+        Output::Execute(command) => token(command),
+        _ => None,
+    });
+    found.expect("the command is given")
+}
+
+#[test]
+fn acceptor_removes_records_of_flows_closed_during_the_move() {
+    let mut machine = recovered_acceptor(true);
+    outputs(&mut machine);
+    assert!(machine.has_arrived(&flow()));
+    let changes = vec![removal(EPOCH + 2)];
+    machine.handle_changes(changes.clone());
+    let reported = Output::Event(Event::ReportChanges { changes });
+    assert_eq!(outputs(&mut machine), [reported]);
+    assert_flow_ends_with_move(machine);
+}
+
+#[test]
+fn acceptor_removes_records_of_flows_closed_during_a_move_that_fails() {
+    let mut machine = acceptor_and_donor_of_second_move(OwnershipRecord::owned(ACCEPTOR, 3));
+    machine.handle_changes(vec![removal(EPOCH + 2)]);
+    let token = take_token(&mut machine, |command| match command {
+        Command::Thaw { token, .. } => Some(*token),
+        _ => None,
+    });
+    let results = Results::Thawed(Ok(()));
+    machine.handle_completion(ms(2), Completion { token, results });
+    assert_flow_ends_with_move(machine);
+}
+
+#[test]
+fn acceptor_removes_records_of_flows_that_have_moved_on() {
+    let mut machine = acceptor_and_donor_of_second_move(OwnershipRecord::owned(NEXT_HOLDER, 3));
+    machine.handle_frame(ms(2), NEXT_HOLDER, done(SECOND_MOVE, Ok(3)));
+    let token = take_token(&mut machine, |command| match command {
+        Command::Release { token, .. } => Some(*token),
+        _ => None,
+    });
+    let results = Results::Released(Ok(()));
+    machine.handle_completion(ms(3), Completion { token, results });
+    assert_flow_ends_with_move(machine);
 }

@@ -53,8 +53,8 @@ pub(super) struct InboundMove {
     /// Flows of the running process, and their epochs.
     pub owned_flows: Vec<(Flow, Epoch)>,
     pub lost_flows: Vec<Flow>,
-    /// Flows that were closed here since the commit.
-    pub closed_flows: BTreeSet<Flow>,
+    /// Flows that were closed here, or have moved on, since the commit.
+    pub gone_flows: BTreeSet<Flow>,
     pub times: AcceptorPhaseTimes,
     pub steps: Vec<StepTime>,
     /// Wait until the next `Done`.
@@ -80,7 +80,7 @@ impl InboundMove {
             is_committed: false,
             owned_flows: Vec::new(),
             lost_flows: Vec::new(),
-            closed_flows: BTreeSet::new(),
+            gone_flows: BTreeSet::new(),
             times: AcceptorPhaseTimes::default(),
             steps: Vec::new(),
             done_retry_wait: Duration::ZERO,
@@ -287,7 +287,7 @@ impl Migration {
             return;
         };
         let touched = inbound.stage != InboundMoveStage::Examining;
-        self.core.end_flows(id, &Default::default(), |_| true);
+        self.end_flows(id, &Default::default(), |_| true);
         self.end_inbound(id);
         if touched {
             self.core

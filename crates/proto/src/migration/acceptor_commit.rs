@@ -12,7 +12,7 @@ use super::requests_to_holder::{
 use core::time::Duration;
 use holdfast_wire::failure::{Context, Failure, PeerFault, ProtocolViolation};
 use holdfast_wire::move_frames::{DonorFlowEpoch, MoveFrame, PeerConnections, TranslationStep};
-use holdfast_wire::{ChangeKind, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
+use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId, OwnershipChange, OwnershipRecord};
 use std::collections::BTreeMap;
 
 impl Migration {
@@ -212,15 +212,11 @@ impl Migration {
             InboundMoveStage::Running,
         );
         inbound.done_retry_wait = self.core.config.retry_min;
-        let moving = self.core.moving_flows.iter();
-        let closed = moving.filter(|(_, moving)| moving.id == id && moving.is_closed());
-        inbound.closed_flows = closed.map(|(flow, _)| *flow).collect();
         let flows = inbound.owned_flows.clone();
         let owned_flows: BTreeMap<Flow, _> = flows.iter().copied().collect();
         // The donor waits for this frame, but no node for the rest.
         self.send_done(now, id);
-        self.core
-            .end_flows(id, &owned_flows, |flow| !owned_flows.contains_key(flow));
+        self.end_flows(id, &owned_flows, |flow| !owned_flows.contains_key(flow));
         self.core
             .outputs
             .push_event(Event::ProcessAccepted { id, flows });
@@ -293,23 +289,35 @@ impl Migration {
         inbound.stage = InboundMoveStage::Forgetting;
         // A holder that crashed after it decided about all flows may have written none of their records.
         let mut flows = std::mem::take(&mut inbound.committed_unnamed);
-        // The donor may have reported the transit of a flow that was closed here to a new holder, which committed nothing.
-        let closed_flows = std::mem::take(&mut inbound.closed_flows);
-        flows.retain(|flow| !closed_flows.contains(&flow.flow));
-        let is_closed = |flow: &&DonorFlowEpoch| closed_flows.contains(&flow.flow);
-        let closed = inbound.flows.iter().filter(is_closed);
-        let ends = closed.flat_map(|flow| [commit_change(flow), removal(flow)]);
+        // The donor may have reported the transit of a flow that is gone from here to a new holder, which committed nothing.
+        let gone_flows = std::mem::take(&mut inbound.gone_flows);
+        flows.retain(|flow| !gone_flows.contains(&flow.flow));
+        let is_gone = |flow: &&DonorFlowEpoch| gone_flows.contains(&flow.flow);
+        let gone = inbound.flows.iter().filter(is_gone);
+        let ends = gone.flat_map(|flow| [commit_change(flow), removal(flow)]);
         let mut changes: Vec<OwnershipChange> = flows.iter().map(commit_change).collect();
         changes.extend(ends);
         changes.push(process_change(id, ChangeKind::Remove, inbound.epoch));
         self.request_changes(now, changes, HolderRequestPurpose::Remove(id));
     }
 
-    /// Notes that a flow was closed here, if the flow came with a process whose move has not ended yet.
-    pub(super) fn note_closed_flow(&mut self, flow: Flow) {
+    /// Ends the flows of a move ([`super::migration_core::MigrationCore::end_flows`]), and notes those that are gone.
+    pub(super) fn end_flows(
+        &mut self,
+        id: MoveId,
+        owned_flows: &BTreeMap<Flow, Epoch>,
+        has_moved: impl Fn(&Flow) -> bool,
+    ) {
+        for flow in self.core.end_flows(id, owned_flows, has_moved) {
+            self.note_gone_flow(flow);
+        }
+    }
+
+    /// Notes that a flow is gone from here, if the flow came with a process whose move has not ended yet.
+    pub(super) fn note_gone_flow(&mut self, flow: Flow) {
         for inbound in self.inbound_moves.values_mut() {
             if inbound.stage == InboundMoveStage::Running && inbound.held_flows.contains(&flow) {
-                inbound.closed_flows.insert(flow);
+                inbound.gone_flows.insert(flow);
             }
         }
     }

@@ -321,7 +321,7 @@ impl Migration {
         };
         let owned_flows = outbound.flows.iter().map(|(flow, at)| (*flow, at.epoch));
         let owned_flows = owned_flows.collect();
-        self.core.end_flows(id, &owned_flows, |_| false);
+        self.end_flows(id, &owned_flows, |_| false);
         self.end_outbound(id, MoveOutcome::Kept { reason });
     }
 

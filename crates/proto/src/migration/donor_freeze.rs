@@ -307,7 +307,7 @@ impl Migration {
             .flows_in(OutboundFlowState::Closed)
             .map(|flow| (flow.flow, flow.epoch));
         let kept: BTreeMap<Flow, Epoch> = kept.collect();
-        self.core.end_flows(id, &kept, |flow| moved.contains(flow));
+        self.end_flows(id, &kept, |flow| moved.contains(flow));
         self.report_outcome(id, MoveOutcome::Moved);
         self.flush_holder(now, id);
     }

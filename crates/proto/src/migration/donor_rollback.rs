@@ -291,7 +291,7 @@ impl Migration {
             },
         };
         outbound.stage = OutboundMoveStage::Removing;
-        self.core.end_flows(id, &owned_flows, |_| false);
+        self.end_flows(id, &owned_flows, |_| false);
         self.report_outcome(id, outcome);
         match record {
             _ if cloned => self.flush_holder(now, id),

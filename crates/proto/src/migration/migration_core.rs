@@ -208,7 +208,7 @@ impl MigrationCore {
         Ok(())
     }
 
-    /// Ends the move's flows and reports their deferred changes.
+    /// Ends the move's flows and reports their deferred changes. Returns the flows that are gone from this node.
     ///
     /// For a flow that `has_moved` away, only the changes after its removal are reported. For any other flow all are, its
     /// removal with the flow's epoch in `owned_flows`.
@@ -217,13 +217,12 @@ impl MigrationCore {
         id: MoveId,
         owned_flows: &BTreeMap<Flow, Epoch>,
         has_moved: impl Fn(&Flow) -> bool,
-    ) {
-        let mut changes = Vec::new();
+    ) -> Vec<Flow> {
+        let (mut changes, mut gone) = (Vec::new(), Vec::new());
         let all = std::mem::take(&mut self.moving_flows).into_iter();
         let (ended, others): (Vec<_>, Vec<_>) = all.partition(|(_, moving)| moving.id == id);
         self.moving_flows = others.into_iter().collect();
-        let has_deferred = |(_, moving): &(Flow, MovingFlow)| !moving.deferred.is_empty();
-        for (flow, moving) in ended.into_iter().filter(has_deferred) {
+        for (flow, moving) in ended {
             let mut is_owned = !has_moved(&flow);
             for mut change in moving.deferred {
                 if change.kind == ChangeKind::Remove {
@@ -234,10 +233,14 @@ impl MigrationCore {
                 }
                 changes.push(change);
             }
+            if !is_owned {
+                gone.push(flow);
+            }
         }
         if !changes.is_empty() {
             self.outputs.push_event(Event::ReportChanges { changes });
         }
+        gone
     }
 }
 

@@ -245,7 +245,7 @@ impl Migration {
                 Some(moving) => moving.deferred.push(change),
                 None => {
                     if change.kind == ChangeKind::Remove {
-                        self.note_closed_flow(change.flow);
+                        self.note_gone_flow(change.flow);
                     }
                     not_moving.push(change);
                 }
