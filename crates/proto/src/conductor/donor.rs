@@ -46,6 +46,11 @@ enum OutgoingStage {
 }
 
 impl Outgoing {
+    /// Returns true if the daemon moves the process.
+    pub fn is_moving(&self) -> bool {
+        self.stage == OutgoingStage::Moving
+    }
+
     /// Returns the time at which the stage ends for want of news.
     pub fn due(&self, config: &ConductorConfig) -> Duration {
         self.since
@@ -151,7 +156,7 @@ impl Conductor {
         let (Some(process), Some(own)) = (process, own) else {
             return Err(AuditOutcome::ProcessGone);
         };
-        if self.obstacle(now, process, plan.purpose).is_some() || self.moves_under_way > 0 {
+        if self.obstacle(now, process, plan.purpose).is_some() || self.has_unseen_move {
             return Err(AuditOutcome::ProcessGone);
         }
         let average = self.average_points(now).unwrap_or(plan.average.points());
@@ -289,7 +294,7 @@ impl Conductor {
     pub(super) fn on_inquire(&mut self, from: NodeId, id: OfferId) {
         let open = self.outgoing.as_ref();
         match open.filter(|open| open.id == id && open.plan.to == from) {
-            Some(open) if open.stage == OutgoingStage::Moving => {
+            Some(open) if open.is_moving() => {
                 self.send(from, ConductorFrame::Begin { id });
             }
             // The acceptance is still on its way.

@@ -97,6 +97,9 @@ pub struct Conductor {
     histories: ProcessHistories,
     /// Number of moves from and to this node, by the daemon's word: also of moves that an operator requested.
     moves_under_way: usize,
+    /// True from a move that this conductor did not begin until a sample after its end: the last sample may list a process
+    /// that has left.
+    has_unseen_move: bool,
     calm_until: Duration,
     /// Time until which a donor may begin a move that this daemon's former life accepted.
     starts_until: Duration,
@@ -130,6 +133,7 @@ impl Conductor {
             rate: MoveRate::at_start(now, config.moves_per_minute_max),
             histories: ProcessHistories::default(),
             moves_under_way: 0,
+            has_unseen_move: false,
             calm_until: now + config.calm_down,
             starts_until: now + config.answer_timeout,
             outgoing: None,
@@ -192,6 +196,7 @@ impl Conductor {
         let expected = |process| histories.get(process)?.expected;
         self.own
             .update(now, sample, self.config.smoothing, expected);
+        self.has_unseen_move = self.has_move_of_others();
         self.refusals.retain(|_, until| *until > now);
         let here = self.own.processes().iter();
         let here = here.map(|process| process.sample.key);
@@ -207,6 +212,14 @@ impl Conductor {
             self.calm_until = now + self.config.calm_down;
         }
         self.moves_under_way = moves;
+        self.has_unseen_move |= self.has_move_of_others();
+    }
+
+    /// Returns true if a move is under way that this conductor did not begin: an operator, another node or the daemon's
+    /// former life did.
+    fn has_move_of_others(&self) -> bool {
+        let own = self.outgoing.as_ref().is_some_and(Outgoing::is_moving);
+        self.moves_under_way > usize::from(own)
     }
 
     /// Takes the process histories of the daemon's former life, with ages that include the time in between.

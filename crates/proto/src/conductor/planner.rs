@@ -2,6 +2,7 @@
 
 use super::decision::{
     Decision, LoadChange, OBSTACLES_MAX, Obstacle, ObstacleReason, PlannedMove, StayReason,
+    Unavailable,
 };
 use super::drain::DrainStatus;
 use super::event::Event;
@@ -82,7 +83,11 @@ impl Conductor {
             Some(drain) => self.decide_drain(now, drain),
             None => self.decide_balance(now),
         };
-        result.map_or_else(Decision::Stay, Decision::Move)
+        match result {
+            Ok(_) if self.has_unseen_move => Decision::Stay(Unavailable::Busy.into()),
+            Ok(plan) => Decision::Move(plan),
+            Err(reason) => Decision::Stay(reason),
+        }
     }
 
     fn decide_balance(&self, now: Duration) -> Result<PlannedMove, StayReason> {
