@@ -54,7 +54,8 @@ impl Placement {
 
     /// Returns the shares that the present exclusions leave. A node of whose server nothing is known has a share only if no
     /// node is known to serve. If the exclusions leave none, drained nodes whose servers are well have
-    /// shares; else nodes that might serve nevertheless; and if there is no such node, the wish of the operator holds.
+    /// shares; else nodes that might serve nevertheless; else nodes whose server has just moved away, since they forward new
+    /// clients to it; and if there is no such node, the wish of the operator holds.
     pub fn shares(&self, settings: &JudgedService) -> BTreeMap<NodeId, u32> {
         let wished = positive(&settings.weights);
         let is_serving =
@@ -72,6 +73,15 @@ impl Placement {
         with(&|reason| reason.is_none())
             .or_else(|| with(&|reason| reason == Some(&Exclusion::Draining)))
             .or_else(|| with(&|reason| reason.is_none_or(|reason| !reason.is_certain())))
+            .or_else(|| {
+                let has_left = |node: &NodeId| {
+                    let is_absent = self.excluded.get(node) == Some(&Exclusion::NoServer);
+                    is_absent && self.placed.contains_key(node)
+                };
+                let mut shares = wished.clone();
+                shares.retain(|node, _| has_left(node));
+                (!shares.is_empty()).then_some(shares)
+            })
             .unwrap_or(wished.clone())
     }
 

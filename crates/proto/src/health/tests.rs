@@ -459,6 +459,24 @@ fn server_that_moved_away_is_no_failure() {
 }
 
 #[test]
+fn node_whose_server_moved_away_has_new_clients_until_another_node_serves() {
+    let mut node = Node::contact_of_three();
+    node.machine.handle_departure(node.now, &web());
+    node.sample(&ListenerSample::default());
+    node.report(NodeId(3), ServerState::Absent);
+    node.run(ms(300));
+    assert_eq!(node.shares.last(), Some(&map(&[(2, 1)])));
+    node.shares.clear();
+    // The server has moved to node 3, which has not said so yet; node 2 forwards.
+    node.report(NodeId(2), ServerState::Absent);
+    node.run(ms(300));
+    assert_eq!(node.shares, []);
+    node.report(NodeId(3), ServerState::Serving);
+    node.run(ms(300));
+    assert_eq!(node.shares, [map(&[(3, 1)])]);
+}
+
+#[test]
 fn broadcast_group_places_no_clients() {
     let config = HealthConfig {
         places_clients: false,
