@@ -155,7 +155,7 @@ struct connection {
 	__u8 client_scale;
 	__u8 options;
 	__u8 flags;
-	__u8 ahead; /* replicas that probe for a window beyond the primary's output */
+	__u8 probing; /* replicas that have probed, for a window or for a sign of life, since the primary's last output */
 	__u8 pad;
 	__u32 mark_next; /* number of marks made */
 	__u32 pad_2;

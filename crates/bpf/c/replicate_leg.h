@@ -266,7 +266,7 @@ __noinline int repl_decide(__u32 i)
 		if (compares & AFTER(leg->nxt, was_nxt))
 			s->early_diverged = compare_early_output(s, c, leg);
 		what |= FLAG(s->early_diverged > 0, DO_EARLY_DIVERGED);
-		c->ahead &= -(__u32)!AFTER(leg->nxt, was_nxt);
+		c->probing &= -(__u32)!AFTER(leg->nxt, was_nxt);
 	}
 	find_clamp(s, c, i, &clamp);
 	__u32 news = AFTER(clamp.ack, c->shown_ack) | AFTER(clamp.edge, c->shown_edge);
@@ -294,8 +294,8 @@ __noinline int repl_decide(__u32 i)
 	/* Replicas whose clamp the primary's end lifts. */
 	what |= FLAG(is_primary & ((what & DO_FINISHED) > 0) & !fin_passed, DO_PUSH);
 	what |= FLAG((fin > 0) & !fin_passed, IS_HELD_FIN);
-	__u32 is_ahead = is_replica & probe & (c->sent == leg->nxt) & AFTER(c->client_edge, c->sent);
-	c->ahead |= is_ahead << i;
+	__u32 is_probing = is_replica & probe & (c->sent == leg->nxt) & AFTER(c->client_edge, c->sent);
+	c->probing |= is_probing << i;
 	/* The client drops what is older than it has seen, and two processors may overtake each other: only the primary's packets advance
 	 * the timestamp.
 	 */

@@ -46,8 +46,8 @@ static __always_inline void read_roles(struct scratch *s, const struct connectio
 
 /* Returns the window field for a leg whose window begins at `ack`, service space. A replica's window ends where the output that the
  * client was sent ends: the replica holds back further output, and can continue without retransmissions when it is promoted. A
- * replica that lacks less than a unit of the window is given the whole unit. Otherwise nobody would see that it has more than a
- * primary that has stopped. The primary's window ends `lag` behind the slowest leg's output.
+ * replica that lacks less than a unit of the window, or that probes, is given the whole unit: if it has output that a stopped
+ * primary lacks, some bytes of it arrive. The primary's window ends `lag` behind the slowest leg's output.
  */
 static __always_inline __u32 window_for(struct scratch *s, __u32 lag, struct connection *c, __u32 i, __u32 ack)
 {
@@ -60,7 +60,7 @@ static __always_inline __u32 window_for(struct scratch *s, __u32 lag, struct con
 	edge = choose(held, bound, edge);
 	edge = choose(is_clamped, c->sent, edge);
 	__u32 bytes = choose(AFTER(edge, ack), edge - ack, 0), room = bytes >> (leg->client_scale & 15);
-	room |= is_clamped & (room == 0) & (bytes > 0) & AFTER(c->sent, leg->nxt);
+	room |= is_clamped & (room == 0) & (((bytes > 0) & AFTER(c->sent, leg->nxt)) | (c->probing >> i & 1));
 	return choose(room > 65535, 65535, room);
 }
 

@@ -324,8 +324,8 @@ shared!(
         options: u8,
         /// `CONNECTION_` flags.
         flags: u8,
-        /// Bits of replicas that probe for a window beyond the primary's output.
-        ahead: u8,
+        /// Bits of replicas that have probed, for a window or for a sign of life, since the primary's last output.
+        probing: u8,
         /// Zero.
         pad: u8,
         /// Number of marks made.

@@ -281,8 +281,7 @@ impl Look<'_> {
         primary | self.set(is_compared)
     }
 
-    /// Returns the replicas with output that the client lacks and has room for: the window field is too coarse to hold the last bytes
-    /// back.
+    /// Returns the replicas with output that the client lacks and has room for: the first bytes of what they hold back.
     fn early_replicas(&self) -> u8 {
         let (sent, edge) = (self.connection.sent, self.connection.client_edge);
         self.set(|leg| is_before(sent, leg.nxt) && is_before(sent, edge))
@@ -341,7 +340,7 @@ impl Look<'_> {
         let (end, unit) = (state.nxt, 1u32 << (state.client_scale & 15));
         let is_primary = leg == self.roles.primary;
         let ahead = match is_primary {
-            true => (connection.ahead & self.roles.live | self.early_replicas()) & !(1 << leg),
+            true => self.early_replicas() & !(1 << leg),
             false => self.set(|other| is_before(end, other.nxt)),
         };
         let lacks = match is_primary {
@@ -359,16 +358,11 @@ impl Look<'_> {
             *since = None;
             return;
         }
-        // A replica's probe comes late: the primary owes the output since the input.
-        let begin = match is_primary && connection.ahead & ahead != 0 {
-            true => Duration::from_nanos(connection.input_ns).min(self.now),
-            false => self.now,
-        };
         // A leg with new output is slow, not stopped.
         if since.is_none_or(|(_, former)| former != end) {
-            *since = Some((begin, end));
+            *since = Some((self.now, end));
         }
-        let since = since.map_or(begin, |(since, _)| since.min(begin));
+        let since = since.map_or(self.now, |(since, _)| since);
         if self.now.saturating_sub(since) >= self.limits.stall_max {
             self.observations.push(Observation::LegStalled {
                 key: self.key,
@@ -539,18 +533,15 @@ mod tests {
     }
 
     #[test]
-    fn primary_is_stalled_since_the_input_when_a_replica_probes() {
+    fn probe_alone_says_nothing_about_the_primary() {
         let mut watch = ConnectionWatch::new(LIMITS);
         let mut connection = level();
         connection.input_ns = 1_000_000_000;
-        connection.ahead = 0b10;
-        assert_eq!(observe_at(&mut watch, 1250, &connection), []);
-        let stalled = Observation::LegStalled {
-            key: ConnectionKey::default(),
-            leg: 0,
-            ahead: 0b10,
-        };
-        assert_eq!(observe_at(&mut watch, 1300, &connection), [stalled]);
+        // A keepalive of an idle server looks like a probe for a window.
+        connection.probing = 0b10;
+        for ms in [300_000, 300_300, 310_000] {
+            assert_eq!(observe_at(&mut watch, ms, &connection), []);
+        }
     }
 
     #[test]

@@ -85,9 +85,7 @@ async fn engine(mut server: ControlServer) {
                 assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
                 drop(reply.send(Ok(ServiceChanged { version: 3 })));
             }
-            ControlRequest::Replications(reply) => {
-                drop(reply.send(Ok(ReplicationList::default())));
-            }
+            ControlRequest::Replications(reply) => drop(reply.send(Ok(Default::default()))),
             ControlRequest::ChangeReplication(_, uid, reply) => {
                 assert_eq!(uid, Some(rustix::process::getuid().as_raw()));
                 let service = "web".to_owned();

@@ -145,7 +145,11 @@ impl Engine {
                 Err(refusal) => refusal,
             },
             ReplicationRequest::Promote { service, node } => {
-                return drop(reply.send(self.promote_replica(service, &node)));
+                let promoted = self.promote_replica(service.clone(), &node);
+                if promoted.is_ok() {
+                    tracing::info!(target: "audit", ?uid, service, node, "an operator makes a replica the primary");
+                }
+                return drop(reply.send(promoted));
             }
         };
         let _ = reply.send(Err(refusal));
@@ -172,7 +176,7 @@ impl Engine {
     fn stopped_replication(&self, name: &str) -> Result<GroupChange, ErrorBody> {
         let (service, replication) = self.replicated_service(name)?;
         let service_name = service_name(name)?;
-        if !self.replication.replicates(&service.endpoint()) {
+        if !self.is_replicated_here(replication) {
             return Ok(GroupChange::EndReplication(service_name));
         }
         let primary = self.replication.report(&service.endpoint());
@@ -191,6 +195,11 @@ impl Engine {
             legs: vec![primary],
             replicas: 0,
         }))
+    }
+
+    /// Returns true if this node replicates a service, or is about to continue the replication of its former daemon.
+    fn is_replicated_here(&self, replication: &ReplicationConfig) -> bool {
+        self.group.is_contact() && replication.replicator == Some(self.group.own())
     }
 
     /// Checks a request to replicate a service. Returns the settings, and the servers that must listen.
@@ -273,7 +282,8 @@ impl Engine {
                 "add a service with one address, of TCP",
             ));
         }
-        if self.replication.replicates(&service.endpoint()) {
+        let replication = service.replication.as_ref();
+        if replication.is_some_and(|replication| self.is_replicated_here(replication)) {
             return Err(error_body(
                 format!("service {name} is replicated already"),
                 format!(

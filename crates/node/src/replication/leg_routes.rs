@@ -22,7 +22,7 @@ const NETLINK_SOCK_DIAG: i32 = 4;
 pub(super) struct LegRoutes {
     /// Server of each replicated service, once its answers are routed.
     servers: BTreeMap<ServiceEndpoint, SocketAddr>,
-    /// True once the rules of an earlier daemon are compared with the settings.
+    /// True if the host has the rules of `servers` and no others, of an earlier daemon either.
     is_known: bool,
 }
 
@@ -45,6 +45,7 @@ impl LegRoutes {
             Err(error) => {
                 tracing::error!(%error, "cannot route the answers of a replicated server to the contact node");
                 self.servers.clear();
+                self.is_known = false;
             }
         }
     }

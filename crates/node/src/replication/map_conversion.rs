@@ -140,10 +140,11 @@ pub(super) fn service_roles(
     roles: LegRoles,
     nodes: [Option<holdfast_wire::NodeId>; LEGS_MAX],
 ) -> Option<ReplicationRoles> {
-    let primary = LegIndex::new(roles.primary.into())?;
     let has_node = |leg: &LegIndex| nodes[leg.position()].is_some();
     let live: LegSet = leg_set(roles.live.into()).iter().filter(has_node).collect();
-    live.contains(primary).then_some(ReplicationRoles {
+    let primary = LegIndex::new(roles.primary.into()).filter(|leg| live.contains(*leg));
+    let primary = primary.or_else(|| live.iter().next())?;
+    Some(ReplicationRoles {
         primary,
         live,
         nodes,
@@ -318,13 +319,15 @@ mod tests {
     }
 
     #[test]
-    fn dead_primary_gives_no_roles() {
+    fn first_live_leg_takes_the_place_of_a_primary_without_a_node() {
         let nodes = [Some(holdfast_wire::NodeId(2)), None, None, None];
         let roles = |primary, live| service_roles(LegRoles { primary, live }, nodes);
         assert!(roles(0, 0).is_none());
-        assert!(roles(1, 0b11).is_none());
-        let known = roles(0, 0b11).unwrap();
-        assert_eq!(u8::from(known.live), 0b1);
+        assert!(roles(1, 0b10).is_none());
+        for primary in [0, 1] {
+            let known = roles(primary, 0b11).unwrap();
+            assert_eq!((known.primary.position(), u8::from(known.live)), (0, 0b1));
+        }
     }
 
     #[test]

@@ -10,11 +10,13 @@
 //! | `programs` | loaded programs, their events, outputs that concern the data plane alone |
 //! | `map_conversion` | maps of the programs to events of the machine |
 //! | `closed_connections` | connections that have ended, whose entries remain for a while |
+//! | `abandoned_handshakes` | handshakes that clients never complete |
 //! | `service_settings` | the services that this node replicates, or has a leg for |
 //! | `decisions` | outputs of the machines |
 //! | `leg_routes` | nodes with a leg: route of the answers, state of the server |
 //! | `report` | reports to the operator |
 
+mod abandoned_handshakes;
 mod closed_connections;
 mod decisions;
 mod leg_routes;
@@ -48,6 +50,7 @@ use crate::config::Config;
 use crate::dataplane::Dataplane;
 use crate::metrics::Metrics;
 use crate::peer_channel::Peers;
+use abandoned_handshakes::AbandonedHandshakes;
 use closed_connections::ClosedConnections;
 use leg_routes::LegRoutes;
 use map_conversion::{
@@ -85,6 +88,7 @@ pub(crate) struct ReplicationDriver {
     returning: BTreeMap<ServiceEndpoint, ReturnWait>,
     watch: ConnectionWatch,
     closed: ClosedConnections,
+    abandoned: AbandonedHandshakes,
     view: View,
     /// Names and addresses of all nodes.
     nodes: BTreeMap<NodeId, (String, SocketAddr)>,
@@ -117,6 +121,7 @@ impl ReplicationDriver {
             returning: BTreeMap::new(),
             watch: ConnectionWatch::new(watch_limits(&WatchLimits::default())),
             closed: ClosedConnections::default(),
+            abandoned: AbandonedHandshakes::default(),
             view,
             nodes: BTreeMap::new(),
             observe_at: Duration::ZERO,
@@ -155,11 +160,6 @@ impl ReplicationDriver {
             .map_err(|error| error.to_string())?;
         self.run(now);
         Ok(())
-    }
-
-    /// Returns true if this node replicates the service.
-    pub fn replicates(&self, endpoint: &ServiceEndpoint) -> bool {
-        self.services.contains_key(endpoint)
     }
 
     /// Waits until the programs are loaded or have events.
@@ -421,10 +421,18 @@ impl ReplicationDriver {
             (key.service, DataPlaneEvent::Opened { record })
         });
         let closed = self.closed.update(now, replicator, &connections);
-        let closed = closed.into_iter().map(|key| {
-            let client = key.client();
-            (key.service, DataPlaneEvent::Closed { client })
+        let closed = closed.into_iter().map(|key| (key.service, key.client()));
+        let known = self.services.values().flat_map(|service| {
+            let machine = match &service.phase {
+                Phase::Running(machine) => Some(machine),
+                Phase::Preparing { .. } => None,
+            };
+            let clients = machine.into_iter().flat_map(|machine| machine.clients());
+            clients.map(|client| (service.index, client))
         });
+        let abandoned = (self.abandoned).find(time, replicator, (&connections, &handshakes), known);
+        let closed = closed.chain(abandoned);
+        let closed = closed.map(|(service, client)| (service, DataPlaneEvent::Closed { client }));
         for (index, event) in observed.chain(opened).chain(closed) {
             let mut services = self.services.values_mut();
             let service = services.find(|service| service.index == index);

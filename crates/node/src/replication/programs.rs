@@ -167,6 +167,11 @@ impl LoadedPrograms {
                 self.replicator.forget(key)?;
             }
         }
+        for (key, _) in self.replicator.half_open.entries() {
+            if key.service == index {
+                self.replicator.half_open.remove(&key)?;
+            }
+        }
         Ok(())
     }
 }

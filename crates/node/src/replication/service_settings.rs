@@ -121,12 +121,24 @@ impl ReplicationDriver {
             self.remove(&endpoint);
         }
         if !here.is_empty() {
-            return;
+            return self.forget_others(here);
         }
         match self.programs.take() {
             Some(programs) => programs.replicator.detach(),
             None if self.loading.is_none() => self.remove_pins(),
             None => {}
+        }
+    }
+
+    /// Removes the services of an earlier daemon that are not replicated here any more.
+    fn forget_others(&self, here: &BTreeMap<ServiceEndpoint, Replicated<'_>>) {
+        let services = self.programs.as_ref();
+        let services = services.map(|programs| programs.replicator.services());
+        for (index, service) in services.into_iter().flatten() {
+            let address = service.endpoint.socket_address();
+            if !here.keys().any(|known| known.address == address) {
+                self.forget_service(index);
+            }
         }
     }
 
@@ -211,7 +223,11 @@ impl ReplicationDriver {
         let map_roles = programs.replicator.roles(service.index);
         let nodes = legs.map(|leg| leg.map(|(node, _)| node));
         let Some(roles) = service_roles(map_roles, nodes) else {
-            return;
+            tracing::error!(
+                service = service.name,
+                "no server of the replicated connections is known: they are given up"
+            );
+            return self.forget_service(service.index);
         };
         let connections = programs.replicator.connections.entries();
         let connections: Vec<_> = (connections.into_iter())
@@ -225,7 +241,7 @@ impl ReplicationDriver {
         service.map_service = *map_service;
         if let Err(error) = service.resume(now, self.own, (roles, records), &self.view) {
             tracing::error!(service = service.name, %error, "cannot continue replicated connections");
-            return;
+            return self.forget_service(service.index);
         }
         let Some(machine) = service.machine() else {
             return;
@@ -237,6 +253,15 @@ impl ReplicationDriver {
         }
     }
 
+    /// Removes a service from the programs, with its connections.
+    fn forget_service(&self, index: u16) {
+        if let Some(programs) = &self.programs
+            && let Err(error) = programs.remove_service(index)
+        {
+            tracing::error!(index, %error, "cannot remove a replicated service");
+        }
+    }
+
     /// Ends the replication of a service at this node: its connections are given up.
     fn remove(&mut self, endpoint: &ServiceEndpoint) {
         let Some(service) = self.services.remove(endpoint) else {
@@ -244,11 +269,7 @@ impl ReplicationDriver {
         };
         tracing::info!(service = service.name, %endpoint, "the replication of a service ends here");
         self.metrics.forget_replication(&service.name);
-        if let Some(programs) = &self.programs
-            && let Err(error) = programs.remove_service(service.index)
-        {
-            tracing::error!(service = service.name, %error, "cannot remove a replicated service");
-        }
+        self.forget_service(service.index);
     }
 
     /// Lets the primary of a service serve alone until the last connection has ended.

@@ -284,7 +284,8 @@ impl Replication {
         self.protection
     }
 
-    fn clients(&self) -> Vec<SocketAddr> {
+    /// Returns the clients of the connections.
+    pub fn clients(&self) -> Vec<SocketAddr> {
         self.connections.keys().copied().collect()
     }
 

@@ -62,7 +62,9 @@ impl GroupSettings {
         let ended = self.replications.remove(position);
         let mut services = self.services.iter_mut();
         let service = services.find(|service| service.name == *name);
-        let (Some(service), Some(primary)) = (service, ended.primary()) else {
+        let primary = ended.primary().filter(|name| nodes.names.contains(*name));
+        // Without the primary's node the weights stay: with none above 0, the service would have no server.
+        let (Some(service), Some(primary)) = (service, primary) else {
             return;
         };
         for node in &nodes.names {
