@@ -206,7 +206,13 @@ impl LoadedGroup {
     pub fn assert_moves(&self, node: &str, flow: FlowText, to: &str) {
         let mut late_attempts = 0;
         loop {
-            let id = self.hand_off(node, &[flow], to).unwrap().id;
+            // A program serves a client before the daemon has processed its message about the connection.
+            let mut accepted = None;
+            eventually("the node takes the handoff", || {
+                accepted = self.hand_off(node, &[flow], to).ok();
+                accepted.is_some()
+            });
+            let id = accepted.unwrap().id;
             let results = self.wait_for_handoff(node, id).results;
             match &results[0].outcome {
                 FlowOutcome::Moved => return,
