@@ -53,6 +53,19 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
             .map_err(|e| self.error(&e))
     }
 
+    /// Sets the value of a key that exists. Returns false if there is no such key.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn replace(&self, key: &K, value: &V) -> Result<bool, Error> {
+        let (key, value) = (key.as_bytes(), value.as_bytes());
+        match self.map.update(key, value, MapFlags::EXIST) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(self.error(&e)),
+        }
+    }
+
     /// Sets many values with one system call.
     ///
     /// # Errors

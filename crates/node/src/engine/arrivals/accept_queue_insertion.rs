@@ -261,6 +261,11 @@ impl ArrivingConnections {
         let flow = waiting.flow_epoch.flow;
         let Some(wait) = QueueWait::after_attempt(waiting.wait, Instant::now()) else {
             tracing::warn!(%flow, %why, "lost an unaccepted connection: its accept queue had no room");
+            if let Some(queue) = &self.unaccepted.accept_queues
+                && let Err(error) = queue.pending_handshakes.remove(&flow_key(&flow))
+            {
+                tracing::warn!(%flow, %error, "the packets of a lost connection may be dropped later, too");
+            }
             return self.on_queued(dataplane, &waiting.flow_epoch);
         };
         tracing::debug!(%flow, %why, "an unaccepted connection waits for room in an accept queue");
@@ -324,19 +329,19 @@ fn create_in_queue(
     for packet in &queued.packets {
         hold.inject(packet);
     }
-    match queue
-        .pending_handshakes
-        .get(&key)
+    // A busy kernel takes the packets later. With another sequence number they are dropped then, and do not reach the listener,
+    // which would reset the client.
+    let late = Handshake {
+        sequence: !handshake.sequence,
+        ..handshake
+    };
+    let pending = &queue.pending_handshakes;
+    match pending
+        .replace(&key, &late)
         .map_err(IntoFailure::into_failure)?
     {
-        None => Ok(()),
-        Some(_) => {
-            queue
-                .pending_handshakes
-                .remove(&key)
-                .map_err(IntoFailure::into_failure)?;
-            Err(ProgramFault::AcceptQueueFull.into())
-        }
+        false => Ok(()),
+        true => Err(ProgramFault::AcceptQueueFull.into()),
     }
 }
 
