@@ -159,7 +159,6 @@ struct connection {
 	__u8 pad;
 	__u32 mark_next; /* number of marks made */
 	__u32 pad_2;
-	__u64 input_ns; /* time of the client's last input */
 	struct mark tip; /* of all output that was shown without a gap */
 	struct mark marks[MARKS];
 	struct leg_state leg[LEGS];
@@ -228,7 +227,7 @@ _Static_assert(sizeof(struct replicated_service) == 172, "replicated_service");
 _Static_assert(sizeof(struct connection_key) == 20, "connection_key");
 _Static_assert(sizeof(struct half_open) == 120, "half_open");
 _Static_assert(sizeof(struct leg_state) == 80, "leg_state");
-_Static_assert(sizeof(struct connection) == 560, "connection");
+_Static_assert(sizeof(struct connection) == 552, "connection");
 _Static_assert(sizeof(struct replication_event) == 72, "replication_event");
 _Static_assert(sizeof(struct test_run_frame) == 104, "test_run_frame");
 

@@ -59,8 +59,6 @@ __noinline int repl_read_client(void)
 		}
 	} else {
 		c->client_nxt = seq_max(c->client_nxt, end);
-		if (now)
-			c->input_ns = now;
 		if (fin) {
 			c->flags |= CONNECTION_CLIENT_FIN;
 			c->client_fin_seq = end - 1;

@@ -164,10 +164,10 @@ fn wait_until_begun(
         let entry = services.find(|entry| entry.service == service);
         match entry {
             Some(entry) if entry.state != ReplicationState::Preparing => return Ok(entry),
-            Some(entry) if begun.elapsed() > BEGIN_MAX => {
+            Some(entry) if begun.elapsed() > BEGIN_MAX && !entry.problems.is_empty() => {
                 bail!("{}", entry.problems.join("\n"));
             }
-            None if begun.elapsed() > BEGIN_MAX => {
+            _ if begun.elapsed() > BEGIN_MAX => {
                 bail!("the replication of {service} does not begin; look at the daemon's log");
             }
             _ => sleep(POLL_INTERVAL),

@@ -9,6 +9,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
+/// Opens a netlink socket for the requests of this module.
+///
+/// # Errors
+/// No descriptor or memory is left.
+pub fn open() -> io::Result<Netlink> {
+    Netlink::new(libc::NETLINK_SOCK_DIAG)
+}
+
 /// `SOCK_DIAG_BY_FAMILY`.
 const BY_FAMILY: u16 = 20;
 /// Attribute numbers of `linux/inet_diag.h`.
@@ -281,7 +289,7 @@ fn dump_sockets(
     extensions: u8,
     mut take: impl FnMut(u8, ListedConnection),
 ) -> io::Result<()> {
-    let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
+    let mut netlink = open()?;
     for family in [libc::AF_INET, libc::AF_INET6] {
         let identity = socket_id(port, NO_COOKIE);
         let request = diag_request((family, protocol), states, extensions, &identity);

@@ -39,7 +39,7 @@ pub struct ReplicationEntry {
     pub divergence_count: u64,
     /// The latest differing outputs, the last one last.
     pub divergences: Vec<Divergence>,
-    /// What is not as it should be, with remedies.
+    /// Problems of the replication, with remedies.
     pub problems: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Replicated services of a real group: stock redis servers, one of which dies while a client uses it. Needs root. The commands are
-//! those of docs/replication.md, word for word apart from the service address.
+//! Replicated services of a real group: stock redis servers, one of which dies while a client uses it. Needs root. The commands stand
+//! in docs/replication.md word for word, with another service address.
 
 #[path = "../common/mod.rs"]
 mod common;

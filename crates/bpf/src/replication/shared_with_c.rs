@@ -332,8 +332,6 @@ shared!(
         mark_next: u32,
         /// Zero.
         pad_2: u32,
-        /// Time of the client's last input, nanoseconds of `CLOCK_MONOTONIC`.
-        input_ns: u64,
         /// End of all output that was shown without a gap.
         tip: Mark,
         /// Earlier digests.
@@ -481,7 +479,7 @@ const _: () = {
     assert!(size_of::<ConnectionKey>() == 20);
     assert!(size_of::<HalfOpen>() == 120);
     assert!(size_of::<LegState>() == 80);
-    assert!(size_of::<Connection>() == 560);
+    assert!(size_of::<Connection>() == 552);
     assert!(size_of::<ReplicationEvent>() == 72);
     assert!(size_of::<TestRunFrame>() == 104);
 };

@@ -89,7 +89,7 @@ pub enum Observation {
     },
 }
 
-/// What earlier looks at a connection saw.
+/// State of a connection at earlier looks, by which the next one judges.
 #[derive(Clone, Copy, Debug, Default)]
 struct EarlierLooks {
     /// For each leg the time since which it has lacked output, and the end of its output then.
@@ -536,7 +536,6 @@ mod tests {
     fn probe_alone_says_nothing_about_the_primary() {
         let mut watch = ConnectionWatch::new(LIMITS);
         let mut connection = level();
-        connection.input_ns = 1_000_000_000;
         // A keepalive of an idle server looks like a probe for a window.
         connection.probing = 0b10;
         for ms in [300_000, 300_300, 310_000] {

@@ -14,15 +14,13 @@ use holdfast_api::control::ProcessCheck;
 use holdfast_checkpoint::inspect::tree_pids;
 use holdfast_checkpoint::procfs::{ProcStat, threads};
 use holdfast_sys::netlink::Netlink;
-use holdfast_sys::sock_diag::{ListedServerSocket, tcp_listeners, udp_receivers};
+use holdfast_sys::sock_diag::{self, ListedServerSocket, tcp_listeners, udp_receivers};
 use holdfast_wire::Protocol;
 use holdfast_wire::health_frames::ServiceEndpoint;
 use tokio::sync::mpsc;
 
 use crate::migration::{MovableAddresses, check_process};
 
-/// `NETLINK_SOCK_DIAG` of `linux/netlink.h`.
-const NETLINK_SOCK_DIAG: i32 = 4;
 /// Most managed processes.
 const PROCESSES_MAX: usize = 4_096;
 /// Time for which a check counts if the process can move.
@@ -94,7 +92,7 @@ impl ProcessScanner {
     /// # Errors
     /// There is no memory for a thread, or no descriptor for its netlink socket.
     pub fn start(results: mpsc::Sender<Scan>) -> io::Result<ProcessScanner> {
-        let netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
+        let netlink = sock_diag::open()?;
         let (requests, receiver) = sync_channel(1);
         std::thread::Builder::new()
             .name("managed-procs".to_owned())
@@ -389,7 +387,7 @@ mod tests {
             protocol: Protocol::Tcp,
             address,
         };
-        let mut finder = ProcessFinder::new(Netlink::new(NETLINK_SOCK_DIAG).unwrap());
+        let mut finder = ProcessFinder::new(sock_diag::open().unwrap());
         finder.find_owners(&[service]).unwrap();
         let own = std::process::id().cast_signed();
         let pids: Vec<i32> = finder.owners.iter().map(|(pid, _)| *pid).collect();

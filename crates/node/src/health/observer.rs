@@ -6,15 +6,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use holdfast_proto::health::{ListenerSample, QueueSample};
 use holdfast_sys::netlink::Netlink;
 use holdfast_sys::sock_diag::{
-    ListedConnection, ListedServerSocket, established_connection, tcp_listeners, udp_receivers,
+    self, ListedConnection, ListedServerSocket, established_connection, tcp_listeners,
+    udp_receivers,
 };
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::{Flow, Protocol};
 
 use super::{Observation, ObservationSender};
-
-/// `NETLINK_SOCK_DIAG` of `linux/netlink.h`.
-const NETLINK_SOCK_DIAG: i32 = 4;
 
 /// Sockets to inspect.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ impl SocketObserverThread {
     /// # Errors
     /// There is no memory for a thread, or no descriptor for its netlink socket.
     pub fn start(observations: ObservationSender) -> io::Result<SocketObserverThread> {
-        let netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
+        let netlink = sock_diag::open()?;
         let (requests, receiver) = sync_channel(1);
         std::thread::Builder::new()
             .name("server-sockets".to_owned())
@@ -147,7 +145,7 @@ mod tests {
         request: &InspectionRequest,
         is_done: impl Fn(&[(ServiceEndpoint, ListenerSample)], &[Flow]) -> bool,
     ) {
-        let mut netlink = Netlink::new(NETLINK_SOCK_DIAG).unwrap();
+        let mut netlink = sock_diag::open().unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let results = inspect(&mut netlink, request).unwrap();

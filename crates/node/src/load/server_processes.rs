@@ -6,10 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use holdfast_sys::netlink::Netlink;
-use holdfast_sys::sock_diag::tcp_listeners;
+use holdfast_sys::sock_diag::{self, tcp_listeners};
 
-/// `NETLINK_SOCK_DIAG` of `linux/netlink.h`.
-const NETLINK_SOCK_DIAG: i32 = 4;
 /// Number of processes whose descriptors are read in one call, besides those of known servers.
 const PROCESSES_PER_CALL: usize = 64;
 /// Number of descriptors of one process that are read. Listeners are older than connections, and so come first.
@@ -35,7 +33,7 @@ impl ServerProcesses {
     /// There is no descriptor for a netlink socket.
     pub fn new() -> io::Result<ServerProcesses> {
         Ok(ServerProcesses {
-            netlink: Netlink::new(NETLINK_SOCK_DIAG)?,
+            netlink: sock_diag::open()?,
             listening: BTreeMap::new(),
             last_read: 0,
         })

@@ -5,17 +5,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use holdfast_sys::net;
-use holdfast_sys::netlink::Netlink;
-use holdfast_sys::sock_diag::tcp_listeners;
+use holdfast_sys::sock_diag::{self, tcp_listeners};
 use holdfast_sys::source_routes::{Gateway, route_servers};
 use holdfast_wire::health_frames::ServiceEndpoint;
 use holdfast_wire::replication_frames::ReplicationFrame;
 
 /// Routing table of the answers to replicated clients; also the priority of its rules.
 pub(crate) const REPLY_ROUTING_TABLE: u32 = 18_535;
-
-/// `NETLINK_SOCK_DIAG` of `linux/netlink.h`.
-const NETLINK_SOCK_DIAG: i32 = 4;
 
 /// Servers of this node that are legs.
 #[derive(Debug, Default)]
@@ -72,7 +68,7 @@ impl LegRoutes {
 }
 
 fn is_listening(server: SocketAddr) -> io::Result<bool> {
-    let mut netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
+    let mut netlink = sock_diag::open()?;
     let listeners = tcp_listeners(&mut netlink)?;
     Ok(listeners.iter().any(|socket| socket.receives(server)))
 }

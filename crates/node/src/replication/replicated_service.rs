@@ -22,7 +22,7 @@ use holdfast_wire::replication_frames::{
 use super::map_conversion::leg_set;
 use crate::config::ReplicationConfig;
 
-/// Longest wait for the servers of all legs. Replication then begins with those that answer.
+/// Longest wait for the servers of all legs. Replication then begins with the servers that answer.
 const PREPARE_MAX: Duration = Duration::from_secs(10);
 /// Time between two proposals of the same change of the group's settings.
 pub(super) const PROPOSAL_RETRY: Duration = Duration::from_secs(5);
@@ -41,11 +41,11 @@ pub(super) struct ReplicatedService {
     /// Number of wanted replicas.
     pub replicas: u8,
     pub phase: Phase,
-    /// What the data plane has of the service.
+    /// The service in the form of the data plane, as it was set last.
     pub map_service: MapService,
     /// Latest answer of each node with a leg: true if its server listens and its answers come here.
     pub answers: BTreeMap<NodeId, bool>,
-    pub history: History,
+    pub history: LegHistory,
     /// Nodes of the legs in the group's settings, the primary first.
     pub saved_legs: Vec<NodeId>,
     /// Last proposal of other legs for the settings, and its time.
@@ -62,9 +62,9 @@ pub(super) enum Phase {
     Running(Box<Replication>),
 }
 
-/// What happened to the legs, for the operator.
+/// Promoted and dropped legs of a service, for the operator.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct LegHistory {
     pub promotions: u64,
     /// Dropped legs, the latest last.
     pub dropped: VecDeque<(NodeId, DropReason)>,
@@ -73,7 +73,7 @@ pub(super) struct History {
     pub divergences: VecDeque<(NodeId, SocketAddr, u64)>,
 }
 
-impl History {
+impl LegHistory {
     pub fn add_dropped(&mut self, node: NodeId, reason: DropReason) {
         if self.dropped.len() == REMEMBERED_MAX {
             self.dropped.pop_front();
@@ -91,7 +91,7 @@ impl History {
 }
 
 impl ReplicatedService {
-    /// Returns a service whose legs are yet to be asked for. `addresses` are those of the nodes.
+    /// Returns a service whose legs have not been asked yet. `addresses` has the address of each node.
     pub fn new(
         now: Duration,
         (name, endpoint, index): (String, ServiceEndpoint, u16),
@@ -113,7 +113,7 @@ impl ReplicatedService {
             phase: Phase::Preparing { since: now },
             map_service: MapService::default(),
             answers: BTreeMap::new(),
-            history: History::default(),
+            history: LegHistory::default(),
             saved_legs: wanted.legs.clone(),
             proposed_legs: None,
             end_proposed_at: None,

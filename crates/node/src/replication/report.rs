@@ -1,4 +1,4 @@
-//! What the operator sees of replicated services.
+//! Reports to the operator about replicated services.
 
 use holdfast_api::control::{
     Divergence, DroppedLeg, LegEntry, LegStanding, ReplicationEntry, ReplicationState,
@@ -11,8 +11,8 @@ use super::ReplicationDriver;
 use super::replicated_service::{Phase, ReplicatedService};
 use crate::config::{ReplicationConfig, ServiceConfig};
 
-/// Returns the entry of a service that another node replicates, that nobody replicates any more, or that this node, `own`, is about to
-/// replicate.
+/// Returns the entry of a service that another node replicates, that no node replicates any more, or that this node, `own`, is about
+/// to replicate.
 pub(crate) fn unreplicated_report(
     service: &ServiceConfig,
     replication: &ReplicationConfig,
@@ -20,16 +20,8 @@ pub(crate) fn unreplicated_report(
     name_of: impl Fn(NodeId) -> String,
 ) -> ReplicationEntry {
     let is_interrupted = replication.replicator != Some(contact);
-    let legs = replication
-        .legs
-        .iter()
-        .enumerate()
-        .map(|(index, node)| LegEntry {
-            node: name_of(*node),
-            primary: index == 0,
-            standing: None,
-            lag_bytes: 0,
-        });
+    let legs = expected_legs(replication.legs.iter().copied(), &name_of);
+    let is_beginning = !is_interrupted && own == contact;
     let mut problems = Vec::new();
     if is_interrupted {
         let primary = replication
@@ -42,17 +34,24 @@ pub(crate) fn unreplicated_report(
             service.pool
         ));
     }
+    if is_beginning {
+        problems.push(format!(
+            "the replication of {} has not begun here: its programs are being loaded, or nodes of its servers have not joined again \
+             since this daemon started; new clients wait, and the daemon's log says more",
+            service.pool
+        ));
+    }
     ReplicationEntry {
         service: service.pool.clone(),
         address: service.address,
         state: match is_interrupted {
             true => ReplicationState::Interrupted,
-            false if own == contact => ReplicationState::Preparing,
+            false if is_beginning => ReplicationState::Preparing,
             false => ReplicationState::Elsewhere,
         },
         replicator: replication.replicator.map(&name_of),
         wanted_replicas: replication.replicas,
-        legs: legs.collect(),
+        legs,
         connections: 0,
         unreplicated_connections: 0,
         promotions: 0,
@@ -77,7 +76,10 @@ impl ReplicationDriver {
         };
         let mut legs: Vec<LegEntry> = match &service.phase {
             Phase::Running(_) => legs.iter().map(|leg| self.leg_entry(leg)).collect(),
-            Phase::Preparing { .. } => self.expected_legs(service),
+            Phase::Preparing { .. } => expected_legs(
+                service.legs.iter().flatten().map(|(node, _)| *node),
+                |node| self.name_of(node),
+            ),
         };
         legs.sort_by_key(|leg| !leg.primary);
         let history = &service.history;
@@ -130,17 +132,6 @@ impl ReplicationDriver {
             }),
             lag_bytes: leg.behind_bytes,
         }
-    }
-
-    fn expected_legs(&self, service: &ReplicatedService) -> Vec<LegEntry> {
-        let legs = service.legs.iter().flatten().enumerate();
-        let entry = |(index, (node, _)): (usize, &(NodeId, _))| LegEntry {
-            node: self.name_of(*node),
-            primary: index == 0,
-            standing: None,
-            lag_bytes: 0,
-        };
-        legs.map(entry).collect()
     }
 
     fn problems_of(&self, service: &ReplicatedService, state: ReplicationState) -> Vec<String> {
@@ -197,6 +188,20 @@ impl ReplicationDriver {
             }
         }
     }
+}
+
+/// Returns the entries of legs of which nothing is known yet, the primary first.
+fn expected_legs(
+    nodes: impl Iterator<Item = NodeId>,
+    name_of: impl Fn(NodeId) -> String,
+) -> Vec<LegEntry> {
+    let entry = |(index, node)| LegEntry {
+        node: name_of(node),
+        primary: index == 0,
+        standing: None,
+        lag_bytes: 0,
+    };
+    nodes.enumerate().map(entry).collect()
 }
 
 fn state_of(service: &ReplicatedService) -> ReplicationState {

@@ -42,7 +42,7 @@ impl ReplicationDriver {
         self.route_legs(&replicated);
         let here = self.services_here(&replicated);
         if !here.is_empty() && self.programs.is_none() {
-            // What an earlier daemon left goes on meanwhile.
+            // Meanwhile the connections of an earlier daemon go on.
             self.loading
                 .get_or_insert_with(|| LoadingPrograms::begin(&self.pins));
             return;
@@ -237,12 +237,12 @@ impl ReplicationDriver {
         let records = (connections.iter())
             .map(|(client, connection)| connection_record(*client, connection, map_roles))
             .collect();
-        service.legs = legs;
-        service.map_service = *map_service;
         if let Err(error) = service.resume(now, self.own, (roles, records), &self.view) {
             tracing::error!(service = service.name, %error, "cannot continue replicated connections");
             return self.forget_service(service.index);
         }
+        service.legs = legs;
+        service.map_service = *map_service;
         let Some(machine) = service.machine() else {
             return;
         };

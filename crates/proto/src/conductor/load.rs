@@ -141,7 +141,7 @@ impl OwnLoad {
         self.used = Some(own);
     }
 
-    /// Updates the known processes in place from samples in the order of their keys, and drops those without a sample.
+    /// Updates the known processes in place from samples in the order of their keys, and drops processes without a sample.
     /// Returns the samples of other processes, and the loads of the dropped ones.
     fn update_known(
         &mut self,

@@ -301,7 +301,7 @@ impl Migration {
         self.request_changes(now, changes, HolderRequestPurpose::Remove(id));
     }
 
-    /// Ends the flows of a move ([`super::migration_core::MigrationCore::end_flows`]), and notes those that are gone.
+    /// Ends the flows of a move ([`super::migration_core::MigrationCore::end_flows`]), and notes the flows that are gone.
     pub(super) fn end_flows(
         &mut self,
         id: MoveId,

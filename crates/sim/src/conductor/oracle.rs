@@ -64,7 +64,7 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// Checks a move that begins: against all rules, or those alone that hold for policies which predict nothing.
+    /// Checks a move that begins. Rules about predictions hold only for policies that predict.
     pub(super) fn on_begin(&mut self, begin: &Beginning, predicts: bool) -> Result<(), String> {
         let Beginning {
             at: now,
