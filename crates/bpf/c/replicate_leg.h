@@ -274,8 +274,8 @@ __noinline int repl_decide(__u32 i)
 	/* Also the answer to what the client sends again because an acknowledgement was lost, and to its probes. */
 	__u32 repeats = !has_content & (p->ack == was_ack) & !AFTER(leg->edge, was_edge) & (s->low == i);
 	/* A leg that lagged when it was promoted catches up without the client. */
-	__u32 is_old = has_content & !AFTER(end, c->client_ack);
 	__u32 fin_passed = c->flags & CONNECTION_FIN_PASSED;
+	__u32 is_old = has_content & !AFTER(end + (fin & fin_passed), c->client_ack);
 	__u32 passes_primary = is_primary & !reject & !is_old & ((payload > 0) | (fin & fin_passed) | news | probe | repeats);
 	__u32 passes_replica = is_replica & !has_content & (news | (repeats & !probe));
 	__u32 passes = passes_primary | passes_replica;

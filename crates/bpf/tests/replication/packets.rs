@@ -623,6 +623,40 @@ fn reset_and_end_of_a_leg_are_hidden_until_user_space_decides() {
 }
 
 #[test]
+fn end_that_the_client_has_not_acknowledged_is_repeated() {
+    let bench = Bench::open(1, false, 0);
+    bench.send_as_leg(0, &bench.output(0, 0, b"bye"));
+    let acknowledge = |number: u32| {
+        bench.send_as_client(&Segment {
+            sequence: CLIENT_ISN.wrapping_add(1),
+            ack: LEG_ISN[0] + 1 + number,
+            flags: ACK,
+            window: 1000,
+            options: timestamps(502, 105),
+            ..Segment::default()
+        });
+    };
+    acknowledge(3);
+    let fin = Segment {
+        flags: FIN | ACK,
+        ..bench.output(0, 3, &[])
+    };
+    bench.send_as_leg(0, &fin);
+    // The first one may be lost.
+    while receive(&bench.links[0]).is_some() {}
+    let (_, repeated) = bench.send_as_leg(0, &fin);
+    let repeated = repeated.expect("passed");
+    assert_eq!(
+        (repeated.flags, repeated.sequence),
+        (FIN | ACK, LEG_ISN[0] + 4)
+    );
+    acknowledge(4);
+    let (code, _) = bench.send_as_leg(0, &fin);
+    assert_eq!(code, DROPPED);
+    assert!(bench.is_silent(0));
+}
+
+#[test]
 fn output_beyond_an_end_reaches_the_client() {
     let bench = Bench::open(3, false, 0);
     let fin = Segment {
